@@ -1,0 +1,262 @@
+"""DiversiFed: attract similar silos' models, repel dissimilar ones (Wu et al., "The Diversity Bonus: Learning from
+Dissimilar Distributed Clients in Personalized Federated Learning").
+
+With models w_1 … w_N flattened to D numbers, distances D_ij = ‖w_i − w_j‖₂ and d_ij = D_ij/τ, the model distance
+loss of silo i is the mean over the others of log softmax_j(d_ij) (Eq. 4), and the coordinator takes one gradient
+step on it: z_i = w_i − α ∇L_d(w_i) = β_ii w_i + Σ_k β_ik w_k (Eq. 6–10) with
+
+    β_ik = α ξ_ik / (τ D_ik),   ξ_ik = 1/(N−1) − softmax_k(d_i),   β_ii = 1 − Σ_k β_ik.
+
+ξ_ik > 0 for a silo closer than average: z_i moves towards it; ξ_ik < 0 for one farther away: z_i moves off. A
+silo then trains on CE + λ/(2α) ‖w − z‖² (Eq. 7, squared norm).
+
+Two participants: softmax of one number is 1, so ξ = 0 and z = w: DiversiFed then does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from algorithms.method import (
+    PERSONAL,
+    CoordinatorHalf,
+    Downloads,
+    Federation,
+    Method,
+    SiloHalf,
+    Site,
+    load_parameters,
+    require,
+    subset,
+)
+from algorithms.models import state_of
+from algorithms.tensors import BLOCK, Part, Payload, Stack, TensorSpec, Workspace, combine
+from privacy.exposure import MODEL, Exposure
+
+SAME = 1e-12
+"""Two models at most this far apart count as identical: the direction between them is undefined, so they neither
+attract nor repel each other (the zero sub-gradient)."""
+
+
+@dataclass(frozen=True)
+class DiversiFed(Method):
+    """DiversiFed's hyper-parameters.
+
+    Attributes:
+        temperature: τ > 0. The paper sweeps 0.5 … 1.1 (Tables IV–VI) and does not state the one used on PathMNIST;
+            0.5 is our default because the best τ falls as silos get more alike.
+        proximal_weight: λ ≥ 0; 0 makes this separate training. The paper uses 2 (section V-F).
+        step_size: α > 0, the coordinator's step; the paper uses 1 (section V-B).
+        start: what local training starts from: "own" continues the silo's own model (ours, z is only the centre
+            of the proximal term), "z" starts from z.
+        stale: what a silo gets that did not take part in the last round: "reuse" the z of its last participation,
+            or "none".
+    """
+
+    name: ClassVar[str] = "diversifed"
+    temperature: float = 0.5
+    proximal_weight: float = 2.0
+    step_size: float = 1.0
+    start: Literal["own", "z"] = "own"
+    stale: Literal["reuse", "none"] = "reuse"
+
+    def __post_init__(self) -> None:
+        require(self.temperature > 0, f"diversifed: temperature is {self.temperature}; it must be above 0")
+        require(self.step_size > 0, f"diversifed: step_size is {self.step_size}; it must be above 0")
+        require(
+            self.proximal_weight >= 0,
+            f"diversifed: proximal_weight is {self.proximal_weight}; it must be 0 or more",
+        )
+        require(self.start in ("own", "z"), f"diversifed: start is {self.start!r}; use own or z")
+        require(self.stale in ("reuse", "none"), f"diversifed: stale is {self.stale!r}; use reuse or none")
+
+    @property
+    def uploads(self) -> frozenset[Exposure]:
+        """Models only."""
+        return frozenset(MODEL)
+
+    @property
+    def downlink(self) -> frozenset[Exposure]:
+        """z, a combination of all participants' models."""
+        return frozenset({Exposure.PEER_DERIVED})
+
+    def silo_half(self, site: Site) -> SiloHalf:
+        """Local training towards z."""
+        return DiversiFedSilo(self, site)
+
+    def coordinator_half(self, federation: Federation) -> CoordinatorHalf:
+        """Attraction and repulsion."""
+        return DiversiFedCoordinator(self, federation)
+
+    def warnings(self, silos: int) -> list[str]:
+        """Too few silos."""
+        if silos < 3:
+            return ["diversifed does nothing with fewer than three silos: z equals each silo's own model"]
+        return []
+
+
+class DiversiFedSilo(SiloHalf):
+    """Trains its own model with a proximal pull towards z (Algorithm 1; without z, plainly)."""
+
+    def __init__(self, method: DiversiFed, site: Site) -> None:
+        super().__init__(site)
+        self.method = method
+
+    def train(self, round_number: int, download: Payload) -> None:
+        """E epochs on CE + λ/(2α) ‖w − z‖²; the term's gradient, λ/α (w − z), is added to the loss's."""
+        site = self.site
+        site.load(self.memory[PERSONAL])
+        if not download:
+            site.fit(round_number)
+        else:
+            centre = load_parameters(download, Exposure.PEER_DERIVED, site.layout.parameters)
+            if self.method.start == "z":
+                site.load(centre)
+            named = dict(site.model.named_parameters())
+            parameters = [named[name] for name in centre]
+            targets = [
+                tensor.to(parameter.device) for tensor, parameter in zip(centre.values(), parameters, strict=True)
+            ]
+            strength = self.method.proximal_weight / self.method.step_size
+            site.fit(round_number, correction=lambda: proximal_gradient(parameters, targets, strength))
+        self.memory[PERSONAL] = state_of(site.model)
+
+    def upload(self) -> Payload:
+        """The silo's own model."""
+        personal = self.memory[PERSONAL]
+        return {
+            exposure: Part.of(subset(personal, specs)) for exposure, specs in self.site.layout.model_parts().items()
+        }
+
+
+class DiversiFedCoordinator(CoordinatorHalf):
+    """Computes each participant's z from this round's uploads; the others of the round are its a(i)."""
+
+    def __init__(self, method: DiversiFed, federation: Federation) -> None:
+        super().__init__(federation)
+        self.method = method
+
+    def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
+        """The whole model."""
+        del round_number, silo
+        return self.federation.layout.model_parts()
+
+    def aggregate(
+        self,
+        round_number: int,
+        uploads: Mapping[str, Payload],
+        latest: Mapping[str, Payload],
+        workspace: Workspace,
+    ) -> Downloads:
+        """One z a participant."""
+        del round_number
+        models = Stack.of(list(uploads.values()), MODEL)
+        weights = mixing_weights(
+            pairwise_distances(models.blocks(), models.shape[0]),
+            temperature=self.method.temperature,
+            step_size=self.method.step_size,
+        )
+        rows = combine(models, weights, workspace)
+        fresh: dict[str, Payload] = {
+            silo: {Exposure.PEER_DERIVED: row} for silo, row in zip(uploads, rows, strict=True)
+        }
+        if self.method.stale == "none":
+            return Downloads(own={silo: {} for silo in latest} | fresh)
+        return Downloads(own=fresh)
+
+
+def proximal_gradient(parameters: Sequence[Tensor], centre: Sequence[Tensor], strength: float) -> None:
+    """Adds the gradient of ``strength/2 · ‖w − centre‖²`` to the parameters' gradients."""
+    with torch.no_grad():
+        gradients = [parameter.grad for parameter in parameters]
+        torch._foreach_add_(gradients, torch._foreach_sub(list(parameters), list(centre)), alpha=strength)
+
+
+def model_distance_loss(models: Tensor, *, temperature: float) -> Tensor:
+    """The model distance loss of every silo (Eq. 4): mean_j(d_ij) − logsumexp_j(d_ij) over the others.
+
+    Args:
+        models: ``Tensor[N, D]``, one flattened model a row, float32 or float64.
+        temperature: τ > 0.
+
+    Returns:
+        ``Tensor[N]`` of the same dtype; zeros for N = 1, where the loss is undefined.
+    """
+    count = len(models)
+    if count < 2:
+        return torch.zeros(count, dtype=models.dtype)
+    scaled = _others(pairwise_distances(_columns(models), count) / temperature)
+    return (scaled.mean(dim=1) - torch.logsumexp(scaled, dim=1)).to(models.dtype)
+
+
+def attract_repel(models: Tensor, *, temperature: float, step_size: float = 1.0) -> Tensor:
+    """One gradient step on the model distance loss for every silo: z (Eq. 6).
+
+    Args:
+        models: ``Tensor[N, D]``, one flattened model a row, float32 or float64.
+        temperature: τ > 0.
+        step_size: α > 0.
+
+    Returns:
+        ``Tensor[N, D]`` of the same dtype, computed in float64. ‖z_i − w_i‖ is at most 2α/τ · (1 − 1/(N−1)).
+    """
+    weights = mixing_weights(
+        pairwise_distances(_columns(models), len(models)), temperature=temperature, step_size=step_size
+    )
+    blocks = [(weights @ block).to(models.dtype) for block in _columns(models)]
+    return torch.cat(blocks, dim=1) if blocks else models.clone()
+
+
+def mixing_weights(distances: Tensor, *, temperature: float, step_size: float) -> Tensor:
+    """β of Eq. 9–10: z is ``β @ models``.
+
+    Args:
+        distances: ``Tensor[N, N]``, symmetric, float64.
+        temperature: τ > 0.
+        step_size: α > 0.
+
+    Returns:
+        ``Tensor[N, N]`` with rows that sum to 1; entries may be negative or above 1. The identity for N ≤ 2.
+    """
+    count = len(distances)
+    if count < 3:
+        return torch.eye(count, dtype=torch.float64)
+    off_diagonal = ~torch.eye(count, dtype=torch.bool)
+    softmax = torch.zeros_like(distances)
+    softmax[off_diagonal] = torch.softmax(_others(distances / temperature), dim=1).reshape(-1)
+    pull = 1 / (count - 1) - softmax
+    apart = off_diagonal & (distances > SAME)
+    weights = torch.zeros_like(distances)
+    weights[apart] = step_size * pull[apart] / (temperature * distances[apart])
+    weights.diagonal().copy_(1 - weights.sum(dim=1))
+    return weights
+
+
+def pairwise_distances(blocks: Iterable[Tensor], count: int) -> Tensor:
+    """Euclidean distances between ``count`` rows given as consecutive float64 blocks ``Tensor[count, b]``.
+
+    Squares of direct differences: the shorter way over inner products loses all digits where models are much
+    larger than the distances between them. Returns ``Tensor[count, count]``, float64, symmetric.
+    """
+    squares = torch.zeros(count, count, dtype=torch.float64)
+    for block in blocks:
+        for row in range(count - 1):
+            difference = block[row + 1 :] - block[row]
+            squares[row, row + 1 :] += torch.linalg.vecdot(difference, difference)
+    return (squares + squares.T).sqrt()
+
+
+def _columns(models: Tensor) -> Iterable[Tensor]:
+    for start in range(0, models.shape[1], BLOCK):
+        yield models[:, start : start + BLOCK].to(torch.float64)
+
+
+def _others(matrix: Tensor) -> Tensor:
+    """``Tensor[N, N]`` without its diagonal: ``Tensor[N, N-1]``."""
+    count = len(matrix)
+    return matrix[~torch.eye(count, dtype=torch.bool)].reshape(count, count - 1)

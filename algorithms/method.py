@@ -1,0 +1,243 @@
+"""What a federated method is: hyper-parameters, declared exposure, a silo half and a coordinator half.
+
+A method is one file that defines a frozen dataclass deriving from ``Method`` and is listed in
+``algorithms.registry``. The runtimes (daemons and simulation) do everything else: they move payloads, keep
+memories across restarts, check shapes and finiteness, measure accuracy. Consent, journal and differential privacy
+wrap a method from outside; no method knows about them.
+
+The order of a round t at a silo: ``train(t, download)`` then ``upload()``. At the coordinator: ``downloads`` for
+the silos that take part, then ``aggregate`` over the uploads that came in time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from algorithms.models import Layout
+from algorithms.tensors import Payload, TensorSpec, Workspace
+from privacy.errors import ConfigurationError, RefusedError
+from privacy.exposure import Exposure
+
+State = dict[str, Tensor]
+"""Tensors by name, on the CPU."""
+
+Memory = dict[str, State]
+"""What a half keeps between rounds and across restarts: named groups of tensors."""
+
+PERSONAL = "personal"
+"""The group of a silo's memory that holds its personalised model's whole state (parameters and buffers)."""
+
+Correction = Callable[[], None]
+"""Changes the parameters' ``.grad`` after the backward pass and before the optimiser's step.
+
+A proximal term is added here, not to the loss: it does not depend on data, so under differential privacy it comes
+after the noise and costs nothing.
+"""
+
+
+class Site(Protocol):
+    """What a silo's runtime gives to the silo half of a method."""
+
+    name: str
+    layout: Layout
+    num_samples: int
+
+    @property
+    def model(self) -> nn.Module:
+        """The plan's architecture; its contents are whatever was loaded or trained last."""
+        ...
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Loads a whole state, or only some of its tensors, into the model."""
+        ...
+
+    def fit(self, round_number: int, *, correction: Correction | None = None) -> None:
+        """The plan's local training: minimises the mean cross entropy over the silo's training images."""
+        ...
+
+
+class SiloHalf(ABC):
+    """A method's half at one silo. ``memory`` is kept across restarts by the runtime."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.memory: Memory = {}
+
+    def begin(self, initial: State) -> None:
+        """Takes the starting model, a whole state; called once, before the first training."""
+        self.memory[PERSONAL] = initial
+
+    @abstractmethod
+    def train(self, round_number: int, download: Payload) -> None:
+        """One round of local training; ``download`` is empty where the coordinator has nothing to say yet."""
+
+    @abstractmethod
+    def upload(self) -> Payload:
+        """What goes to the coordinator after a round's training; must not change ``memory``."""
+
+    def finish(self, download: Payload) -> None:  # noqa: B027 most methods have nothing to do
+        """Takes the last download, after the last round."""
+
+    def rehearse(self) -> None:  # noqa: B027 most methods have nothing to do
+        """Brings ``memory`` to the form it has after training, without training: ``upload`` then has the names and
+        shapes of a real one."""
+
+    def personal(self) -> State:
+        """The personalised model's whole state."""
+        return self.memory[PERSONAL]
+
+
+@dataclass
+class Federation:
+    """What a coordinator's runtime gives to the coordinator half of a method."""
+
+    layout: Layout
+    rounds: int
+    seed: int
+
+
+@dataclass
+class Downloads:
+    """What silos get: ``own`` by silo name, else ``everyone``."""
+
+    own: Mapping[str, Payload] = field(default_factory=dict)
+    everyone: Payload | None = None
+
+    def for_silo(self, silo: str) -> Payload:
+        """The silo's payload; empty where there is none."""
+        found = self.own.get(silo, self.everyone)
+        return found if found is not None else {}
+
+
+class CoordinatorHalf(ABC):
+    """A method's half at the coordinator. ``memory`` is kept across restarts by the runtime."""
+
+    def __init__(self, federation: Federation) -> None:
+        self.federation = federation
+        self.memory: Memory = {}
+
+    @abstractmethod
+    def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
+        """Names and shapes of what the silo must upload in this round; anything else is refused."""
+
+    def aggregate(
+        self,
+        round_number: int,
+        uploads: Mapping[str, Payload],
+        latest: Mapping[str, Payload],
+        workspace: Workspace,
+    ) -> Downloads:
+        """Ends a round: what silos get at their next task.
+
+        Args:
+            round_number: from 0.
+            uploads: this round's uploads by silo, in the order of their names.
+            latest: the last upload of every silo that has ever delivered, this round's included.
+            workspace: where large results go.
+
+        A silo for which nothing new is returned keeps what it was given before.
+        """
+        del round_number, uploads, latest, workspace
+        return Downloads()
+
+    def downloads(self, round_number: int, participants: Sequence[str], kept: Downloads) -> Downloads:
+        """Begins a round: what each participant gets with its task; by default what ``aggregate`` left."""
+        del round_number, participants
+        return kept
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """A method's hyper-parameters; its subclass says what it exposes and makes both halves.
+
+    ``downloads_last``: whether silos need what ``aggregate`` gives after the last round.
+    """
+
+    name: ClassVar[str]
+    downloads_last: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def uploads(self) -> frozenset[Exposure]:
+        """Exposure classes that a silo sends to the coordinator."""
+
+    @property
+    @abstractmethod
+    def downlink(self) -> frozenset[Exposure]:
+        """Exposure classes that the coordinator sends to a silo, the starting model apart."""
+
+    @property
+    def required(self) -> tuple[Exposure, ...]:
+        """What a silo must consent to: what it sends, and that what is made from it reaches other silos."""
+        asked = {Exposure.PROTOCOL, Exposure.IDENTITY} | self.uploads
+        if Exposure.PEER_DERIVED in self.downlink:
+            asked.add(Exposure.PEER_DERIVED)
+        return tuple(exposure for exposure in Exposure if exposure in asked)
+
+    @abstractmethod
+    def silo_half(self, site: Site) -> SiloHalf:
+        """A fresh silo half."""
+
+    @abstractmethod
+    def coordinator_half(self, federation: Federation) -> CoordinatorHalf:
+        """A fresh coordinator half."""
+
+    def warnings(self, silos: int) -> list[str]:
+        """What an operator should know before a run with so many silos."""
+        del silos
+        return []
+
+    def parameters(self) -> dict[str, Any]:
+        """All hyper-parameters by name."""
+        return dataclasses.asdict(self)
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises ``ConfigurationError`` for a hyper-parameter outside its range."""
+    if not condition:
+        raise ConfigurationError(message)
+
+
+def load_parameters(download: Payload, exposure: Exposure, specs: Sequence[TensorSpec]) -> State:
+    """A download's tensors, checked to be exactly those of ``specs``; raises ``RefusedError`` otherwise."""
+    part = download.get(exposure)
+    if part is None or part.specs != tuple(specs):
+        raise RefusedError(f"the coordinator's {exposure} part does not have the model's names and shapes")
+    return part.tensors()
+
+
+def subset(state: Mapping[str, Tensor], specs: Sequence[TensorSpec]) -> State:
+    """The tensors of a state that ``specs`` names, in that order."""
+    return {spec.name: state[spec.name] for spec in specs}
+
+
+def participants(silos: Sequence[str], *, share: float, seed: int, round_number: int) -> tuple[str, ...]:
+    """The silos that take part in a round: ``max(1, round(share * N))`` of them, drawn by seed and round.
+
+    The draw depends on the names present and on nothing else, so daemons and simulation agree.
+    """
+    names = sorted(silos)
+    if share >= 1:
+        return tuple(names)
+    count = max(1, round(share * len(names)))
+    generator = torch.Generator().manual_seed(derive_seed(seed, "participants", round_number))
+    chosen = torch.randperm(len(names), generator=generator)[:count].tolist()
+    return tuple(names[index] for index in sorted(chosen))
+
+
+def derive_seed(seed: int, *purpose: str | int) -> int:
+    """A seed in [0, 2^63) for one purpose, from the run's seed: SHA-256 over both."""
+    text = "/".join(str(part) for part in (seed, *purpose))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+LOCAL_METRICS = (TensorSpec("accuracy", ()), TensorSpec("loss", ()))
+"""What a silo that consents to LOCAL_METRICS adds to its upload: its personalised model on its own test images."""

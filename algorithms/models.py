@@ -1,0 +1,198 @@
+"""Architectures by name: those of the papers, torchvision's classifiers, and a user's own module.
+
+A model maps ``Tensor[batch, C, H, W]`` to logits ``Tensor[batch, classes]``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from algorithms.tensors import TensorSpec
+from privacy.errors import ConfigurationError
+from privacy.exposure import Exposure
+from privacy.plan import ModelPlan
+
+
+def diversifed_cnn(input_shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """The convolutional network of the DiversiFed paper (section V-B, Table VIII).
+
+    Convolution 6@5×5, ReLU, max-pooling 2, convolution 16@5×5, ReLU, max-pooling 2, then fully connected layers
+    of 120, 84 and ``classes`` units. 44,641 parameters for 28×28×3 and nine classes; 62,006 for 32×32×3 and ten.
+    """
+    channels, height, width = input_shape
+    flat = 16 * _after_two_convolutions(height) * _after_two_convolutions(width)
+    return nn.Sequential(
+        OrderedDict(
+            convolution1=nn.Conv2d(channels, 6, 5),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(2),
+            convolution2=nn.Conv2d(6, 16, 5),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+            hidden1=nn.Linear(flat, 120),
+            relu3=nn.ReLU(),
+            hidden2=nn.Linear(120, 84),
+            relu4=nn.ReLU(),
+            classifier=nn.Linear(84, classes),
+        )
+    )
+
+
+def _after_two_convolutions(size: int) -> int:
+    left = ((size - 4) // 2 - 4) // 2
+    if left < 1:
+        raise ConfigurationError(f"diversifed-cnn needs images of at least 16×16 pixels, not {size}")
+    return left
+
+
+def mlp(input_shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """The network with one hidden layer of 64 units of the DiversiFed paper, for Fashion-MNIST (section V-B)."""
+    channels, height, width = input_shape
+    return nn.Sequential(
+        OrderedDict(
+            flatten=nn.Flatten(),
+            hidden=nn.Linear(channels * height * width, 64),
+            relu=nn.ReLU(),
+            classifier=nn.Linear(64, classes),
+        )
+    )
+
+
+ARCHITECTURES: dict[str, Callable[[tuple[int, int, int], int], nn.Module]] = {
+    "diversifed-cnn": diversifed_cnn,
+    "mlp-64": mlp,
+}
+
+
+def build(plan: ModelPlan, *, seed: int | None = None, trusted: tuple[str, ...] = ()) -> nn.Module:
+    """The model of a plan, its parameters drawn from ``seed`` (or from torch's generator as it stands).
+
+    ``plan.name`` is a name in ``ARCHITECTURES``; ``torchvision:NAME`` for a torchvision classifier (built with
+    ``num_classes``, without downloaded weights; its first layer is replaced where the images are not RGB); or a
+    dotted path ``package.module:callable`` to a user's own factory ``(input_shape, classes) -> nn.Module``.
+    A dotted path runs code of this machine that somebody else named, so it must stand in ``trusted``.
+
+    Raises ``ConfigurationError`` for an unknown name, an untrusted path, or a factory that does not fit.
+    """
+    with torch.random.fork_rng(devices=[], enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        model = _make(plan, trusted)
+    model.train()
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigurationError(f"model {plan.name}: it has no trainable parameters")
+    return model
+
+
+def _make(plan: ModelPlan, trusted: tuple[str, ...]) -> nn.Module:
+    name, shape, classes = plan.name, plan.input_shape, plan.classes
+    if name in ARCHITECTURES:
+        return ARCHITECTURES[name](shape, classes)
+    if name.startswith("torchvision:"):
+        return _from_torchvision(name.removeprefix("torchvision:"), shape, classes)
+    if ":" not in name:
+        known = ", ".join(ARCHITECTURES)
+        raise ConfigurationError(
+            f"model {name!r} is not known; use one of {known}, torchvision:NAME, or package.module:callable"
+        )
+    if name not in trusted:
+        raise ConfigurationError(
+            f"model {name!r} is code of this machine named by the plan; add it under `trusted_models:` in the "
+            "configuration to allow it"
+        )
+    module_name, _, attribute = name.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module_name), attribute)
+        model = factory(shape, classes)
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ConfigurationError(f"model {name!r} cannot be made: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise ConfigurationError(f"model {name!r} gave a {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def _from_torchvision(name: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    if name not in torchvision.models.list_models(module=torchvision.models):
+        raise ConfigurationError(f"torchvision has no classifier named {name!r}; see torchvision.models.list_models()")
+    model: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=classes)
+    if shape[0] != 3:
+        _take_channels(model, shape[0])
+    return model
+
+
+def _take_channels(model: nn.Module, channels: int) -> None:
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Conv2d):
+            parent, _, attribute = path.rpartition(".")
+            setattr(
+                model.get_submodule(parent),
+                attribute,
+                nn.Conv2d(
+                    channels,
+                    module.out_channels,
+                    (module.kernel_size[0], module.kernel_size[1]),
+                    stride=(module.stride[0], module.stride[1]),
+                    padding=module.padding if isinstance(module.padding, str) else tuple(module.padding),
+                    bias=module.bias is not None,
+                ),
+            )
+            return
+    raise ConfigurationError("this torchvision model takes RGB images only")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which of a model's tensors are what.
+
+    ``extractor`` and ``classifier`` hold trainable parameters (the classifier is the last linear layer, or, in a
+    model without one, the last layer with parameters); ``buffers`` holds the rest of the state, for example
+    batch normalisation's running statistics.
+    """
+
+    extractor: tuple[TensorSpec, ...]
+    classifier: tuple[TensorSpec, ...]
+    buffers: tuple[TensorSpec, ...]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Layout:
+        """Reads the layout off a model."""
+        layers = [
+            (path, module)
+            for path, module in model.named_modules()
+            if any(parameter.requires_grad for parameter in module.parameters(recurse=False))
+        ]
+        linear = [path for path, module in layers if isinstance(module, nn.Linear)]
+        last = (linear or [path for path, _ in layers])[-1]
+        prefix = f"{last}." if last else ""
+        trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        specs = {name: TensorSpec.of(name, tensor) for name, tensor in model.state_dict().items()}
+        return cls(
+            extractor=tuple(specs[name] for name in trainable if not name.startswith(prefix)),
+            classifier=tuple(specs[name] for name in trainable if name.startswith(prefix)),
+            buffers=tuple(spec for name, spec in specs.items() if name not in trainable),
+        )
+
+    @property
+    def parameters(self) -> tuple[TensorSpec, ...]:
+        """All trainable parameters, extractor first."""
+        return self.extractor + self.classifier
+
+    def model_parts(self) -> dict[Exposure, tuple[TensorSpec, ...]]:
+        """A whole model's trainable parameters, by exposure class."""
+        return {
+            Exposure.MODEL_PARAMETERS_EXTRACTOR: self.extractor,
+            Exposure.MODEL_PARAMETERS_CLASSIFIER: self.classifier,
+        }
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    """A copy of the model's whole state on the CPU, by name."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in model.state_dict().items()}

@@ -1,0 +1,56 @@
+"""The methods by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from algorithms.diversifed import DiversiFed
+from algorithms.fedavg import FedAvg
+from algorithms.local import Local
+from algorithms.method import Method
+from privacy.errors import ConfigurationError
+
+METHODS: dict[str, type[Method]] = {method.name: method for method in (Local, FedAvg, DiversiFed)}
+
+
+def make(name: str, parameters: Mapping[str, Any]) -> Method:
+    """The method of that name with the given hyper-parameters, the others at their defaults.
+
+    Raises ``ConfigurationError`` naming an unknown method or hyper-parameter, the nearest valid one, or a value of
+    the wrong kind.
+    """
+    if name not in METHODS:
+        raise ConfigurationError(f"method {name!r} is not known{_nearest(name, METHODS)}")
+    method = METHODS[name]
+    kinds = get_type_hints(method)
+    known = [item.name for item in dataclasses.fields(method)]
+    checked = {}
+    for key, value in parameters.items():
+        if key not in known:
+            raise ConfigurationError(f"{name} has no hyper-parameter {key!r}{_nearest(key, known)}")
+        checked[key] = _checked(f"{name}: {key}", value, kinds[key])
+    return method(**checked)
+
+
+def _checked(what: str, value: Any, kind: Any) -> Any:
+    if get_origin(kind) is Literal:
+        fits = value in get_args(kind)
+        wanted = " or ".join(str(choice) for choice in get_args(kind))
+    elif kind is float:
+        fits = isinstance(value, int | float) and not isinstance(value, bool)
+        value = float(value) if fits else value
+        wanted = "a number"
+    else:
+        fits = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
+        wanted = f"a value of type {kind.__name__}"
+    if not fits:
+        raise ConfigurationError(f"{what} is {value!r}; it should be {wanted}")
+    return value
+
+
+def _nearest(name: str, known: Any) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known) or 'none'}"

@@ -1,0 +1,137 @@
+"""Payloads as safetensors files: written as their bytes arrive, read back without loading them.
+
+Tensors are stored under ``CLASS/name``. A file appears under its name only when it is complete and on disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from algorithms.tensors import FileSource, Part, Payload, TensorSpec
+from privacy.errors import DataError
+from privacy.exposure import Exposure
+
+_HEADER_LIMIT = 100_000_000
+
+
+class PayloadWriter:
+    """Writes one safetensors file; leaving the ``with`` block without ``commit`` removes what was written."""
+
+    def __init__(self, path: Path, parts: Mapping[Exposure, Sequence[TensorSpec]]) -> None:
+        self.path = path
+        self._partial = path.with_name(f".{path.name}.{os.getpid()}-{next(_numbers)}.partial")
+        header: dict[str, object] = {}
+        end = 0
+        for exposure, specs in parts.items():
+            for spec in specs:
+                header[f"{exposure}/{spec.name}"] = {
+                    "dtype": spec.dtype,
+                    "shape": list(spec.shape),
+                    "data_offsets": [end, end + spec.nbytes],
+                }
+                end += spec.nbytes
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._partial.open("wb", buffering=0)
+        self.start = 8 + len(text)
+        self._parts = parts
+        self.write(len(text).to_bytes(8, "little") + text)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        with contextlib.suppress(FileNotFoundError):
+            self._partial.unlink()
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Appends bytes."""
+        view = memoryview(data)
+        while view:
+            view = view[self._file.write(view) :]
+
+    def payload(self) -> Payload:
+        """The parts as far as they are written, for a check before ``commit``."""
+        found = {}
+        start = self.start
+        for exposure, specs in self._parts.items():
+            part = Part(tuple(specs), FileSource(self._partial, start))
+            found[exposure] = part
+            start += part.nbytes
+        return found
+
+    def commit(self) -> None:
+        """Makes the file durable and gives it its name."""
+        os.fsync(self._file.fileno())
+        self._partial.replace(self.path)
+
+
+_numbers = itertools.count()
+
+
+def write_payload(path: Path, payload: Payload) -> None:
+    """Writes a payload's parts to one file."""
+    with PayloadWriter(path, {exposure: part.specs for exposure, part in payload.items()}) as writer:
+        for part in payload.values():
+            for chunk in part.chunks(1 << 20):
+                writer.write(chunk)
+        writer.commit()
+
+
+def read_payload(path: Path) -> Payload:
+    """A file's parts; their bytes stay on disk until they are read.
+
+    Raises ``DataError`` for a file that is missing or is not one of ours.
+    """
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > _HEADER_LIMIT:
+                raise ValueError("its header is too long")
+            header = json.loads(file.read(length))
+        found: dict[Exposure, list[tuple[int, TensorSpec]]] = {}
+        for key, entry in header.items():
+            exposure, _, name = key.partition("/")
+            spec = TensorSpec(name, tuple(entry["shape"]), entry["dtype"])
+            found.setdefault(Exposure(exposure), []).append((entry["data_offsets"][0], spec))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: cannot be read as a payload: {error}") from None
+    return {
+        exposure: Part(tuple(spec for _, spec in entries), FileSource(path, 8 + length + entries[0][0]))
+        for exposure, entries in found.items()
+    }
+
+
+class FileWorkspace:
+    """Writes a coordinator's results to files of one folder, a row a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(self, specs: tuple[TensorSpec, ...], rows: int, blocks: Iterator[Tensor]) -> list[Part]:
+        """See ``algorithms.tensors.Workspace``."""
+        paths = [self._folder / f"result-{next(_numbers)}-{row}.safetensors" for row in range(rows)]
+        with contextlib.ExitStack() as stack:
+            writers = [stack.enter_context(PayloadWriter(path, {Exposure.PEER_DERIVED: specs})) for path in paths]
+            for block in blocks:
+                values: np.ndarray = block.to(torch.float32).numpy()
+                for writer, row in zip(writers, values, strict=True):
+                    writer.write(memoryview(row).cast("B"))
+            for writer in writers:
+                writer.commit()
+        return [Part(specs, FileSource(path, writer.start)) for path, writer in zip(paths, writers, strict=True)]

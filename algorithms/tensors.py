@@ -1,0 +1,248 @@
+"""Tensors in transit: parts (all tensors of one exposure class), payloads, and stacks of many silos' models.
+
+A part's bytes may lie in memory or in a file. A stack reads several silos' parts side by side, block by block,
+so that a coordinator never holds a whole model, however many silos there are.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from privacy.errors import RefusedError
+from privacy.exposure import Exposure
+
+DTYPES: dict[str, torch.dtype] = {
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "U8": torch.uint8,
+}
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+BLOCK = 1 << 18
+"""Elements of a row that a stack reads at once; fixed, because sums depend on it in their last bit."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor's name, shape and dtype (safetensors' spelling)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "F32"
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+    @classmethod
+    def of(cls, name: str, tensor: Tensor) -> TensorSpec:
+        """Raises ``RefusedError`` for a dtype that does not travel."""
+        if tensor.dtype not in _DTYPE_NAMES:
+            raise RefusedError(f"tensor {name} is {tensor.dtype}; what travels is one of {', '.join(DTYPES)}")
+        return cls(name, tuple(tensor.shape), _DTYPE_NAMES[tensor.dtype])
+
+
+class Source(Protocol):
+    """Where a part's bytes lie."""
+
+    def read(self, start: int, stop: int) -> bytes: ...
+
+
+class MemorySource:
+    """Bytes of tensors in memory, one after the other, without a copy of the whole."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._views = [
+            memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            for tensor in tensors
+            if tensor.numel()
+        ]
+        self._ends = list(itertools.accumulate(len(view) for view in self._views))
+
+    def read(self, start: int, stop: int) -> bytes:
+        """The bytes from ``start`` up to ``stop``."""
+        pieces = []
+        index = bisect.bisect_right(self._ends, start)
+        while start < stop:
+            begin = self._ends[index] - len(self._views[index])
+            end = min(stop, self._ends[index])
+            pieces.append(self._views[index][start - begin : end - begin])
+            start = end
+            index += 1
+        return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """A stretch of a file, from ``offset``."""
+
+    path: Path
+    offset: int
+
+    @cached_property
+    def _file(self) -> int:
+        return os.open(self.path, os.O_RDONLY)
+
+    def read(self, start: int, stop: int) -> bytes:
+        """The bytes from ``start`` up to ``stop``."""
+        return os.pread(self._file, stop - start, self.offset + start)
+
+    def __del__(self) -> None:
+        if "_file" in self.__dict__:
+            os.close(self._file)
+
+
+@dataclass(frozen=True)
+class Part:
+    """All tensors of one exposure class, in the order of their bytes (little-endian, row-major)."""
+
+    specs: tuple[TensorSpec, ...]
+    source: Source
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Part:
+        """A part of tensors in memory."""
+        specs = tuple(TensorSpec.of(name, tensor) for name, tensor in tensors.items())
+        return cls(specs, MemorySource(list(tensors.values())))
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return sum(spec.nbytes for spec in self.specs)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors by name, read into memory."""
+        found = {}
+        start = 0
+        for spec in self.specs:
+            data = bytearray(self.source.read(start, start + spec.nbytes))
+            dtype = DTYPES[spec.dtype]
+            flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+            found[spec.name] = flat.reshape(spec.shape)
+            start += spec.nbytes
+        return found
+
+    def chunks(self, size: int) -> Iterator[bytes]:
+        """The bytes in pieces of at most ``size``."""
+        for start in range(0, self.nbytes, size):
+            yield self.source.read(start, min(start + size, self.nbytes))
+
+    def not_finite(self) -> str | None:
+        """Name of the first tensor that holds NaN or an infinity, if any."""
+        start = 0
+        for spec in self.specs:
+            dtype = DTYPES[spec.dtype]
+            if dtype.is_floating_point:
+                step = BLOCK * dtype.itemsize
+                for begin in range(start, start + spec.nbytes, step):
+                    data = bytearray(self.source.read(begin, min(begin + step, start + spec.nbytes)))
+                    # A sum is finite exactly when nothing in it is NaN or infinite, short of an overflow.
+                    values = torch.frombuffer(data, dtype=dtype)
+                    if not torch.isfinite(values.sum()) and not torch.isfinite(values).all():
+                        return spec.name
+            start += spec.nbytes
+        return None
+
+
+Payload = Mapping[Exposure, Part]
+"""What goes over the wire in one transfer: parts by exposure class."""
+
+
+def payload_tensors(payload: Payload, classes: Sequence[Exposure]) -> dict[str, Tensor]:
+    """All tensors of the given classes that a payload holds, by name."""
+    return {
+        name: tensor
+        for exposure in classes
+        if exposure in payload
+        for name, tensor in payload[exposure].tensors().items()
+    }
+
+
+class Stack:
+    """N rows of D float32 numbers: silos' parts, each flattened and joined, read block by block.
+
+    Raises ``RefusedError`` if rows differ in names or shapes, or hold anything but float32.
+    """
+
+    def __init__(self, rows: Sequence[Sequence[Part]]) -> None:
+        self._rows = [[part for part in row if part.nbytes] for row in rows]
+        layouts = {tuple(spec for part in row for spec in part.specs) for row in rows}
+        if len(layouts) != 1:
+            raise RefusedError("models of different shapes cannot be combined")
+        self.specs: tuple[TensorSpec, ...] = layouts.pop()
+        if any(spec.dtype != "F32" for spec in self.specs):
+            raise RefusedError("only float32 tensors can be combined")
+        self.shape = (len(rows), sum(spec.nbytes for spec in self.specs) // 4)
+
+    @classmethod
+    def of(cls, payloads: Sequence[Payload], classes: Sequence[Exposure]) -> Stack:
+        """A stack of the given classes' parts, one row a payload."""
+        return cls([[payload[exposure] for exposure in classes if exposure in payload] for payload in payloads])
+
+    def blocks(self) -> Iterator[Tensor]:
+        """Consecutive columns, each block ``Tensor[N, b]`` in float64 with b ≤ ``BLOCK``."""
+        for start in range(0, self.shape[1], BLOCK):
+            stop = min(start + BLOCK, self.shape[1])
+            block = torch.empty(len(self._rows), stop - start, dtype=torch.float64)
+            for index, row in enumerate(self._rows):
+                data = bytearray(_read_across(row, 4 * start, 4 * stop))
+                block[index] = torch.frombuffer(data, dtype=torch.float32)
+            yield block
+
+
+def _read_across(parts: Sequence[Part], start: int, stop: int) -> bytes:
+    pieces = []
+    begin = 0
+    for part in parts:
+        low, high = max(start, begin), min(stop, begin + part.nbytes)
+        if low < high:
+            pieces.append(part.source.read(low - begin, high - begin))
+        begin += part.nbytes
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+class Workspace(Protocol):
+    """Where a coordinator's results are written: memory in simulation, files in the daemon."""
+
+    def write(self, specs: tuple[TensorSpec, ...], rows: int, blocks: Iterator[Tensor]) -> list[Part]:
+        """Writes ``rows`` parts from consecutive blocks ``Tensor[rows, b]``; numbers are stored as float32."""
+        ...
+
+
+class MemoryWorkspace:
+    """Keeps results in memory."""
+
+    def write(self, specs: tuple[TensorSpec, ...], rows: int, blocks: Iterator[Tensor]) -> list[Part]:
+        """See ``Workspace``."""
+        written = [block.to(torch.float32) for block in blocks]
+        whole = torch.cat(written, dim=1) if written else torch.empty(rows, 0)
+        return [Part(specs, MemorySource([row])) for row in whole]
+
+
+def combine(stack: Stack, weights: Tensor, workspace: Workspace) -> list[Part]:
+    """Linear combinations of a stack's rows, in float64.
+
+    Args:
+        stack: N rows.
+        weights: ``Tensor[K, N]``; result k is the sum over rows of ``weights[k, row] * row``.
+        workspace: where the K results go.
+    """
+    weights = weights.to(torch.float64)
+    return transform(stack, lambda block: weights @ block, len(weights), workspace)
+
+
+def transform(stack: Stack, function: Callable[[Tensor], Tensor], rows: int, workspace: Workspace) -> list[Part]:
+    """Applies a column-wise function to every block: ``Tensor[N, b] -> Tensor[rows, b]``, float64."""
+    return workspace.write(stack.specs, rows, map(function, stack.blocks()))

@@ -1,0 +1,158 @@
+"""Payloads over the wire: a manifest, then chunks, through the door in either direction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from google.protobuf.message import Message
+
+from algorithms.tensors import DTYPES, MemorySource, Part, Payload, TensorSpec
+from privacy.door import Call, Door, nonce
+from privacy.errors import RefusedError
+from privacy.exposure import TENSOR_CLASSES, Exposure
+from protos.medsilo.v1 import tensor_pb2
+
+CHUNK = (1 << 20) - 1024
+"""Payload bytes of one chunk; the message around it stays below 1 MiB."""
+WINDOW = 8
+"""Messages that are recorded together: their records share one fsync, before the first of them is sent."""
+
+Parts = Mapping[Exposure, Sequence[TensorSpec]]
+"""What a transfer holds, by exposure class, in the order of its bytes."""
+
+
+def manifest(payload: Payload) -> list[tensor_pb2.PartManifest]:
+    """Names, shapes and dtypes of a payload."""
+    return [
+        tensor_pb2.PartManifest(
+            exposure_class=exposure.number,
+            tensors=[tensor_pb2.TensorSpec(name=s.name, shape=s.shape, dtype=s.dtype) for s in part.specs],
+        )
+        for exposure, part in payload.items()
+    ]
+
+
+def read_manifest(parts: Sequence[tensor_pb2.PartManifest]) -> dict[Exposure, tuple[TensorSpec, ...]]:
+    """The manifest's parts; raises ``RefusedError`` for one that does not hold together."""
+    found: dict[Exposure, tuple[TensorSpec, ...]] = {}
+    for part in parts:
+        exposure = Exposure.from_number(part.exposure_class)
+        if exposure not in TENSOR_CLASSES or exposure in found:
+            raise RefusedError(f"the manifest names {exposure} twice, or it does not travel as tensors")
+        for spec in part.tensors:
+            if spec.dtype not in DTYPES:
+                raise RefusedError(f"tensor {spec.name} has dtype {spec.dtype!r}; allowed are {', '.join(DTYPES)}")
+        found[exposure] = tuple(TensorSpec(s.name, tuple(s.shape), s.dtype) for s in part.tensors)
+    return found
+
+
+def check_parts(found: Parts, expected: Parts) -> None:
+    """Raises ``RefusedError`` naming the first part or tensor that is missing, extra or of another shape."""
+    for exposure in [*expected, *found]:
+        if exposure not in found:
+            raise RefusedError(f"{exposure} is missing")
+        if exposure not in expected:
+            raise RefusedError(f"{exposure} was not asked for")
+        have = {spec.name: spec for spec in found[exposure]}
+        for spec in expected[exposure]:
+            other = have.get(spec.name)
+            if other is None:
+                raise RefusedError(f"{exposure}: tensor {spec.name} is missing")
+            if other != spec:
+                raise RefusedError(
+                    f"{exposure}: tensor {spec.name} is {other.dtype} {list(other.shape)}; "
+                    f"{spec.dtype} {list(spec.shape)} was expected"
+                )
+        if tuple(found[exposure]) != tuple(expected[exposure]):
+            raise RefusedError(f"{exposure}: tensors are not those of the model, in its order")
+
+
+def check_finite(payload: Payload) -> None:
+    """Raises ``RefusedError`` naming the first tensor that holds NaN or an infinity."""
+    for exposure, part in payload.items():
+        if name := part.not_finite():
+            raise RefusedError(f"{exposure}: tensor {name} holds NaN or infinite numbers")
+
+
+def send(
+    door: Door,
+    call: Call,
+    header: Message,
+    payload: Payload,
+    frame: Callable[[tensor_pb2.TensorChunk], Message],
+) -> Iterator[bytes]:
+    """The exact bytes of a transfer's messages, recorded window by window before they are handed out.
+
+    ``frame`` wraps a chunk in the stream's message type.
+    """
+    window: list[Message] = [header]
+    for exposure, part in payload.items():
+        for data in part.chunks(CHUNK):
+            window.append(frame(tensor_pb2.TensorChunk(nonce=nonce(), **{exposure.chunk_field: data})))
+            if len(window) >= WINDOW:
+                yield from door.release(window, call)
+                window.clear()
+    if window:
+        yield from door.release(window, call)
+
+
+class Sink(Protocol):
+    """Takes a transfer's bytes in order."""
+
+    def write(self, data: bytes) -> object: ...
+
+
+class Receiver:
+    """Takes the chunks of a transfer in their order and writes their bytes to a sink."""
+
+    def __init__(self, parts: Parts, sink: Sink) -> None:
+        self._left = [[exposure, sum(spec.nbytes for spec in specs)] for exposure, specs in parts.items()]
+        self._sink = sink
+
+    def take(self, chunk: tensor_pb2.TensorChunk) -> None:
+        """Raises ``RefusedError`` for bytes of another class than is due, or more than the manifest said."""
+        self._skip_empty()
+        name = chunk.WhichOneof("data")
+        data: bytes = getattr(chunk, name) if name else b""
+        if not self._left or name != self._left[0][0].chunk_field or len(data) > self._left[0][1]:
+            raise RefusedError(f"a chunk of {len(data)} bytes of {name} is not what the manifest announced next")
+        if not data:
+            raise RefusedError("a chunk without bytes")
+        self._sink.write(data)
+        self._left[0][1] -= len(data)
+
+    def finish(self) -> None:
+        """Raises ``RefusedError`` if the transfer ended early."""
+        self._skip_empty()
+        if self._left:
+            exposure, missing = self._left[0]
+            raise RefusedError(f"the stream ended {missing} bytes short in {exposure}")
+
+    def _skip_empty(self) -> None:
+        while self._left and self._left[0][1] == 0:
+            self._left.pop(0)
+
+
+class MemorySink:
+    """Keeps a transfer's bytes in memory."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._data = bytearray()
+
+    def write(self, data: bytes) -> None:
+        """Appends bytes."""
+        self._data += data
+
+    def payload(self) -> Payload:
+        """The transfer's parts."""
+        flat = torch.frombuffer(self._data, dtype=torch.uint8) if self._data else torch.empty(0, dtype=torch.uint8)
+        found = {}
+        start = 0
+        for exposure, specs in self._parts.items():
+            size = sum(spec.nbytes for spec in specs)
+            found[exposure] = Part(tuple(specs), MemorySource([flat[start : start + size]]))
+            start += size
+        return found

@@ -1,0 +1,41 @@
+"""``coordinator ca``: the federation's certificate authority."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from privacy.pki import create_authority, issue
+
+ca_app = typer.Typer(help="The federation's certificate authority.", no_args_is_help=True)
+_out = Console(highlight=False)
+
+
+@ca_app.command()
+def init(
+    federation: Annotated[str, typer.Option("--federation", help="The federation's name.")],
+    directory: Annotated[Path, typer.Option("--directory", help="Where the CA's files go.")] = Path("ca"),
+    days: Annotated[int, typer.Option("--days", min=1, help="How long the CA is valid.")] = 3650,
+) -> None:
+    """Make the federation's CA."""
+    certificate = create_authority(directory, federation, days=days)
+    _out.print(f"CA of {federation}: {certificate} (give it to every party)", soft_wrap=True)
+    _out.print(f"Its key, {directory / 'ca.key'}, stays here: whoever has it can be anybody.", soft_wrap=True)
+
+
+@ca_app.command(name="issue")
+def issue_certificate(
+    name: Annotated[str, typer.Argument(help="The party's name, for example hospital3.")],
+    request: Annotated[Path, typer.Option("--request", help="Its request, made by `silo keys`.")],
+    authority: Annotated[Path, typer.Option("--authority", help="The CA's folder.")] = Path("ca"),
+    out: Annotated[Path | None, typer.Option("--out", help="The certificate; default NAME.pem.")] = None,
+    days: Annotated[int, typer.Option("--days", min=1, help="How long the certificate is valid.")] = 365,
+) -> None:
+    """Sign a party's certificate request, after making sure by phone or in person that it is theirs."""
+    target = out or Path(f"{name}.pem")
+    identity = issue(authority, name, request, target, days=days)
+    _out.print(f"{target}: certificate of {identity.uri}, valid for {days} days", soft_wrap=True)
+    _out.print(f"Give it to {name} together with {authority / 'ca.pem'}.", soft_wrap=True)

@@ -1,0 +1,175 @@
+"""The ``coordinator`` command."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from coordinator.ca_commands import ca_app
+from coordinator.config import CoordinatorConfig
+from coordinator.store import RoundState, Store
+from privacy.console import application
+from privacy.console import run as run_app
+from privacy.errors import ConfigurationError
+from privacy.pki import create_keys
+
+app = application("The coordinator of a federation: leads runs, and never sees an image.")
+app.add_typer(ca_app, name="ca")
+out = Console(highlight=False)
+
+Config = Annotated[Path, typer.Option("--config", "-c", help="The coordinator's configuration (YAML).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+@app.command()
+def keys(config: Config) -> None:
+    """Make the coordinator's keys and its certificate request, on this machine."""
+    settings = CoordinatorConfig.read(config)
+    paths = create_keys(settings.keys, settings.identity)
+    out.print(f"Keys are in {settings.keys}; they stay on this machine.")
+    out.print(
+        f"Next, where the CA is:\n  coordinator ca issue {settings.name} --request {paths.request} "
+        f"--out {settings.tls_files.certificate}\nand copy the CA's ca.pem to {settings.tls_files.ca}",
+        soft_wrap=True,
+    )
+
+
+@app.command()
+def plan(config: Config) -> None:
+    """Print the run's plan as JSON: send it to hospitals, who look at it with `silo inspect --plan`."""
+    typer.echo(json.dumps(CoordinatorConfig.read(config).plan().model_dump(mode="json"), indent=2))
+
+
+@app.command()
+def serve(
+    config: Config,
+    until_done: Annotated[
+        bool, typer.Option("--until-done", help="End when every silo has fetched the run's end.")
+    ] = False,
+) -> None:
+    """Run the daemon."""
+    import coordinator.daemon as daemon  # torch and gRPC take seconds to load; the other commands need neither
+
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s", datefmt="%Y-%m-%d %H:%M:%S"
+    )
+    daemon.run(CoordinatorConfig.read(config), until_done=until_done)
+
+
+@app.command()
+def status(config: Config, as_json: AsJson = False) -> None:
+    """Show the run's state: round, silos, who is late, what was refused."""
+    settings, store = _open(config)
+    run = settings.run.name
+    members = store.members(run)
+    rounds = store.rounds(run)
+    current = rounds[-1] if rounds else None
+    finished = store.is_finished(run)
+    silos: list[dict[str, Any]] = []
+    for name in settings.silos:
+        member = members.get(name)
+        own = [state.participants[name] for state in rounds if name in state.participants]
+        silos.append(
+            {
+                "silo": name,
+                "state": _state(name, member.accepted if member else None, current, finished),
+                "missing": list(member.missing) if member else [],
+                "rounds_delivered": sum(p.delivered_at is not None and p.round < settings.run.rounds for p in own),
+                "rounds_late": sum(p.late for p in own),
+            }
+        )
+    content = {
+        "run": run,
+        "method": settings.run.method["name"],
+        "round": None if current is None else min(current.number + 1, settings.run.rounds),
+        "rounds": settings.run.rounds,
+        "finished": finished,
+        "silos": silos,
+        "refusals": [vars(refusal) for refusal in store.refusals(20)],
+    }
+    if as_json:
+        typer.echo(json.dumps(content, indent=2))
+        return
+    where = "ended" if finished else f"round {content['round'] or 0} of {settings.run.rounds}"
+    table = Table(title=f"run {run} · {content['method']} · {where}", title_justify="left")
+    for column in ("silo", "state", "rounds delivered", "rounds late"):
+        table.add_column(column)
+    for silo in silos:
+        note = f" (lacks {', '.join(silo['missing'])})" if silo["missing"] else ""
+        table.add_row(silo["silo"], silo["state"] + note, str(silo["rounds_delivered"]), str(silo["rounds_late"]))
+    out.print(table)
+    for refusal in content["refusals"][:5]:
+        out.print(
+            f"refused {refusal['at']} {refusal['rpc']} by {refusal['peer']}: {refusal['reason']}",
+            markup=False,
+        )
+
+
+@app.command()
+def results(config: Config, as_json: AsJson = False) -> None:
+    """Show each silo's accuracy on its own test images, as far as silos consented to share it."""
+    settings, store = _open(config)
+    run = settings.run.name
+    rounds = store.rounds(run)
+    content = {
+        name: [
+            {"round": p.round, "accuracy": p.accuracy, "loss": p.loss}
+            for state in rounds
+            if (p := state.participants.get(name)) is not None and p.accuracy is not None
+        ]
+        for name in settings.silos
+    }
+    if as_json:
+        typer.echo(json.dumps({"run": run, "method": settings.run.method["name"], "silos": content}, indent=2))
+        return
+    table = Table(title=f"run {run} · accuracy on each silo's own test images", title_justify="left")
+    for column in ("silo", "first", "best", "last", "measured rounds"):
+        table.add_column(column, justify="left" if column == "silo" else "right")
+    lasts = []
+    for name, measured in content.items():
+        if not measured:
+            table.add_row(name, "not shared", "", "", "0")
+            continue
+        accuracies = [m["accuracy"] for m in measured if m["accuracy"] is not None]
+        lasts.append(accuracies[-1])
+        cells = [f"{100 * value:.1f} %" for value in (accuracies[0], max(accuracies), accuracies[-1])]
+        table.add_row(name, *cells, str(len(accuracies)))
+    if lasts:
+        table.add_section()
+        table.add_row("mean of those shared", "", "", f"{100 * sum(lasts) / len(lasts):.1f} %", "")
+    out.print(table)
+
+
+def _open(config: Path) -> tuple[CoordinatorConfig, Store]:
+    settings = CoordinatorConfig.read(config)
+    if settings.store is None and not (settings.state / "coordinator.db").exists():
+        raise ConfigurationError(
+            f"{settings.state}: no run has been started there yet; begin with `coordinator serve --config {config}`"
+        )
+    store = Store(settings.database)
+    if settings.run.name not in [name for name, _, _ in store.runs()]:
+        raise ConfigurationError(f"run {settings.run.name} has not been started yet; see `coordinator serve`")
+    return settings, store
+
+
+def _state(name: str, accepted: bool | None, current: RoundState | None, finished: bool) -> str:
+    if accepted is None:
+        return "not yet heard of"
+    if not accepted:
+        return "declined"
+    if current is None or name not in current.participants:
+        return "joined"
+    if current.participants[name].delivered_at is not None:
+        return "done" if finished else "delivered"
+    return "fetching the end" if finished else "training"
+
+
+def main() -> None:
+    """Entry point."""
+    run_app(app)

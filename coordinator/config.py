@@ -1,0 +1,148 @@
+"""The coordinator's configuration file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from algorithms.method import Method
+from algorithms.registry import make
+from privacy.configuration import FilePath, Name, StrictModel, load
+from privacy.endpoint import TlsFiles, is_loopback
+from privacy.errors import ConfigurationError
+from privacy.exposure import Exposure, expand
+from privacy.pki import Identity
+from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+
+
+class RunConfig(StrictModel):
+    """One run.
+
+    ``method``: ``name`` and any of the method's hyper-parameters. ``quorum``: how many of a round's silos must
+    deliver before it may end: a number, or ``all``. ``deadline_minutes``: how long the round waits for the rest
+    once it is open; without one it waits for all. ``ask_for``: exposure classes that silos may add if they
+    consent (``LOCAL_METRICS`` fills ``coordinator results``).
+    """
+
+    name: Name
+    method: dict[str, str | bool | int | float | None]
+    model: ModelPlan
+    training: TrainingPlan = TrainingPlan()
+    rounds: int = Field(ge=1, le=1_000_000)
+    seed: int = Field(default=1, ge=0, lt=2**53)
+    participation: float = Field(default=1.0, gt=0, le=1)
+    quorum: int | Literal["all"] = "all"
+    deadline_minutes: float | None = Field(default=None, ge=0)
+    ask_for: tuple[str, ...] = ()
+
+    @field_validator("method")
+    @classmethod
+    def _named(cls, method: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(method.get("name"), str):
+            raise ValueError("needs a `name`, for example `name: diversifed`")
+        return method
+
+    @field_validator("quorum")
+    @classmethod
+    def _positive(cls, quorum: int | str) -> int | str:
+        if isinstance(quorum, int) and quorum < 1:
+            raise ValueError("should be a number of silos from 1, or all")
+        return quorum
+
+    @field_validator("ask_for")
+    @classmethod
+    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        unsupported = [name for name in names if name != Exposure.LOCAL_METRICS]
+        if unsupported:
+            raise ValueError(f"can only hold LOCAL_METRICS, not {', '.join(unsupported)}")
+        return names
+
+
+class CoordinatorConfig(StrictModel):
+    """``coordinator.yaml``. Relative paths are taken from the file's folder.
+
+    ``listen``: address and port. ``silos``: the hospitals that may take part; the run starts when ``start_with``
+    of them (default: all) have joined. ``state``: folder for everything the coordinator keeps. ``store``: database
+    URL; SQLite in the state folder by default. ``tls``: by default the files in ``state/keys``. ``insecure``: plain
+    text, only for a loopback address. ``keep_rounds``: how many past rounds' tensors stay on disk. ``trusted_models``: users' own
+    model factories that a plan may name.
+    """
+
+    federation: Name
+    name: Name = "coordinator"
+    listen: str
+    state: FilePath
+    store: str | None = None
+    tls: TlsFiles | None = None
+    insecure: bool = False
+    silos: tuple[Name, ...] = Field(min_length=1)
+    start_with: int | None = Field(default=None, ge=1)
+    run: RunConfig
+    keep_rounds: int = Field(default=2, ge=1)
+    trusted_models: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> CoordinatorConfig:
+        if len(set(self.silos)) != len(self.silos):
+            raise ValueError("a silo stands twice under `silos`")
+        if self.start_with is not None and self.start_with > len(self.silos):
+            raise ValueError(f"`start_with` is {self.start_with}, but there are {len(self.silos)} silos")
+        if isinstance(self.run.quorum, int) and self.run.quorum > len(self.silos):
+            raise ValueError(f"`run.quorum` is {self.run.quorum}, but there are {len(self.silos)} silos")
+        if self.insecure and not is_loopback(self.listen):
+            raise ValueError(f"`insecure: true` is for loopback addresses only, not {self.listen}")
+        return self
+
+    @classmethod
+    def read(cls, path: Path) -> CoordinatorConfig:
+        """Raises ``ConfigurationError`` naming the file and every key that is wrong."""
+        return load(path, cls)
+
+    @property
+    def identity(self) -> Identity:
+        """Who this coordinator is."""
+        return Identity(self.federation, "coordinator", self.name)
+
+    @property
+    def keys(self) -> Path:
+        """The folder of the coordinator's own keys."""
+        return self.state / "keys"
+
+    @property
+    def tls_files(self) -> TlsFiles:
+        """Where certificate and key are."""
+        return self.tls or TlsFiles.beside(self.keys)
+
+    @property
+    def database(self) -> str:
+        """The store's URL."""
+        return self.store or f"sqlite:///{self.state / 'coordinator.db'}"
+
+    def make_method(self) -> Method:
+        """The run's method; raises ``ConfigurationError`` for hyper-parameters that it does not have."""
+        parameters = dict(self.run.method)
+        name = str(parameters.pop("name"))
+        return make(name, parameters)
+
+    def plan(self) -> RunPlan:
+        """The plan that silos are asked to join."""
+        method = self.make_method()
+        run = self.run
+        if run.training.batch_size < 2:
+            raise ConfigurationError("run.training.batch_size should be at least 2")
+        return RunPlan(
+            federation=self.federation,
+            coordinator=self.name,
+            run=run.name,
+            method=MethodPlan(name=method.name, parameters=method.parameters()),
+            model=run.model,
+            training=run.training,
+            rounds=run.rounds,
+            seed=run.seed,
+            required=method.required,
+            optional=tuple(sorted(expand(run.ask_for) - set(method.required))),
+            downlink=tuple(exposure for exposure in Exposure if exposure in method.downlink | {Exposure.INITIAL_MODEL}),
+            participation=run.participation,
+        )

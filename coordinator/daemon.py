@@ -1,0 +1,82 @@
+"""``coordinator serve``: puts store, journal, rounds and service together and runs them until told to stop."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from coordinator.config import CoordinatorConfig
+from coordinator.rounds import Rounds
+from coordinator.service import CoordinatorService, PlanGate, serve
+from coordinator.store import Store
+from privacy.door import Door
+from privacy.errors import MedsiloError
+from privacy.journal import Journal
+from privacy.pki import Credentials, load_audit_key, load_credentials
+
+log = logging.getLogger(__name__)
+
+
+def load_party(config: CoordinatorConfig) -> Credentials | None:
+    """The coordinator's credentials; None with ``insecure: true``."""
+    if config.insecure:
+        return None
+    files = config.tls_files
+    return load_credentials(ca=files.ca, certificate=files.certificate, key=files.key, expected=config.identity)
+
+
+def journal_folder(config: CoordinatorConfig) -> Path:
+    """Where the coordinator's journal lies."""
+    return config.state / "journal"
+
+
+def origin(config: CoordinatorConfig) -> str:
+    """The name of the coordinator's journal in its checkpoints."""
+    return f"medsilo/{config.federation}/coordinator/{config.name}"
+
+
+def run(config: CoordinatorConfig, *, until_done: bool) -> None:
+    """Serves until a signal arrives, the rounds fail, or (``until_done``) every silo has fetched the end."""
+    torch.set_num_threads(1)  # its sums are bound by memory, and often it shares the machine
+    plan = config.plan()
+    method = config.make_method()
+    for warning in method.warnings(len(config.silos)):
+        log.warning(warning)
+    credentials = load_party(config)
+    audit_key = load_audit_key(config.keys / "audit.key")
+    store = Store(config.database)
+    with Journal(journal_folder(config), key=audit_key, origin=origin(config)) as journal:
+        door = Door(journal, identity=config.identity.uri, federation=config.federation, gate=PlanGate(plan.downlink))
+        rounds = Rounds(config, plan, method, store)
+        server = serve(CoordinatorService(config, rounds, store, door, credentials), config, credentials)
+        door.note("run", run=plan.run, plan_sha256=plan.sha256.hex(), plan=plan.model_dump(mode="json"))
+        stopped = threading.Event()
+
+        def stop(_number: int, _frame: FrameType | None) -> None:
+            stopped.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop)
+        rounds.start()
+        log.info("run %s: %s, listening on %s", plan.run, plan.method.name, config.listen)
+        watcher = threading.Thread(target=_watch, args=(rounds, stopped, until_done), daemon=True)
+        watcher.start()
+        stopped.wait()
+        rounds.stop()
+        server.stop(grace=5).wait()
+    store.close()
+    if rounds.failure is not None:
+        raise MedsiloError(
+            f"the run stopped: {rounds.failure}; nothing is lost, the log says where"
+        ) from rounds.failure
+
+
+def _watch(rounds: Rounds, stopped: threading.Event, until_done: bool) -> None:
+    rounds.wait_until_done()
+    if until_done or rounds.failure is not None:
+        stopped.set()

@@ -1,0 +1,399 @@
+"""The run's rounds: who takes part, when a round ends, and what the method makes of it.
+
+All decisions are taken here, under one lock; every one is in the store before anyone hears of it, so a coordinator
+that was killed goes on where it was. Nothing polls: silos' long polls and the round's own thread wait on one
+condition.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from algorithms.method import LOCAL_METRICS, Downloads, Federation, Memory, Method, participants
+from algorithms.models import Layout, build, state_of
+from algorithms.tensor_files import FileWorkspace, read_payload, write_payload
+from algorithms.tensors import FileSource, Part, Payload, TensorSpec
+from coordinator.config import CoordinatorConfig
+from coordinator.store import EVERYONE, RoundState, Store
+from privacy.errors import MedsiloError, RefusedError
+from privacy.exposure import Exposure
+from privacy.plan import RunPlan
+from protos.medsilo.v1 import coordinator_pb2 as wire
+
+log = logging.getLogger(__name__)
+
+
+class LateError(MedsiloError):
+    """An update for a round that has ended; the silo goes on with its next task."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """A silo's next task."""
+
+    kind: wire.TaskKind
+    round: int
+
+
+class Rounds:
+    """One run. ``start`` begins its thread; its methods may be called from any thread."""
+
+    def __init__(self, config: CoordinatorConfig, plan: RunPlan, method: Method, store: Store) -> None:
+        self.config = config
+        self.plan = plan
+        self.store = store
+        self.folder = config.state / "runs" / plan.run
+        self.failure: BaseException | None = None
+        store.open_run(plan.run, plan.canonical(), plan.sha256.hex())
+        model = build(plan.model, seed=plan.seed, trusted=config.trusted_models)
+        self._method = method
+        self._initial = self.folder / "initial.safetensors"
+        if not self._initial.exists():
+            write_payload(self._initial, {Exposure.INITIAL_MODEL: Part.of(state_of(model))})
+        self._half = method.coordinator_half(Federation(Layout.of(model), plan.rounds, plan.seed))
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._closing = False
+        self._members = {name for name, m in store.members(plan.run).items() if m.accepted} & set(config.silos)
+        self._restore()
+        self._thread = threading.Thread(target=self._run, name="rounds", daemon=True)
+
+    def start(self) -> None:
+        """Begins the thread that opens and ends rounds."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread; waiting silos are told to ask again."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def wait_until_done(self) -> None:
+        """Returns when every member has fetched the run's end, or the rounds have failed or been stopped."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping or self.failure is not None or self._all_done())
+
+    @property
+    def round_number(self) -> int:
+        """The current round; the number of rounds when the run has ended."""
+        state = self._round
+        return state.number if state else 0
+
+    def joined(self, silo: str) -> None:
+        """A silo has accepted the plan."""
+        with self._changed:
+            self._members.add(silo)
+            if self._finished and self._round is not None and silo not in self._round.participants:
+                self.store.admit_participant(self.plan.run, self.plan.rounds, silo)
+                self._refresh()
+            self._changed.notify_all()
+
+    def is_member(self, silo: str) -> bool:
+        """Whether the silo has accepted the plan."""
+        return silo in self._members
+
+    def wake(self) -> None:
+        """Makes every waiting call look again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def next_order(self, silo: str, timeout: float, is_active: Callable[[], bool]) -> Order:
+        """The silo's next task; waits for one until ``timeout`` seconds have passed or the caller has gone."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._stopping or self.failure or not is_active() or self._order(silo), timeout
+            )
+            return self._order(silo) or Order(wire.TASK_KIND_WAIT, self.round_number)
+
+    def download(self, silo: str, order: Order, *, holds_model: bool) -> Payload:
+        """What goes to the silo with a task."""
+        with self._changed:
+            given = dict(self._current.for_silo(silo))
+        if order.kind == wire.TASK_KIND_FINISH and not self._method.downloads_last:
+            given = {}
+        if not holds_model:
+            given = {**read_payload(self._initial), **given}
+        return given
+
+    def expected_parts(self, silo: str, round_number: int) -> dict[Exposure, tuple[TensorSpec, ...]]:
+        """What an update must hold, the optional parts included."""
+        parts = {} if round_number == self.plan.rounds else self._half.upload_parts(round_number, silo)
+        found = {exposure: tuple(specs) for exposure, specs in parts.items()}
+        if Exposure.LOCAL_METRICS in self.plan.optional:
+            found[Exposure.LOCAL_METRICS] = LOCAL_METRICS
+        return found
+
+    def earlier_receipt(self, silo: str, round_number: int) -> Mapping[str, Any] | None:
+        """The receipt of the silo's accepted update of that round, or None if one is due.
+
+        Raises ``LateError`` for a round that has ended without it, ``RefusedError`` for one that is not the
+        silo's.
+        """
+        with self._changed:
+            current = self._round
+            state = current
+            if current is None or round_number != current.number:
+                state = self.store.round(self.plan.run, round_number)
+            mine = state.participants.get(silo) if state else None
+            if state is None or mine is None:
+                raise RefusedError(
+                    f"round {round_number} is not one that {silo} was asked to train; the run is in round "
+                    f"{self.round_number}"
+                )
+            if mine.delivered_at is not None:
+                return mine.receipt or {}
+            if state is not current or state.closed_at is not None or self._closing:
+                raise LateError(
+                    f"round {round_number} has ended without {silo}; the run is in round {self.round_number}, and "
+                    "this update is not used"
+                )
+            return None
+
+    def accept(
+        self, silo: str, round_number: int, *, file: Path | None, receipt: Mapping[str, Any], metrics: Payload
+    ) -> Mapping[str, Any]:
+        """Takes a complete, checked and durable update; returns its receipt, or that of an earlier equal one."""
+        measured = metrics[Exposure.LOCAL_METRICS].tensors() if Exposure.LOCAL_METRICS in metrics else {}
+        with self._changed:
+            if (earlier := self.earlier_receipt(silo, round_number)) is not None:
+                return earlier
+            self.store.deliver(
+                self.plan.run,
+                round_number,
+                silo,
+                file=str(file.relative_to(self.config.state)) if file else None,
+                receipt=receipt,
+                accuracy=float(measured["accuracy"]) if measured else None,
+                loss=float(measured["loss"]) if measured else None,
+            )
+            self._refresh()
+            self._changed.notify_all()
+        return receipt
+
+    def upload_path(self, silo: str, round_number: int) -> Path:
+        """Where a silo's update of a round lies."""
+        return self._round_folder(round_number) / f"upload-{silo}.safetensors"
+
+    def _run(self) -> None:
+        try:
+            while self._step():
+                pass
+        except BaseException as error:
+            log.exception("the run cannot go on")
+            with self._changed:
+                self.failure = error
+                self._changed.notify_all()
+
+    def _step(self) -> bool:
+        """Waits for something to do and does it; False when there is nothing left."""
+        with self._changed:
+            while not self._stopping and not self._ready():
+                self._changed.wait(self._seconds_to_deadline())
+            if self._stopping or self._finished:
+                return False
+            if self._round is None or self._round.closed_at is not None:
+                self._open_next()
+                return True
+            self._closing = True
+            closing = self._round
+        # Without the lock: meanwhile silos may ask, and late updates are turned away.
+        self._close(closing)
+        return True
+
+    def _ready(self) -> bool:
+        if self._finished:
+            return True
+        if self._round is None:
+            return len(self._members) >= (self.config.start_with or len(self.config.silos))
+        return self._round.closed_at is not None or self._may_close(self._round)
+
+    def _may_close(self, state: RoundState) -> bool:
+        asked = len(state.participants)
+        delivered = sum(p.delivered_at is not None for p in state.participants.values())
+        if delivered == asked:
+            return True
+        quorum = self.config.run.quorum
+        needed = asked if quorum == "all" else min(quorum, asked)
+        left = self._seconds_to_deadline()
+        return delivered >= needed and left is not None and left <= 0
+
+    def _seconds_to_deadline(self) -> float | None:
+        minutes = self.config.run.deadline_minutes
+        if minutes is None or self._round is None or self._round.closed_at is not None:
+            return None
+        opened = datetime.fromisoformat(self._round.opened_at)
+        left = 60 * minutes - (datetime.now(UTC) - opened).total_seconds()
+        # Past the deadline and short of the quorum only a delivery changes anything.
+        return left if left > 0 or self._quorum_reached() else None
+
+    def _quorum_reached(self) -> bool:
+        if self._round is None or self.config.run.quorum == "all":
+            return False
+        delivered = sum(p.delivered_at is not None for p in self._round.participants.values())
+        return delivered >= min(self.config.run.quorum, len(self._round.participants))
+
+    def _open_next(self) -> None:
+        number = 0 if self._round is None else self._round.number + 1
+        plan = self.plan
+        if number == plan.rounds:
+            self.store.open_round(plan.run, number, sorted(self._members))
+            self.store.finish_run(plan.run)
+            self._finished = True
+            log.info("run %s: all %d rounds have ended", plan.run, plan.rounds)
+        else:
+            chosen = participants(sorted(self._members), share=plan.participation, seed=plan.seed, round_number=number)
+            self.store.open_round(plan.run, number, chosen)
+            log.info("round %d of %d is open for %s", number + 1, plan.rounds, ", ".join(chosen))
+        self._refresh()
+        self._prepare()
+        self._changed.notify_all()
+
+    def _close(self, state: RoundState) -> None:
+        started = time.monotonic()
+        uploads = self._payloads({s: p.file for s, p in state.participants.items() if p.file is not None})
+        delivered = {s for s, p in state.participants.items() if p.delivered_at is not None}
+        fresh = Downloads()
+        if delivered and (state.number + 1 < self.plan.rounds or self._method.downloads_last):
+            fresh = self._half.aggregate(
+                state.number,
+                uploads,
+                self._payloads(self.store.latest_files(self.plan.run)),
+                FileWorkspace(self._round_folder(state.number)),
+            )
+        files = {silo: self._files(silo, payload, state.number) for silo, payload in _named(fresh).items()}
+        memory_file = self._save_memory(state.number)
+        with self._changed:
+            self.store.close_round(self.plan.run, state.number, downloads=files, memory_file=memory_file)
+            self._keep(files)
+            self._closing = False
+            self._refresh()
+            self._changed.notify_all()
+        late = sorted(set(state.participants) - delivered)
+        log.info(
+            "round %d of %d has ended with %d updates%s (%.2f s at the coordinator)",
+            state.number + 1,
+            self.plan.rounds,
+            len(delivered),
+            f"; late: {', '.join(late)}" if late else "",
+            time.monotonic() - started,
+        )
+        self._forget(state.number)
+
+    def _order(self, silo: str) -> Order | None:
+        state = self._round
+        if state is None or state.closed_at is not None or self._closing:
+            return None
+        mine = state.participants.get(silo)
+        if mine is None or mine.delivered_at is not None:
+            # A silo that asks again after the end has lost the answer: the end is told as often as it is asked.
+            return Order(wire.TASK_KIND_FINISH, state.number) if self._finished else None
+        return Order(wire.TASK_KIND_FINISH if self._finished else wire.TASK_KIND_TRAIN, state.number)
+
+    def _all_done(self) -> bool:
+        state = self._round
+        return (
+            self._finished
+            and state is not None
+            and all(participant.delivered_at for participant in state.participants.values())
+        )
+
+    def _restore(self) -> None:
+        run = self.plan.run
+        self._finished = self.store.is_finished(run)
+        self._round: RoundState | None = None
+        self._refresh()
+        self._kept: dict[str, Payload] = {}
+        self._keep(self.store.downloads(run))
+        if name := self.store.memory_file(run):
+            self._half.memory = _read_memory(self.config.state / name)
+        for partial in self.folder.glob("round-*/.*.partial"):
+            partial.unlink()
+        self._prepare()
+
+    def _refresh(self) -> None:
+        self._round = self.store.last_round(self.plan.run)
+
+    def _prepare(self) -> None:
+        kept = Downloads(
+            own={silo: payload for silo, payload in self._kept.items() if silo != EVERYONE},
+            everyone=self._kept.get(EVERYONE),
+        )
+        names = sorted(self._round.participants) if self._round else []
+        self._current = kept if self._finished else self._half.downloads(self.round_number, names, kept)
+
+    def _keep(self, files: Mapping[str, Mapping[str, str]]) -> None:
+        for silo, by_class in files.items():
+            payload = {}
+            for exposure, name in by_class.items():
+                (part,) = read_payload(self.config.state / name).values()
+                payload[Exposure(exposure)] = part
+            self._kept[silo] = payload
+
+    def _files(self, silo: str, payload: Payload, round_number: int) -> dict[str, str]:
+        """Where each part of a download lies; a part that is still in memory is written first."""
+        found = {}
+        for exposure, part in payload.items():
+            if isinstance(part.source, FileSource):
+                path = part.source.path
+            else:
+                name = "everyone" if silo == EVERYONE else f"silo-{silo}"
+                path = self._round_folder(round_number) / f"download-{name}-{exposure}.safetensors"
+                write_payload(path, {exposure: part})
+            found[exposure.value] = str(path.relative_to(self.config.state))
+        return found
+
+    def _payloads(self, files: Mapping[str, str]) -> dict[str, Payload]:
+        return {silo: read_payload(self.config.state / files[silo]) for silo in sorted(files)}
+
+    def _save_memory(self, round_number: int) -> str | None:
+        memory = self._half.memory
+        if not memory:
+            return None
+        path = self._round_folder(round_number) / "memory.safetensors"
+        flat = {f"{group}/{name}": tensor for group, state in memory.items() for name, tensor in state.items()}
+        write_payload(path, {Exposure.PROTOCOL: Part.of(flat)})
+        return str(path.relative_to(self.config.state))
+
+    def _forget(self, closed: int) -> None:
+        """Removes tensors of rounds that nothing needs any more."""
+        needed = {self.config.state / name for name in self.store.latest_files(self.plan.run).values()}
+        for by_class in self.store.downloads(self.plan.run).values():
+            needed.update(self.config.state / name for name in by_class.values())
+        for folder in self.folder.glob("round-*"):
+            if int(folder.name.removeprefix("round-")) > closed - self.config.keep_rounds:
+                continue
+            if needed.isdisjoint(folder.iterdir()):
+                shutil.rmtree(folder)
+                continue
+            for path in folder.iterdir():
+                if path not in needed:
+                    path.unlink()
+
+    def _round_folder(self, number: int) -> Path:
+        return self.folder / f"round-{number:06d}"
+
+
+def _named(downloads: Downloads) -> dict[str, Payload]:
+    named = dict(downloads.own)
+    if downloads.everyone is not None:
+        named[EVERYONE] = downloads.everyone
+    return named
+
+
+def _read_memory(path: Path) -> Memory:
+    memory: Memory = {}
+    for part in read_payload(path).values():
+        for name, tensor in part.tensors().items():
+            group, _, key = name.partition("/")
+            memory.setdefault(group, {})[key] = tensor
+    return memory

@@ -1,0 +1,359 @@
+"""The coordinator's gRPC service: who may call, what is accepted, what is answered.
+
+Handlers deal in bytes: every message passes the door before it is understood or sent. A request that is turned
+away ends in a status with a message for the one who sent it, a row in the store and a line in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
+from typing import Any, NoReturn
+
+import grpc
+
+from algorithms.tensor_files import PayloadWriter
+from algorithms.tensors import Payload, TensorSpec
+from algorithms.transfer import MemorySink, Receiver, check_finite, check_parts, manifest, read_manifest, send
+from coordinator.config import CoordinatorConfig
+from coordinator.rounds import LateError, Rounds
+from coordinator.store import Store
+from privacy.door import Call, Door, nonce
+from privacy.errors import ConsentError, IdentityError, MedsiloError, RefusedError
+from privacy.exposure import Exposure
+from privacy.pki import Credentials, Identity, fingerprint, identity_of_certificate
+from protos.medsilo.v1 import coordinator_pb2 as wire
+from protos.medsilo.v1 import journal_pb2, tensor_pb2
+
+log = logging.getLogger(__name__)
+
+PROTOCOL_VERSION = 1
+SERVICE = wire.DESCRIPTOR.services_by_name["CoordinatorService"]
+ALLOWED_ROLE: dict[str, str] = {
+    "GetPlan": "silo",
+    "Join": "silo",
+    "GetTask": "silo",
+    "SubmitUpdate": "silo",
+}
+"""Which role a certificate must have for each RPC."""
+MAX_WAIT_SECONDS = 60.0
+
+
+class PlanGate:
+    """What the coordinator may send: the plan's downlink, and nothing that silos were not told of."""
+
+    def __init__(self, downlink: Sequence[Exposure]) -> None:
+        self._allowed = frozenset(downlink) | {Exposure.PROTOCOL, Exposure.IDENTITY}
+
+    def check(self, classes: Iterable[Exposure]) -> None:
+        """Raises ``ConsentError`` for a class outside the plan."""
+        extra = [exposure for exposure in classes if exposure not in self._allowed]
+        if extra:
+            raise ConsentError(f"the plan does not announce {', '.join(extra)}; it is not sent")
+
+
+class CoordinatorService:
+    """Answers silos on behalf of one run. ``credentials`` is None in plain text on loopback."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        rounds: Rounds,
+        store: Store,
+        door: Door,
+        credentials: Credentials | None,
+    ) -> None:
+        self._config = config
+        self._rounds = rounds
+        self._plan = rounds.plan
+        self._store = store
+        self._door = door
+        self._credentials = credentials
+        self._audit_key = door.journal.public_key
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """The service's methods over raw bytes."""
+        return grpc.method_handlers_generic_handler(
+            SERVICE.full_name,
+            {
+                "GetPlan": grpc.unary_unary_rpc_method_handler(self._guard("GetPlan", self._get_plan)),
+                "Join": grpc.unary_unary_rpc_method_handler(self._guard("Join", self._join)),
+                "GetTask": grpc.unary_stream_rpc_method_handler(self._guard_stream("GetTask", self._get_task)),
+                "SubmitUpdate": grpc.stream_unary_rpc_method_handler(self._guard("SubmitUpdate", self._submit)),
+            },
+        )
+
+    def _get_plan(self, data: bytes, call: Call, context: grpc.ServicerContext) -> bytes:
+        request = self._door.admit(data, wire.GetPlanRequest, call)
+        self._identify(request.silo, call, context)
+        if request.protocol_version != PROTOCOL_VERSION:
+            raise RefusedError(
+                f"this coordinator speaks protocol version {PROTOCOL_VERSION}, the silo version "
+                f"{request.protocol_version}; install matching releases"
+            )
+        response = wire.GetPlanResponse(
+            nonce=nonce(),
+            plan=self._plan.to_message(),
+            coordinator_certificate=self._credentials.certificate_pem if self._credentials else b"",
+            coordinator_audit_key=self._audit_key,
+        )
+        return self._door.release([response], call)[0]
+
+    def _join(self, data: bytes, call: Call, context: grpc.ServicerContext) -> bytes:
+        request = self._door.admit(data, wire.JoinRequest, call)
+        silo = self._identify(request.silo, call, context)
+        self._check_plan(request.plan_sha256)
+        missing = [Exposure.from_number(number).value for number in request.missing_classes]
+        if request.missing_method:
+            missing.insert(0, f"method {self._plan.method.name}")
+        self._store.answer(
+            self._plan.run,
+            silo,
+            accepted=request.accepted,
+            missing=missing,
+            audit_key=request.audit_key.hex(),
+            certificate_sha256=call.peer_certificate_sha256,
+        )
+        if request.accepted:
+            log.info("%s has joined run %s", silo, self._plan.run)
+            self._rounds.joined(silo)
+        else:
+            log.warning("%s declines run %s; its consent lacks %s", silo, self._plan.run, ", ".join(missing))
+        return self._door.release([wire.JoinResponse(nonce=nonce(), round=self._rounds.round_number)], call)[0]
+
+    def _get_task(self, data: bytes, call: Call, context: grpc.ServicerContext) -> Iterator[bytes]:
+        request = self._door.admit(data, wire.GetTaskRequest, call)
+        silo = self._identify(request.silo, call, context)
+        self._check_plan(request.plan_sha256)
+        self._check_member(silo)
+        context.add_callback(self._rounds.wake)
+        timeout = min(float(request.wait_seconds), MAX_WAIT_SECONDS)
+        order = self._rounds.next_order(silo, timeout, context.is_active)
+        call.round = order.round
+        payload: Payload = {}
+        if order.kind != wire.TASK_KIND_WAIT:
+            payload = self._rounds.download(silo, order, holds_model=request.holds_model)
+        task = wire.Task(nonce=nonce(), kind=order.kind, round=order.round, parts=manifest(payload))
+
+        def frame(chunk: tensor_pb2.TensorChunk) -> wire.GetTaskResponse:
+            return wire.GetTaskResponse(chunk=chunk)
+
+        yield from send(self._door, call, wire.GetTaskResponse(task=task), payload, frame)
+
+    def _submit(self, stream: Iterator[bytes], call: Call, context: grpc.ServicerContext) -> bytes:
+        header = self._next(stream, call)
+        if header is None or header.WhichOneof("frame") != "update":
+            raise RefusedError("an update begins with its header")
+        update = header.update
+        silo = self._identify(update.silo, call, context)
+        self._check_plan(update.plan_sha256)
+        self._check_member(silo)
+        call.round = update.round
+        if (earlier := self._rounds.earlier_receipt(silo, update.round)) is not None:
+            return self._acknowledge(earlier, call, repeated=True)
+        parts = read_manifest(update.parts)
+        expected = self._rounds.expected_parts(silo, update.round)
+        if Exposure.LOCAL_METRICS not in parts:
+            expected.pop(Exposure.LOCAL_METRICS, None)
+        check_parts(parts, expected)
+        small = {e: s for e, s in parts.items() if e == Exposure.LOCAL_METRICS}
+        large = {e: s for e, s in parts.items() if e != Exposure.LOCAL_METRICS}
+        path = self._rounds.upload_path(silo, update.round)
+        with PayloadWriter(path, large) as writer:
+            metrics = MemorySink(small)
+            receiver = Receiver(parts, _Split(parts, writer, metrics))
+            while (message := self._next(stream, call)) is not None:
+                if message.WhichOneof("frame") != "chunk":
+                    raise RefusedError("after its header an update holds chunks only")
+                receiver.take(message.chunk)
+            receiver.finish()
+            check_finite(writer.payload())
+            check_finite(metrics.payload())
+            writer.commit()
+        receipt = self._receipt(call)
+        accepted = self._rounds.accept(
+            silo, update.round, file=path if large else None, receipt=receipt, metrics=metrics.payload()
+        )
+        return self._acknowledge(accepted, call, repeated=accepted is not receipt)
+
+    def _receipt(self, call: Call) -> dict[str, Any]:
+        # The checkpoint makes the records durable, so that the receipt never outlives them.
+        checkpoint = self._door.journal.checkpoint()
+        return {
+            "call_id": call.call_id,
+            "messages": call.received.messages,
+            "length": call.received.length,
+            "sha256": call.received.sha256.hex(),
+            "log_index": call.received.last_index,
+            "checkpoint": checkpoint,
+        }
+
+    def _acknowledge(self, receipt: Mapping[str, Any], call: Call, *, repeated: bool) -> bytes:
+        message = journal_pb2.Receipt(
+            call_id=bytes.fromhex(receipt["call_id"]),
+            messages=receipt["messages"],
+            length=receipt["length"],
+            sha256=bytes.fromhex(receipt["sha256"]),
+            log_index=receipt["log_index"],
+            checkpoint=receipt["checkpoint"],
+        )
+        response = wire.SubmitUpdateResponse(nonce=nonce(), receipt=message, repeated=repeated)
+        return self._door.release([response], call)[0]
+
+    def _next(self, stream: Iterator[bytes], call: Call) -> wire.SubmitUpdateRequest | None:
+        data = next(stream, None)
+        if data is None:
+            return None
+        return self._door.admit(data, wire.SubmitUpdateRequest, call)
+
+    def _identify(self, claimed: str, call: Call, context: grpc.ServicerContext) -> str:
+        """The silo that is calling: its certificate's name, which must be the one that it claims."""
+        peer = self._peer(context)
+        if peer is None:
+            call.peer = Identity(self._config.federation, "silo", claimed).uri
+        elif peer.name != claimed:
+            raise IdentityError(
+                f"the certificate says {peer.name}, the message says {claimed}; each hospital uses its own keys "
+                "(`silo keys`) and its own name"
+            )
+        if claimed not in self._config.silos:
+            raise IdentityError(f"{claimed} is not one of this run's hospitals; its operator can add it under `silos:`")
+        return claimed
+
+    def _peer(self, context: grpc.ServicerContext) -> Identity | None:
+        """The identity in the caller's certificate; None in plain text."""
+        if self._credentials is None:
+            return None
+        certificates = context.auth_context().get("x509_pem_cert", [])
+        if not certificates:
+            raise IdentityError("no certificate; silos show the one that `coordinator ca issue` made")
+        return identity_of_certificate(certificates[0], self._credentials.ca_pem)
+
+    def _call(self, rpc: str, context: grpc.ServicerContext) -> Call:
+        peer = self._peer(context)
+        if peer is not None:
+            if peer.federation != self._config.federation:
+                raise IdentityError(f"the certificate is of federation {peer.federation}, not of this one")
+            if peer.role != ALLOWED_ROLE[rpc]:
+                raise IdentityError(f"a {peer.role} may not call {rpc}")
+        certificates = context.auth_context().get("x509_pem_cert", [])
+        return Call(
+            rpc=rpc,
+            peer=peer.uri if peer else "",
+            peer_certificate_sha256=fingerprint(certificates[0]) if certificates else "",
+            purpose=f"run {self._plan.run}: {self._plan.method.name}",
+            run=self._plan.run,
+            plan_sha256=self._plan.sha256.hex(),
+        )
+
+    def _check_plan(self, sha256: bytes) -> None:
+        if sha256 != self._plan.sha256:
+            raise RefusedError("the silo has another plan than this run's; start it again to read the new one")
+
+    def _check_member(self, silo: str) -> None:
+        if not self._rounds.is_member(silo):
+            raise RefusedError(f"{silo} has not joined run {self._plan.run}")
+
+    def _guard(
+        self, rpc: str, handle: Callable[[Any, Call, grpc.ServicerContext], bytes]
+    ) -> Callable[[Any, grpc.ServicerContext], bytes]:
+        def guarded(request: Any, context: grpc.ServicerContext) -> bytes:
+            call = None
+            try:
+                call = self._call(rpc, context)
+                return handle(request, call, context)
+            except Exception as error:
+                self._turn_away(error, rpc, call, context)
+
+        return guarded
+
+    def _guard_stream(
+        self, rpc: str, handle: Callable[[bytes, Call, grpc.ServicerContext], Iterator[bytes]]
+    ) -> Callable[[bytes, grpc.ServicerContext], Iterator[bytes]]:
+        def guarded(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+            call = None
+            try:
+                call = self._call(rpc, context)
+                yield from handle(request, call, context)
+            except Exception as error:
+                self._turn_away(error, rpc, call, context)
+
+        return guarded
+
+    def _turn_away(self, error: Exception, rpc: str, call: Call | None, context: grpc.ServicerContext) -> NoReturn:
+        if not context.is_active():
+            log.info("%s: the caller has gone", rpc)
+            context.abort(grpc.StatusCode.CANCELLED, "the caller has gone")
+        peer = (call.peer if call else "") or context.peer()
+        if isinstance(error, OSError):
+            log.exception("%s by %s failed", rpc, peer)
+            context.abort(grpc.StatusCode.UNAVAILABLE, f"the coordinator cannot store it: {error.strerror}")
+        if not isinstance(error, MedsiloError):
+            log.exception("%s by %s failed", rpc, peer)
+            context.abort(grpc.StatusCode.INTERNAL, "the coordinator failed; its log says how")
+        code = (
+            grpc.StatusCode.PERMISSION_DENIED
+            if isinstance(error, IdentityError)
+            else grpc.StatusCode.ABORTED
+            if isinstance(error, LateError)
+            else grpc.StatusCode.INVALID_ARGUMENT
+            if isinstance(error, RefusedError)
+            else grpc.StatusCode.UNAVAILABLE
+        )
+        log.warning("%s by %s refused: %s", rpc, peer, error)
+        self._store.refuse(peer, rpc, str(error))
+        context.abort(code, str(error))
+
+
+class _Split:
+    """Sends metrics to memory and everything else to the file."""
+
+    def __init__(
+        self, parts: Mapping[Exposure, Sequence[TensorSpec]], writer: PayloadWriter, metrics: MemorySink
+    ) -> None:
+        self._sinks = [
+            (metrics if exposure == Exposure.LOCAL_METRICS else writer, sum(spec.nbytes for spec in specs))
+            for exposure, specs in parts.items()
+        ]
+
+    def write(self, data: bytes) -> None:
+        while self._sinks[0][1] == 0:
+            self._sinks.pop(0)
+        sink, left = self._sinks[0]
+        sink.write(data)
+        self._sinks[0] = (sink, left - len(data))
+
+
+def serve(service: CoordinatorService, config: CoordinatorConfig, credentials: Credentials | None) -> grpc.Server:
+    """A started gRPC server; raises ``MedsiloError`` if the address cannot be had."""
+    workers = 16 + 3 * len(config.silos)
+    server = grpc.server(
+        futures.ThreadPoolExecutor(max_workers=workers, thread_name_prefix="rpc"),
+        options=[
+            ("grpc.so_reuseport", 0),
+            ("grpc.keepalive_time_ms", 60_000),
+            ("grpc.keepalive_timeout_ms", 20_000),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+            ("grpc.keepalive_permit_without_calls", 1),
+        ],
+    )
+    server.add_generic_rpc_handlers((service.handler(),))
+    try:
+        if credentials is None:
+            server.add_insecure_port(config.listen)
+        else:
+            server.add_secure_port(
+                config.listen,
+                grpc.ssl_server_credentials(
+                    [(credentials.private_key_pem, credentials.certificate_pem)],
+                    root_certificates=credentials.ca_pem,
+                    require_client_auth=True,
+                ),
+            )
+    except RuntimeError as error:
+        raise MedsiloError(
+            f"cannot listen on {config.listen}: {error}; is another coordinator running there?"
+        ) from None
+    server.start()
+    return server

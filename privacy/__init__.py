@@ -1,0 +1,1 @@
+"""What may leave a hospital, and the proof of what did."""

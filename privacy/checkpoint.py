@@ -1,0 +1,70 @@
+"""Signed checkpoints of a journal, in the form of C2SP's tlog-checkpoint (a signed note with Ed25519).
+
+A checkpoint is text: origin, size, root (base64), an empty line, and a signature line. Whoever holds one can
+later hold the journal's owner to every record before it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from dataclasses import dataclass
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from privacy.errors import JournalError
+
+_ED25519 = b"\x01"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A journal's size and root hash at one moment; ``origin`` names the journal."""
+
+    origin: str
+    size: int
+    root: bytes
+
+    def text(self) -> str:
+        """The part that is signed."""
+        return f"{self.origin}\n{self.size}\n{base64.b64encode(self.root).decode()}\n"
+
+    def sign(self, key: Ed25519PrivateKey) -> str:
+        """The signed note."""
+        public = key.public_key().public_bytes_raw()
+        signature = _key_hash(self.origin, public) + key.sign(self.text().encode())
+        return f"{self.text()}\n— {self.origin} {base64.b64encode(signature).decode()}\n"
+
+
+def verify(note: str, public_key: bytes) -> Checkpoint:
+    """The checkpoint of a signed note; raises ``JournalError`` if it is malformed or the signature does not hold."""
+    text, separator, signatures = note.partition("\n\n")
+    lines = text.split("\n")
+    try:
+        if not separator or len(lines) != 3:
+            raise ValueError("it does not have the three lines of a checkpoint and a signature")
+        checkpoint = Checkpoint(lines[0], int(lines[1]), base64.b64decode(lines[2], validate=True))
+        blob = _signature_of(checkpoint.origin, signatures)
+        if checkpoint.text() != text + "\n" or blob[:4] != _key_hash(checkpoint.origin, public_key):
+            raise ValueError("it was not signed with this key")
+        Ed25519PublicKey.from_public_bytes(public_key).verify(blob[4:], checkpoint.text().encode())
+    except (ValueError, binascii.Error) as error:
+        raise JournalError(f"the checkpoint cannot be used: {error}") from None
+    except InvalidSignature:
+        raise JournalError(f"the checkpoint's signature does not hold for {checkpoint.origin}") from None
+    return checkpoint
+
+
+def _signature_of(origin: str, signatures: str) -> bytes:
+    for line in signatures.splitlines():
+        dash, _, rest = line.partition(" ")
+        name, _, encoded = rest.partition(" ")
+        if dash == "—" and name == origin:
+            return base64.b64decode(encoded, validate=True)
+    raise ValueError(f"it has no signature by {origin}")
+
+
+def _key_hash(name: str, public_key: bytes) -> bytes:
+    return hashlib.sha256(name.encode() + b"\n" + _ED25519 + public_key).digest()[:4]

@@ -1,0 +1,107 @@
+"""Reads YAML files into strict typed models; an error names the file, the key and the nearest valid key."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
+
+from privacy.errors import ConfigurationError
+
+
+class StrictModel(BaseModel):
+    """A part of a configuration: unknown keys are errors, values are not changed once read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _beside_file(value: Any, info: ValidationInfo) -> Any:
+    folder = (info.context or {}).get("folder")
+    return folder / Path(value).expanduser() if folder is not None and isinstance(value, str | Path) else value
+
+
+FilePath = Annotated[Path, BeforeValidator(_beside_file)]
+"""A path; a relative one is taken from the folder of the file that names it."""
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+"""A party's, federation's or run's name: lower-case letters, digits and hyphens."""
+
+Model = TypeVar("Model", bound=StrictModel)
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """Refuses a key that stands twice: the second would silently win."""
+
+
+def _mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+        if isinstance(key, dict | list):
+            raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key_node.start_mark)
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", key_node.start_mark)
+        seen.add(key)
+    return loader.construct_mapping(node, deep=True)
+
+
+_UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def load(path: Path, model: type[Model]) -> Model:
+    """The file's contents as a model.
+
+    Raises ``ConfigurationError`` naming the file and, one line each, every key that is wrong and why.
+    """
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)  # noqa: S506 a SafeLoader
+    except FileNotFoundError:
+        raise ConfigurationError(f"{path}: there is no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error}") from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigurationError(f"{path}: is not valid YAML: {error}") from None
+    if content is None:
+        content = {}
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{path}: should hold `key: value` lines, not a {type(content).__name__}")
+    try:
+        return model.model_validate(content, context={"folder": path.absolute().parent})
+    except ValidationError as error:
+        raise ConfigurationError("\n".join(f"{path}: {line}" for line in explain(error, model))) from None
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    """One line per mistake: the key's path, what is wrong, and for an unknown key the nearest valid one."""
+    lines = []
+    for mistake in error.errors():
+        where = ".".join(str(part) for part in mistake["loc"])
+        if mistake["type"] == "extra_forbidden":
+            valid = _keys_at(model, mistake["loc"][:-1])
+            near = difflib.get_close_matches(str(mistake["loc"][-1]), valid, n=1, cutoff=0.5)
+            hint = f"did you mean `{near[0]}`?" if near else f"valid keys here: {', '.join(sorted(valid))}"
+            lines.append(f"unknown key `{where}`; {hint}")
+        elif mistake["type"] == "missing":
+            lines.append(f"the key `{where}` is missing")
+        else:
+            lines.append(f"`{where}`: {mistake['msg'].removeprefix('Value error, ')} (got {mistake['input']!r})")
+    return lines
+
+
+def _keys_at(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
+    kind: Any = model
+    for part in location:
+        fields = getattr(kind, "model_fields", {})
+        if part in fields:
+            kind = _model_in(fields[part].annotation)
+    return list(getattr(kind, "model_fields", {}))
+
+
+def _model_in(annotation: Any) -> Any:
+    """The model inside ``Model | None``, ``list[Model]`` and the like."""
+    if get_origin(annotation) is None:
+        return annotation
+    return next((found for found in map(_model_in, get_args(annotation)) if hasattr(found, "model_fields")), None)

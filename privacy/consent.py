@@ -1,0 +1,164 @@
+"""A silo's consent: what it agrees to, in a file of its own that nobody else can widen. Default: nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from privacy.configuration import StrictModel, load
+from privacy.errors import ConsentError
+from privacy.exposure import Exposure, expand
+from privacy.pki import Identity
+from privacy.plan import RunPlan
+
+
+class Consent(StrictModel):
+    """What a silo agrees to. An empty file agrees to nothing, not even to ask for a plan.
+
+    ``coordinator``: identity of the only coordinator that the silo speaks to. ``methods``: methods it takes part
+    in. ``exposures``: classes of bytes that may leave (``MODEL_PARAMETERS`` stands for extractor and classifier).
+    ``rounds``: most rounds of one run. ``expires``: last day (UTC) on which anything may leave.
+    """
+
+    coordinator: str | None = None
+    methods: tuple[str, ...] = ()
+    exposures: tuple[str, ...] = ()
+    rounds: int = Field(default=0, ge=0)
+    expires: date | None = None
+
+    @field_validator("coordinator")
+    @classmethod
+    def _identity(cls, uri: str | None) -> str | None:
+        if uri is not None and Identity.parse(uri).role != "coordinator":
+            raise ValueError("should be spiffe://FEDERATION/coordinator/NAME")
+        return uri
+
+    @field_validator("exposures")
+    @classmethod
+    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        expand(names)
+        return names
+
+    @property
+    def classes(self) -> frozenset[Exposure]:
+        """The exposure classes that may leave."""
+        return expand(self.exposures)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What a consent lacks for a plan; false when it lacks nothing."""
+
+    classes: tuple[Exposure, ...] = ()
+    method: str | None = None
+    coordinator: str | None = None
+    rounds: int | None = None
+    expired: date | None = None
+
+    def __bool__(self) -> bool:
+        return any((self.classes, self.method, self.coordinator, self.rounds is not None, self.expired))
+
+    def lines(self) -> list[str]:
+        """Each thing that is missing, in words, with the line that would allow it."""
+        lines = []
+        if self.expired:
+            lines.append(f"the consent ended with {self.expired} (`expires: {self.expired}`)")
+        if self.coordinator:
+            lines.append(f"coordinator {self.coordinator} (`coordinator: {self.coordinator}`)")
+        if self.method:
+            lines.append(f"method {self.method} (`methods: [{self.method}]`)")
+        if self.rounds is not None:
+            lines.append(f"{self.rounds} rounds (`rounds: {self.rounds}`)")
+        lines += [f"exposure class {exposure} (under `exposures:`)" for exposure in self.classes]
+        return lines
+
+
+@dataclass(frozen=True)
+class ConsentFile:
+    """A consent as read from its file, with the hash of the exact bytes that were read."""
+
+    path: Path | None
+    consent: Consent
+    sha256: str
+
+    @classmethod
+    def read(cls, path: Path | None) -> ConsentFile:
+        """Raises ``ConfigurationError`` for a file that cannot be used; no file at all is consent to nothing."""
+        if path is None:
+            return cls(None, Consent(), hashlib.sha256(b"").hexdigest())
+        consent = load(path, Consent)
+        return cls(path, consent, hashlib.sha256(path.read_bytes()).hexdigest())
+
+    def describe(self) -> dict[str, Any]:
+        """The consent as it stands in the journal."""
+        return {"sha256": self.sha256, **self.consent.model_dump(mode="json")}
+
+    def missing_to_ask(self, coordinator: Identity) -> Missing:
+        """What is missing to ask a coordinator for its plan."""
+        needed = (Exposure.PROTOCOL, Exposure.IDENTITY)
+        return self._missing(coordinator, needed)
+
+    def missing_for(self, plan: RunPlan) -> Missing:
+        """What is missing to take part in a run."""
+        consent = self.consent
+        base = self._missing(plan.coordinator_identity, plan.required)
+        return Missing(
+            classes=base.classes,
+            method=None if plan.method.name in consent.methods else plan.method.name,
+            coordinator=base.coordinator,
+            rounds=plan.rounds if plan.rounds > consent.rounds else None,
+            expired=base.expired,
+        )
+
+    def refusal(self, missing: Missing, purpose: str) -> ConsentError:
+        """The error that names everything that is missing."""
+        where = f"the consent in {self.path}" if self.path else "there is no consent file (key `consent:`), which"
+        lines = "".join(f"\n  - {line}" for line in missing.lines())
+        return ConsentError(
+            f"refused: {where} does not cover {purpose}. Missing:{lines}\n"
+            "Nothing of this run has left. If the hospital agrees, add the lines; if not, there is nothing to do."
+        )
+
+    def _missing(self, coordinator: Identity, needed: Iterable[Exposure]) -> Missing:
+        consent = self.consent
+        allowed = consent.classes
+        today = datetime.now(UTC).date()
+        return Missing(
+            classes=tuple(exposure for exposure in Exposure if exposure in set(needed) - allowed),
+            coordinator=None if consent.coordinator == coordinator.uri else coordinator.uri,
+            expired=consent.expires if consent.expires is not None and consent.expires < today else None,
+        )
+
+
+@dataclass(frozen=True)
+class ConsentGate:
+    """Decides message by message whether bytes may leave: what the consent allows, as long as it lasts.
+
+    Before a plan is joined only PROTOCOL and IDENTITY pass; afterwards the plan's classes, as far as the consent
+    holds them.
+    """
+
+    file: ConsentFile
+    coordinator: Identity
+    plan: RunPlan | None = None
+
+    def allowed(self) -> frozenset[Exposure]:
+        """The classes that may leave now."""
+        asked = {Exposure.PROTOCOL, Exposure.IDENTITY}
+        if self.plan:
+            asked.update(self.plan.required, self.plan.optional)
+        return frozenset(asked) & self.file.consent.classes
+
+    def check(self, classes: Iterable[Exposure]) -> None:
+        """Raises ``ConsentError`` if a class may not leave, or nothing may any more."""
+        missing = self.file.missing_to_ask(self.coordinator)
+        lacking = tuple(exposure for exposure in classes if exposure not in self.allowed())
+        if missing or lacking:
+            everything = Missing(lacking or missing.classes, None, missing.coordinator, None, missing.expired)
+            raise self.file.refusal(everything, "this message")

@@ -1,0 +1,37 @@
+"""How the three commands end: an error is one message on stderr and an exit code, never a stack of calls."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+from rich.console import Console
+
+from privacy.errors import MedsiloError
+
+
+def run(app: typer.Typer) -> None:
+    """Runs a command line application; ``docs/exit-codes.md`` lists the codes it exits with."""
+    errors = Console(stderr=True, highlight=False)
+    try:
+        app()
+    except MedsiloError as error:
+        errors.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        errors.print("stopped; the same command goes on from here")
+        sys.exit(130)
+    except BrokenPipeError:
+        os._exit(141)  # the reader of our output (head, less) went away; there is nobody to tell
+
+
+def application(summary: str) -> typer.Typer:
+    """A command line application in this project's ways."""
+    return typer.Typer(
+        help=summary,
+        no_args_is_help=True,
+        add_completion=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+    )

@@ -1,0 +1,54 @@
+"""Errors that a user sees, each with the exit code of the command that it ends.
+
+Every message says what is wrong, where, and the way out. ``docs/exit-codes.md`` has a line for each code.
+"""
+
+from __future__ import annotations
+
+
+class MedsiloError(Exception):
+    """Base of every error that is the user's to mend; anything else is a defect and exits with 1."""
+
+    exit_code = 1
+
+
+class ConfigurationError(MedsiloError):
+    """A configuration file, option or plan that cannot be used as it stands."""
+
+    exit_code = 2
+
+
+class DataError(MedsiloError):
+    """A data set, shard or image file that is missing, unreadable or does not fit the model."""
+
+    exit_code = 3
+
+
+class ConsentError(MedsiloError):
+    """The silo's consent does not cover what a run asks for, or what a message would expose."""
+
+    exit_code = 4
+
+
+class IdentityError(MedsiloError):
+    """A key, certificate or name that is missing, expired, too widely readable or somebody else's."""
+
+    exit_code = 5
+
+
+class RefusedError(MedsiloError):
+    """The other side refused a message, or this side refused one of theirs."""
+
+    exit_code = 6
+
+
+class JournalError(MedsiloError):
+    """The journal cannot be continued: it is damaged, or another process has it open."""
+
+    exit_code = 7
+
+
+class TrainingError(MedsiloError):
+    """Local training failed (for example, it diverged to NaN); nothing of that round was sent."""
+
+    exit_code = 8

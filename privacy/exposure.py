@@ -1,0 +1,239 @@
+"""What each byte of a message exposes: exposure classes, and the attribution of serialised messages to them.
+
+The attribution reads the exact bytes that go over the wire, not the message object: protobuf keeps fields that
+it does not know through parsing and serialising, so only the bytes tell what really leaves.
+
+>>> from protos.medsilo.v1 import coordinator_pb2
+>>> message = coordinator_pb2.GetPlanRequest(nonce=bytes(16), silo="hospital1", protocol_version=1)
+>>> attribute(message.SerializeToString(), message.DESCRIPTOR).classes
+{<Exposure.PROTOCOL: 'PROTOCOL'>: 20, <Exposure.IDENTITY: 'IDENTITY'>: 11}
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from typing import NamedTuple
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor
+
+from privacy.errors import RefusedError
+from protos.medsilo.v1 import coordinator_pb2, exposure_pb2, journal_pb2, plan_pb2, tensor_pb2
+
+SCHEMA_FILES: tuple[FileDescriptor, ...] = tuple(
+    module.DESCRIPTOR for module in (exposure_pb2, tensor_pb2, journal_pb2, plan_pb2, coordinator_pb2)
+)
+SCHEMA_SHA256 = hashlib.sha256(b"".join(file.serialized_pb for file in SCHEMA_FILES)).hexdigest()
+"""SHA-256 over the schemas' descriptors: which annotation a record's attribution was made with."""
+
+
+class Exposure(StrEnum):
+    """An exposure class, spelled as in consents, plans, journals and reports."""
+
+    PROTOCOL = "PROTOCOL"
+    IDENTITY = "IDENTITY"
+    INITIAL_MODEL = "INITIAL_MODEL"
+    MODEL_PARAMETERS_EXTRACTOR = "MODEL_PARAMETERS_EXTRACTOR"
+    MODEL_PARAMETERS_CLASSIFIER = "MODEL_PARAMETERS_CLASSIFIER"
+    RUNNING_STATISTICS = "RUNNING_STATISTICS"
+    CLASSIFIER_GRADIENT = "CLASSIFIER_GRADIENT"
+    DATA_IDENTIFIER = "DATA_IDENTIFIER"
+    PROTOTYPES = "PROTOTYPES"
+    SAMPLE_COUNT = "SAMPLE_COUNT"
+    LABEL_COUNTS = "LABEL_COUNTS"
+    LOCAL_METRICS = "LOCAL_METRICS"
+    DERIVED_ACCURACY = "DERIVED_ACCURACY"
+    PEER_DERIVED = "PEER_DERIVED"
+
+    @property
+    def number(self) -> exposure_pb2.ExposureClass:
+        """The class's number on the wire."""
+        return exposure_pb2.ExposureClass.Value(f"EXPOSURE_CLASS_{self.name}")
+
+    @property
+    def chunk_field(self) -> str:
+        """The field of ``TensorChunk`` that carries bytes of this class."""
+        return self.name.lower()
+
+    @classmethod
+    def from_number(cls, number: int) -> Exposure:
+        """The class of a wire number; raises ``RefusedError`` for a number that the schema does not know."""
+        try:
+            name = exposure_pb2.ExposureClass.Name(number)  # type: ignore[arg-type]
+            return cls[name.removeprefix("EXPOSURE_CLASS_")]
+        except (ValueError, KeyError):
+            raise RefusedError(f"exposure class {number} is not one of this version's schema") from None
+
+
+MODEL = (Exposure.MODEL_PARAMETERS_EXTRACTOR, Exposure.MODEL_PARAMETERS_CLASSIFIER)
+"""A whole model's trainable parameters."""
+
+TENSOR_CLASSES: tuple[Exposure, ...] = tuple(
+    exposure for exposure in Exposure if exposure.chunk_field in tensor_pb2.TensorChunk.DESCRIPTOR.fields_by_name
+)
+"""The classes that travel as tensors, each in its own field of ``TensorChunk``."""
+
+MEANING: dict[Exposure, str] = {
+    Exposure.PROTOCOL: "Round numbers, versions, the names and shapes of what is sent. Nothing about patients.",
+    Exposure.IDENTITY: "The hospital's name, certificate and public keys. Nothing about patients.",
+    Exposure.INITIAL_MODEL: "A starting model made from random numbers, before any image was seen.",
+    Exposure.MODEL_PARAMETERS_EXTRACTOR: "The part of the trained model that turns an image into features. It was "
+    "shaped by patients' images; with effort, properties of single images can sometimes be inferred from it.",
+    Exposure.MODEL_PARAMETERS_CLASSIFIER: "The model's last layer, which names the tissue. How often each class "
+    "occurs in the hospital can be estimated from it.",
+    Exposure.RUNNING_STATISTICS: "Averages and variances of features over the hospital's images.",
+    Exposure.CLASSIFIER_GRADIENT: "The direction in which the last layer was changed: the shares of the classes in "
+    "the hospital's data can be read off it.",
+    Exposure.DATA_IDENTIFIER: "An average brightness profile of the hospital's images.",
+    Exposure.PROTOTYPES: "The average features of each class in the hospital's data.",
+    Exposure.SAMPLE_COUNT: "How many training images the hospital used.",
+    Exposure.LABEL_COUNTS: "How many training images of each class the hospital used.",
+    Exposure.LOCAL_METRICS: "How well the model did on the hospital's own test images (accuracy, loss).",
+    Exposure.DERIVED_ACCURACY: "How well the hospital's model did on the coordinator's public images.",
+    Exposure.PEER_DERIVED: "Mixtures made from several hospitals' contributions, handed back to hospitals.",
+}
+"""Each class in words for someone who does not know what a gradient is."""
+
+
+def expand(names: Iterable[str]) -> frozenset[Exposure]:
+    """Exposure classes by name; a name such as ``MODEL_PARAMETERS`` stands for all classes it is the start of.
+
+    Raises ``ValueError`` naming the first unknown name and the known ones.
+    """
+    classes: set[Exposure] = set()
+    for name in names:
+        found = [exposure for exposure in Exposure if exposure == name or exposure.startswith(f"{name}_")]
+        if not found:
+            known = ", ".join(["MODEL_PARAMETERS", *Exposure])
+            raise ValueError(f"{name!r} is not an exposure class; the classes are {known}")
+        classes.update(found)
+    return frozenset(classes)
+
+
+class Attribution(NamedTuple):
+    """Bytes of one serialised message per field path and per exposure class; either sums to its length."""
+
+    fields: dict[str, int]
+    classes: dict[Exposure, int]
+
+
+@dataclass(frozen=True)
+class _Field:
+    name: str
+    exposure: Exposure
+    wire_types: frozenset[int]
+    child: Descriptor | None
+
+
+_VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
+_WIRE_TYPE = {
+    FieldDescriptor.TYPE_DOUBLE: _FIXED64,
+    FieldDescriptor.TYPE_FIXED64: _FIXED64,
+    FieldDescriptor.TYPE_SFIXED64: _FIXED64,
+    FieldDescriptor.TYPE_FLOAT: _FIXED32,
+    FieldDescriptor.TYPE_FIXED32: _FIXED32,
+    FieldDescriptor.TYPE_SFIXED32: _FIXED32,
+    FieldDescriptor.TYPE_STRING: _DELIMITED,
+    FieldDescriptor.TYPE_BYTES: _DELIMITED,
+    FieldDescriptor.TYPE_MESSAGE: _DELIMITED,
+}
+
+
+def exposure_of(field: FieldDescriptor) -> Exposure | None:
+    """The class that a field's annotation gives, or None where it has none."""
+    number = field.GetOptions().Extensions[exposure_pb2.exposure]
+    return Exposure.from_number(number) if number else None
+
+
+@cache
+def field_exposure(message_type: str, path: str) -> Exposure:
+    """The class of a field path (``chunk.nonce``) of a message by its full name, as the schema annotates it."""
+    message = next(
+        file.message_types_by_name[name]
+        for file in SCHEMA_FILES
+        for name in file.message_types_by_name
+        if f"{file.package}.{name}" == message_type
+    )
+    *parents, last = path.split(".")
+    for name in parents:
+        message = message.fields_by_name[name].message_type
+    return _table(message)[message.fields_by_name[last].number].exposure
+
+
+@cache
+def _table(message: Descriptor) -> dict[int, _Field]:
+    table = {}
+    for field in message.fields:
+        exposure = exposure_of(field)
+        if exposure is None:
+            raise RefusedError(f"field {field.full_name} has no exposure class in the schema; it cannot be sent")
+        wire_type = _WIRE_TYPE.get(field.type, _VARINT)
+        packed = {_DELIMITED} if field.is_repeated and wire_type != _DELIMITED else set()
+        table[field.number] = _Field(field.name, exposure, frozenset({wire_type} | packed), field.message_type)
+    return table
+
+
+def attribute(data: bytes, message: Descriptor) -> Attribution:
+    """Attributes every byte of a serialised message to a field and its exposure class.
+
+    A field's tag and length count as the field's own bytes. Raises ``RefusedError`` for a byte that belongs to
+    no annotated field of the schema: an unknown field, a wrong wire type, a length beyond the end.
+    """
+    fields: dict[str, int] = {}
+    classes: dict[Exposure, int] = {}
+    _walk(memoryview(data), 0, len(data), message, "", fields, classes)
+    return Attribution(fields, classes)
+
+
+def _walk(
+    data: memoryview,
+    position: int,
+    end: int,
+    message: Descriptor,
+    prefix: str,
+    fields: dict[str, int],
+    classes: dict[Exposure, int],
+) -> None:
+    table = _table(message)
+    while position < end:
+        start = position
+        tag, position = _varint(data, position, end)
+        number, wire_type = tag >> 3, tag & 7
+        field = table.get(number)
+        if field is None:
+            raise RefusedError(f"unknown field {number} in {message.full_name} at byte {start}")
+        if wire_type not in field.wire_types:
+            raise RefusedError(f"field {message.full_name}.{field.name} has wire type {wire_type} at byte {start}")
+        stop = position
+        if wire_type == _VARINT:
+            _, stop = _varint(data, position, end)
+        elif wire_type == _DELIMITED:
+            length, position = _varint(data, position, end)
+            stop = position + length
+        else:
+            stop += 8 if wire_type == _FIXED64 else 4
+        if stop > end:
+            raise RefusedError(f"field {message.full_name}.{field.name} runs past the end of the message")
+        path = prefix + field.name
+        own = (position if field.child else stop) - start
+        fields[path] = fields.get(path, 0) + own
+        classes[field.exposure] = classes.get(field.exposure, 0) + own
+        if field.child:
+            _walk(data, position, stop, field.child, path + ".", fields, classes)
+        position = stop
+
+
+def _varint(data: memoryview, position: int, end: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if position >= end:
+            break
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+    raise RefusedError(f"a number is cut short or too long at byte {position}")

@@ -1,0 +1,132 @@
+"""The run plan: everything about a run that a silo must know before it says yes, and its hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Literal
+
+import rfc8785
+from pydantic import Field, ValidationError, field_validator
+
+from privacy.configuration import Name, StrictModel, explain
+from privacy.errors import RefusedError
+from privacy.exposure import Exposure
+from privacy.pki import Identity
+from protos.medsilo.v1 import plan_pb2
+
+
+class ModelPlan(StrictModel):
+    """The architecture that every silo builds: see ``algorithms.models``."""
+
+    name: str = Field(min_length=1, max_length=200)
+    input_shape: tuple[int, int, int] = Field(description="channels, height, width of an image")
+    classes: int = Field(ge=2, le=100_000)
+
+    @field_validator("input_shape")
+    @classmethod
+    def _sizes(cls, shape: tuple[int, int, int]) -> tuple[int, int, int]:
+        if not all(1 <= size <= 4096 for size in shape):
+            raise ValueError("channels, height and width must each lie in 1 … 4096")
+        return shape
+
+
+class TrainingPlan(StrictModel):
+    """Local training of one round."""
+
+    epochs: int = Field(default=10, ge=1, le=100_000)
+    batch_size: int = Field(default=100, ge=1)
+    optimizer: Literal["adam", "sgd"] = "adam"
+    learning_rate: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+
+
+class MethodPlan(StrictModel):
+    """A method's name with all its hyper-parameters."""
+
+    name: str = Field(min_length=1, max_length=100)
+    parameters: dict[str, str | bool | int | float | None]
+
+
+class RunPlan(StrictModel):
+    """A run's method, model, training and exposure, fixed before the run starts.
+
+    ``required``: classes that a silo's consent must hold. ``optional``: classes that the coordinator would like
+    as well; a silo without consent to them takes part all the same. ``downlink``: what the coordinator sends.
+    """
+
+    federation: Name
+    coordinator: Name
+    run: Name
+    method: MethodPlan
+    model: ModelPlan
+    training: TrainingPlan
+    rounds: int = Field(ge=1, le=1_000_000)
+    seed: int = Field(ge=0, lt=2**53)
+    required: tuple[Exposure, ...]
+    optional: tuple[Exposure, ...] = ()
+    downlink: tuple[Exposure, ...] = ()
+    participation: float = Field(default=1.0, gt=0, le=1)
+
+    @property
+    def coordinator_identity(self) -> Identity:
+        """The coordinator that leads the run."""
+        return Identity(self.federation, "coordinator", self.coordinator)
+
+    def canonical(self) -> bytes:
+        """The plan as canonical JSON (RFC 8785)."""
+        return rfc8785.dumps(self.model_dump(mode="json"))
+
+    @property
+    def sha256(self) -> bytes:
+        """SHA-256 of the canonical JSON: what a silo joins."""
+        return hashlib.sha256(self.canonical()).digest()
+
+    def to_message(self) -> plan_pb2.RunPlan:
+        """The plan as it travels."""
+        return plan_pb2.RunPlan(
+            federation=self.federation,
+            coordinator=self.coordinator,
+            run=self.run,
+            method=plan_pb2.Method(
+                name=self.method.name, parameters_json=rfc8785.dumps(self.method.parameters).decode()
+            ),
+            model=plan_pb2.Model(**self.model.model_dump()),
+            training=plan_pb2.Training(**self.training.model_dump()),
+            rounds=self.rounds,
+            seed=self.seed,
+            required=[exposure.number for exposure in self.required],
+            optional=[exposure.number for exposure in self.optional],
+            downlink=[exposure.number for exposure in self.downlink],
+            participation=self.participation,
+        )
+
+    @classmethod
+    def from_message(cls, message: plan_pb2.RunPlan) -> RunPlan:
+        """Raises ``RefusedError`` naming what is wrong with a plan that does not hold together."""
+        try:
+            parameters = json.loads(message.method.parameters_json)
+        except ValueError as error:
+            raise RefusedError(f"the plan's hyper-parameters are not JSON: {error}") from None
+        fields: dict[str, Any] = {
+            "federation": message.federation,
+            "coordinator": message.coordinator,
+            "run": message.run,
+            "method": {"name": message.method.name, "parameters": parameters},
+            "model": {
+                "name": message.model.name,
+                "input_shape": tuple(message.model.input_shape),
+                "classes": message.model.classes,
+            },
+            "training": {name: getattr(message.training, name) for name in TrainingPlan.model_fields},
+            "rounds": message.rounds,
+            "seed": message.seed,
+            "participation": message.participation,
+        }
+        for kind in ("required", "optional", "downlink"):
+            fields[kind] = tuple(Exposure.from_number(number) for number in getattr(message, kind))
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            raise RefusedError("the plan is not usable: " + "; ".join(explain(error, cls))) from None

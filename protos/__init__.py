@@ -1,0 +1,1 @@
+"""The wire: message schemas, one file per concern, every field annotated with its exposure class."""

@@ -1,0 +1,137 @@
+from protos.medsilo.v1 import exposure_pb2 as _exposure_pb2
+from protos.medsilo.v1 import journal_pb2 as _journal_pb2
+from protos.medsilo.v1 import plan_pb2 as _plan_pb2
+from protos.medsilo.v1 import tensor_pb2 as _tensor_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class TaskKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TASK_KIND_UNSPECIFIED: _ClassVar[TaskKind]
+    TASK_KIND_WAIT: _ClassVar[TaskKind]
+    TASK_KIND_TRAIN: _ClassVar[TaskKind]
+    TASK_KIND_FINISH: _ClassVar[TaskKind]
+TASK_KIND_UNSPECIFIED: TaskKind
+TASK_KIND_WAIT: TaskKind
+TASK_KIND_TRAIN: TaskKind
+TASK_KIND_FINISH: TaskKind
+
+class GetPlanRequest(_message.Message):
+    __slots__ = ("nonce", "silo", "protocol_version")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    SILO_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    silo: str
+    protocol_version: int
+    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
+
+class GetPlanResponse(_message.Message):
+    __slots__ = ("nonce", "plan", "coordinator_certificate", "coordinator_audit_key")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_AUDIT_KEY_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    plan: _plan_pb2.RunPlan
+    coordinator_certificate: bytes
+    coordinator_audit_key: bytes
+    def __init__(self, nonce: _Optional[bytes] = ..., plan: _Optional[_Union[_plan_pb2.RunPlan, _Mapping]] = ..., coordinator_certificate: _Optional[bytes] = ..., coordinator_audit_key: _Optional[bytes] = ...) -> None: ...
+
+class JoinRequest(_message.Message):
+    __slots__ = ("nonce", "silo", "plan_sha256", "audit_key", "accepted", "missing_classes", "missing_method")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    SILO_FIELD_NUMBER: _ClassVar[int]
+    PLAN_SHA256_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_KEY_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    MISSING_CLASSES_FIELD_NUMBER: _ClassVar[int]
+    MISSING_METHOD_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    silo: str
+    plan_sha256: bytes
+    audit_key: bytes
+    accepted: bool
+    missing_classes: _containers.RepeatedScalarFieldContainer[_exposure_pb2.ExposureClass]
+    missing_method: bool
+    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., audit_key: _Optional[bytes] = ..., accepted: _Optional[bool] = ..., missing_classes: _Optional[_Iterable[_Union[_exposure_pb2.ExposureClass, str]]] = ..., missing_method: _Optional[bool] = ...) -> None: ...
+
+class JoinResponse(_message.Message):
+    __slots__ = ("nonce", "round")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    round: int
+    def __init__(self, nonce: _Optional[bytes] = ..., round: _Optional[int] = ...) -> None: ...
+
+class GetTaskRequest(_message.Message):
+    __slots__ = ("nonce", "silo", "plan_sha256", "wait_seconds", "holds_model")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    SILO_FIELD_NUMBER: _ClassVar[int]
+    PLAN_SHA256_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_MODEL_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    silo: str
+    plan_sha256: bytes
+    wait_seconds: int
+    holds_model: bool
+    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., wait_seconds: _Optional[int] = ..., holds_model: _Optional[bool] = ...) -> None: ...
+
+class Task(_message.Message):
+    __slots__ = ("nonce", "kind", "round", "parts")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    kind: TaskKind
+    round: int
+    parts: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.PartManifest]
+    def __init__(self, nonce: _Optional[bytes] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., round: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[_tensor_pb2.PartManifest, _Mapping]]] = ...) -> None: ...
+
+class GetTaskResponse(_message.Message):
+    __slots__ = ("task", "chunk")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    task: Task
+    chunk: _tensor_pb2.TensorChunk
+    def __init__(self, task: _Optional[_Union[Task, _Mapping]] = ..., chunk: _Optional[_Union[_tensor_pb2.TensorChunk, _Mapping]] = ...) -> None: ...
+
+class Update(_message.Message):
+    __slots__ = ("nonce", "silo", "plan_sha256", "round", "parts")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    SILO_FIELD_NUMBER: _ClassVar[int]
+    PLAN_SHA256_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    silo: str
+    plan_sha256: bytes
+    round: int
+    parts: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.PartManifest]
+    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., round: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[_tensor_pb2.PartManifest, _Mapping]]] = ...) -> None: ...
+
+class SubmitUpdateRequest(_message.Message):
+    __slots__ = ("update", "chunk")
+    UPDATE_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    update: Update
+    chunk: _tensor_pb2.TensorChunk
+    def __init__(self, update: _Optional[_Union[Update, _Mapping]] = ..., chunk: _Optional[_Union[_tensor_pb2.TensorChunk, _Mapping]] = ...) -> None: ...
+
+class SubmitUpdateResponse(_message.Message):
+    __slots__ = ("nonce", "receipt", "repeated")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    REPEATED_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    receipt: _journal_pb2.Receipt
+    repeated: bool
+    def __init__(self, nonce: _Optional[bytes] = ..., receipt: _Optional[_Union[_journal_pb2.Receipt, _Mapping]] = ..., repeated: _Optional[bool] = ...) -> None: ...

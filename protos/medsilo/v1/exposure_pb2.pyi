@@ -1,0 +1,41 @@
+from google.protobuf import descriptor_pb2 as _descriptor_pb2
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from typing import ClassVar as _ClassVar
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ExposureClass(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EXPOSURE_CLASS_UNSPECIFIED: _ClassVar[ExposureClass]
+    EXPOSURE_CLASS_PROTOCOL: _ClassVar[ExposureClass]
+    EXPOSURE_CLASS_IDENTITY: _ClassVar[ExposureClass]
+    EXPOSURE_CLASS_INITIAL_MODEL: _ClassVar[ExposureClass]
+    EXPOSURE_CLASS_MODEL_PARAMETERS_EXTRACTOR: _ClassVar[ExposureClass]
+    EXPOSURE_CLASS_MODEL_PARAMETERS_CLASSIFIER: _ClassVar[ExposureClass]
+    EXPOSURE_CLASS_RUNNING_STATISTICS: _ClassVar[ExposureClass]
+    EXPOSURE_CLASS_CLASSIFIER_GRADIENT: _ClassVar[ExposureClass]
+    EXPOSURE_CLASS_DATA_IDENTIFIER: _ClassVar[ExposureClass]
+    EXPOSURE_CLASS_PROTOTYPES: _ClassVar[ExposureClass]
+    EXPOSURE_CLASS_SAMPLE_COUNT: _ClassVar[ExposureClass]
+    EXPOSURE_CLASS_LABEL_COUNTS: _ClassVar[ExposureClass]
+    EXPOSURE_CLASS_LOCAL_METRICS: _ClassVar[ExposureClass]
+    EXPOSURE_CLASS_DERIVED_ACCURACY: _ClassVar[ExposureClass]
+    EXPOSURE_CLASS_PEER_DERIVED: _ClassVar[ExposureClass]
+EXPOSURE_CLASS_UNSPECIFIED: ExposureClass
+EXPOSURE_CLASS_PROTOCOL: ExposureClass
+EXPOSURE_CLASS_IDENTITY: ExposureClass
+EXPOSURE_CLASS_INITIAL_MODEL: ExposureClass
+EXPOSURE_CLASS_MODEL_PARAMETERS_EXTRACTOR: ExposureClass
+EXPOSURE_CLASS_MODEL_PARAMETERS_CLASSIFIER: ExposureClass
+EXPOSURE_CLASS_RUNNING_STATISTICS: ExposureClass
+EXPOSURE_CLASS_CLASSIFIER_GRADIENT: ExposureClass
+EXPOSURE_CLASS_DATA_IDENTIFIER: ExposureClass
+EXPOSURE_CLASS_PROTOTYPES: ExposureClass
+EXPOSURE_CLASS_SAMPLE_COUNT: ExposureClass
+EXPOSURE_CLASS_LABEL_COUNTS: ExposureClass
+EXPOSURE_CLASS_LOCAL_METRICS: ExposureClass
+EXPOSURE_CLASS_DERIVED_ACCURACY: ExposureClass
+EXPOSURE_CLASS_PEER_DERIVED: ExposureClass
+EXPOSURE_FIELD_NUMBER: _ClassVar[int]
+exposure: _descriptor.FieldDescriptor

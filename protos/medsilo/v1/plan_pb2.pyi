@@ -1,0 +1,70 @@
+from protos.medsilo.v1 import exposure_pb2 as _exposure_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RunPlan(_message.Message):
+    __slots__ = ("federation", "coordinator", "run", "method", "model", "training", "rounds", "seed", "required", "optional", "downlink", "participation")
+    FEDERATION_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    REQUIRED_FIELD_NUMBER: _ClassVar[int]
+    OPTIONAL_FIELD_NUMBER: _ClassVar[int]
+    DOWNLINK_FIELD_NUMBER: _ClassVar[int]
+    PARTICIPATION_FIELD_NUMBER: _ClassVar[int]
+    federation: str
+    coordinator: str
+    run: str
+    method: Method
+    model: Model
+    training: Training
+    rounds: int
+    seed: int
+    required: _containers.RepeatedScalarFieldContainer[_exposure_pb2.ExposureClass]
+    optional: _containers.RepeatedScalarFieldContainer[_exposure_pb2.ExposureClass]
+    downlink: _containers.RepeatedScalarFieldContainer[_exposure_pb2.ExposureClass]
+    participation: float
+    def __init__(self, federation: _Optional[str] = ..., coordinator: _Optional[str] = ..., run: _Optional[str] = ..., method: _Optional[_Union[Method, _Mapping]] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., training: _Optional[_Union[Training, _Mapping]] = ..., rounds: _Optional[int] = ..., seed: _Optional[int] = ..., required: _Optional[_Iterable[_Union[_exposure_pb2.ExposureClass, str]]] = ..., optional: _Optional[_Iterable[_Union[_exposure_pb2.ExposureClass, str]]] = ..., downlink: _Optional[_Iterable[_Union[_exposure_pb2.ExposureClass, str]]] = ..., participation: _Optional[float] = ...) -> None: ...
+
+class Method(_message.Message):
+    __slots__ = ("name", "parameters_json")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_JSON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    parameters_json: str
+    def __init__(self, name: _Optional[str] = ..., parameters_json: _Optional[str] = ...) -> None: ...
+
+class Model(_message.Message):
+    __slots__ = ("name", "input_shape", "classes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INPUT_SHAPE_FIELD_NUMBER: _ClassVar[int]
+    CLASSES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    input_shape: _containers.RepeatedScalarFieldContainer[int]
+    classes: int
+    def __init__(self, name: _Optional[str] = ..., input_shape: _Optional[_Iterable[int]] = ..., classes: _Optional[int] = ...) -> None: ...
+
+class Training(_message.Message):
+    __slots__ = ("epochs", "batch_size", "optimizer", "learning_rate", "momentum", "weight_decay")
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    MOMENTUM_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
+    epochs: int
+    batch_size: int
+    optimizer: str
+    learning_rate: float
+    momentum: float
+    weight_decay: float
+    def __init__(self, epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., optimizer: _Optional[str] = ..., learning_rate: _Optional[float] = ..., momentum: _Optional[float] = ..., weight_decay: _Optional[float] = ...) -> None: ...

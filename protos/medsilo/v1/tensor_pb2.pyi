@@ -1,0 +1,56 @@
+from protos.medsilo.v1 import exposure_pb2 as _exposure_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class TensorSpec(_message.Message):
+    __slots__ = ("name", "shape", "dtype")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    dtype: str
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ...) -> None: ...
+
+class PartManifest(_message.Message):
+    __slots__ = ("exposure_class", "tensors")
+    EXPOSURE_CLASS_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    exposure_class: _exposure_pb2.ExposureClass
+    tensors: _containers.RepeatedCompositeFieldContainer[TensorSpec]
+    def __init__(self, exposure_class: _Optional[_Union[_exposure_pb2.ExposureClass, str]] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ...) -> None: ...
+
+class TensorChunk(_message.Message):
+    __slots__ = ("nonce", "initial_model", "model_parameters_extractor", "model_parameters_classifier", "running_statistics", "classifier_gradient", "data_identifier", "prototypes", "sample_count", "label_counts", "local_metrics", "derived_accuracy", "peer_derived")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_PARAMETERS_EXTRACTOR_FIELD_NUMBER: _ClassVar[int]
+    MODEL_PARAMETERS_CLASSIFIER_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_STATISTICS_FIELD_NUMBER: _ClassVar[int]
+    CLASSIFIER_GRADIENT_FIELD_NUMBER: _ClassVar[int]
+    DATA_IDENTIFIER_FIELD_NUMBER: _ClassVar[int]
+    PROTOTYPES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    LABEL_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_METRICS_FIELD_NUMBER: _ClassVar[int]
+    DERIVED_ACCURACY_FIELD_NUMBER: _ClassVar[int]
+    PEER_DERIVED_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    initial_model: bytes
+    model_parameters_extractor: bytes
+    model_parameters_classifier: bytes
+    running_statistics: bytes
+    classifier_gradient: bytes
+    data_identifier: bytes
+    prototypes: bytes
+    sample_count: bytes
+    label_counts: bytes
+    local_metrics: bytes
+    derived_accuracy: bytes
+    peer_derived: bytes
+    def __init__(self, nonce: _Optional[bytes] = ..., initial_model: _Optional[bytes] = ..., model_parameters_extractor: _Optional[bytes] = ..., model_parameters_classifier: _Optional[bytes] = ..., running_statistics: _Optional[bytes] = ..., classifier_gradient: _Optional[bytes] = ..., data_identifier: _Optional[bytes] = ..., prototypes: _Optional[bytes] = ..., sample_count: _Optional[bytes] = ..., label_counts: _Optional[bytes] = ..., local_metrics: _Optional[bytes] = ..., derived_accuracy: _Optional[bytes] = ..., peer_derived: _Optional[bytes] = ...) -> None: ...

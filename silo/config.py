@@ -1,0 +1,103 @@
+"""A hospital's configuration file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, field_validator, model_validator
+
+from privacy.configuration import FilePath, Name, StrictModel, load
+from privacy.endpoint import TlsFiles, is_loopback
+from privacy.pki import Identity
+
+
+class CoordinatorAddress(StrictModel):
+    """Where the coordinator listens, as ``host:port``, and its name in the federation."""
+
+    address: str
+    name: Name = "coordinator"
+
+    @field_validator("address")
+    @classmethod
+    def _host_and_port(cls, address: str) -> str:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ValueError("should be host:port, for example coordinator.example.org:7443")
+        return address
+
+
+class SiloConfig(StrictModel):
+    """``hospitalN.yaml``. Relative paths are taken from the file's folder.
+
+    ``state``: folder for keys, journal and models; keep it on a disk that is backed up. ``shard``: the hospital's
+    images (MedMNIST's ``.npz`` form). ``consent``: the consent file; without one nothing may leave. ``tls``: by
+    default the files in ``state/keys``. ``device``: auto, cpu, cuda or cuda:N. ``threads``: CPU threads of training; PyTorch's choice by default, and
+    fewer where several silos share a machine. ``insecure``: plain text, only to a
+    loopback address. ``trusted_models``: own model factories that a plan may name.
+    """
+
+    federation: Name
+    name: Name
+    coordinator: CoordinatorAddress
+    state: FilePath
+    shard: FilePath
+    consent: FilePath | None = None
+    tls: TlsFiles | None = None
+    device: str = "auto"
+    threads: int | None = Field(default=None, ge=1)
+    insecure: bool = False
+    trusted_models: tuple[str, ...] = ()
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, device: str) -> str:
+        kind, _, index = device.partition(":")
+        if kind not in ("auto", "cpu", "cuda") or (index and not (kind == "cuda" and index.isdigit())):
+            raise ValueError("should be auto, cpu, cuda or cuda:N")
+        return device
+
+    @model_validator(mode="after")
+    def _loopback(self) -> SiloConfig:
+        if self.insecure and not is_loopback(self.coordinator.address):
+            raise ValueError(f"`insecure: true` is for loopback addresses only, not {self.coordinator.address}")
+        return self
+
+    @classmethod
+    def read(cls, path: Path) -> SiloConfig:
+        """Raises ``ConfigurationError`` naming the file and every key that is wrong."""
+        return load(path, cls)
+
+    @property
+    def identity(self) -> Identity:
+        """Who this silo is."""
+        return Identity(self.federation, "silo", self.name)
+
+    @property
+    def coordinator_identity(self) -> Identity:
+        """Whom it speaks to."""
+        return Identity(self.federation, "coordinator", self.coordinator.name)
+
+    @property
+    def keys(self) -> Path:
+        """The folder of the silo's own keys."""
+        return self.state / "keys"
+
+    @property
+    def journal(self) -> Path:
+        """The folder of the silo's journal."""
+        return self.state / "journal"
+
+    @property
+    def journal_origin(self) -> str:
+        """The name of the silo's journal in its checkpoints."""
+        return f"medsilo/{self.federation}/silo/{self.name}"
+
+    @property
+    def runs(self) -> Path:
+        """The folder of what training leaves: models and measurements, a folder a run."""
+        return self.state / "runs"
+
+    @property
+    def tls_files(self) -> TlsFiles:
+        """Where certificate and key are."""
+        return self.tls or TlsFiles.beside(self.keys)

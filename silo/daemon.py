@@ -1,0 +1,209 @@
+"""``silo train``: joins a run, trains round by round, and goes on from any crash."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from algorithms.method import LOCAL_METRICS, SiloHalf
+from algorithms.models import build
+from algorithms.registry import make
+from algorithms.tensors import Part, Payload, payload_tensors
+from algorithms.transfer import check_finite
+from privacy.consent import ConsentFile, ConsentGate
+from privacy.door import Door
+from privacy.errors import RefusedError, TrainingError
+from privacy.exposure import Exposure
+from privacy.journal import Journal
+from privacy.pki import Credentials, load_audit_key, load_credentials
+from privacy.plan import RunPlan
+from protos.medsilo.v1 import coordinator_pb2 as wire
+from silo.config import SiloConfig
+from silo.datasets import ImageDataset, load_npz
+from silo.display import Display
+from silo.run_state import RunState
+from silo.training import LocalSite, Measurement, Progress, choose_device
+from silo.uplink import LateError, Uplink
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended at this silo."""
+
+    plan: RunPlan
+    folder: Path
+    bytes_sent: int
+
+
+def load_party(config: SiloConfig) -> Credentials | None:
+    """The silo's credentials; None with ``insecure: true``."""
+    if config.insecure:
+        return None
+    files = config.tls_files
+    return load_credentials(ca=files.ca, certificate=files.certificate, key=files.key, expected=config.identity)
+
+
+def train(config: SiloConfig, display: Display) -> Outcome:
+    """Takes part in the coordinator's run until it ends.
+
+    Everything that can be wrong on this machine (consent, shard, keys, device) is checked before the first byte
+    leaves. Raises the ``MedsiloError`` that says what is wrong.
+    """
+    consent = ConsentFile.read(config.consent)
+    if missing := consent.missing_to_ask(config.coordinator_identity):
+        raise consent.refusal(missing, f"asking {config.coordinator_identity.uri} for its plan")
+    dataset = load_npz(config.shard)
+    credentials = load_party(config)
+    device = choose_device(config.device)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    audit_key = load_audit_key(config.keys / "audit.key")
+    gate = ConsentGate(consent, config.coordinator_identity)
+    with Journal(config.journal, key=audit_key, origin=config.journal_origin) as journal:
+        door = Door(journal, identity=config.identity.uri, federation=config.federation, gate=gate)
+        door.note(
+            "consent",
+            consent=consent.describe(),
+            data=dataset.name,
+            data_sha256=dataset.fingerprint,
+            synthetic=dataset.synthetic,
+        )
+        uplink = Uplink(config, credentials, door, notice=display.notice)
+        try:
+            plan = _join(uplink, consent, door)
+            participation = _Participation(config, plan, consent, dataset, device, uplink, display)
+            uplink.use(door.through(ConsentGate(consent, config.coordinator_identity, plan)), plan)
+            participation.run()
+        finally:
+            uplink.close()
+    return Outcome(plan, config.runs / plan.run, uplink.bytes_sent)
+
+
+def _join(uplink: Uplink, consent: ConsentFile, door: Door) -> RunPlan:
+    plan = uplink.get_plan()
+    method = make(plan.method.name, plan.method.parameters)
+    if not set(method.required) <= set(plan.required):
+        raise RefusedError(
+            f"the plan asks for {', '.join(plan.required)}, but {method.name} exposes {', '.join(method.required)}: a "
+            "plan must name all that its method exposes"
+        )
+    missing = consent.missing_for(plan)
+    summary = {"run": plan.run, "plan_sha256": plan.sha256.hex(), "plan": plan.model_dump(mode="json")}
+    if missing:
+        error = consent.refusal(missing, f"run {plan.run} ({plan.method.name})")
+        door.note("refusal", **summary, reason=str(error))
+        uplink.answer(plan, missing)
+        raise error
+    door.note("run", **summary)
+    return plan
+
+
+class _Participation:
+    """One silo in one run."""
+
+    def __init__(
+        self,
+        config: SiloConfig,
+        plan: RunPlan,
+        consent: ConsentFile,
+        dataset: ImageDataset,
+        device: torch.device,
+        uplink: Uplink,
+        display: Display,
+    ) -> None:
+        self._plan = plan
+        self._uplink = uplink
+        self._display = display
+        self._metrics = Exposure.LOCAL_METRICS in set(plan.optional) & consent.consent.classes
+        self._site = LocalSite(
+            config.name,
+            dataset,
+            build(plan.model, seed=plan.seed, trusted=config.trusted_models),
+            plan,
+            device=device,
+            progress=self._progress,
+        )
+        self._half: SiloHalf = make(plan.method.name, plan.method.parameters).silo_half(self._site)
+        self._state = RunState(config.runs / plan.run, plan, config.name, dataset)
+        self._half.memory = self._state.memory()
+
+    def run(self) -> None:
+        """Joins and works off tasks until the run has ended."""
+        self._display.joined(self._plan, self._state.trained_rounds)
+        self._uplink.answer(self._plan, None)
+        while True:
+            self._display.waiting()
+            task, payload = self._uplink.next_task(
+                self._plan, holds_model=bool(self._half.memory), trained_rounds=self._state.trained_rounds
+            )
+            if task.kind == wire.TASK_KIND_FINISH:
+                self._finish(payload)
+                return
+            self._train(task.round, payload)
+
+    def _train(self, round_number: int, payload: Payload) -> None:
+        if round_number >= self._state.trained_rounds:
+            start = self._begin(payload)
+            download = {e: part for e, part in payload.items() if e != Exposure.INITIAL_MODEL}
+            self._half.train(round_number, download)
+            measured = self._site.measure(self._half.personal())
+            self._state.save(
+                self._half.memory,
+                trained_rounds=round_number + 1,
+                measurements={**start, round_number + 1: measured},
+            )
+        self._send(round_number, self._half.upload())
+
+    def _finish(self, payload: Payload) -> None:
+        rounds = self._plan.rounds
+        if not self._state.finished:
+            start = self._begin(payload)
+            self._half.finish({e: part for e, part in payload.items() if e != Exposure.INITIAL_MODEL})
+            measured = self._site.measure(self._half.personal())
+            last = {rounds: measured} if payload or not self._state.measured else {}
+            self._state.save(
+                self._half.memory,
+                trained_rounds=self._state.trained_rounds,
+                measurements={**start, **last},
+                finished=True,
+            )
+        self._send(rounds, {})
+
+    def _begin(self, payload: Payload) -> dict[int, Measurement | None]:
+        """Takes the starting model if it came; returns what it measures."""
+        if self._half.memory:
+            return {}
+        if Exposure.INITIAL_MODEL not in payload:
+            raise RefusedError("the coordinator did not send the starting model")
+        initial = payload_tensors(payload, [Exposure.INITIAL_MODEL])
+        expected = {name: tensor.shape for name, tensor in self._site.model.state_dict().items()}
+        if {name: tensor.shape for name, tensor in initial.items()} != expected:
+            raise RefusedError(
+                f"the starting model does not have the names and shapes of {self._plan.model.name}; coordinator and "
+                "silo need matching releases of the model's code"
+            )
+        self._half.begin(initial)
+        return {0: self._site.measure(initial)}
+
+    def _send(self, round_number: int, payload: Payload) -> None:
+        payload = dict(payload)
+        last = self._state.measured[-1] if self._state.measured else None
+        if self._metrics and last is not None:
+            values = (last.accuracy, last.loss)
+            payload[Exposure.LOCAL_METRICS] = Part.of(
+                {spec.name: torch.tensor(value) for spec, value in zip(LOCAL_METRICS, values, strict=True)}
+            )
+        try:
+            check_finite(payload)
+        except RefusedError as error:
+            raise TrainingError(f"round {round_number}: {error}; nothing of this round was sent") from None
+        try:
+            self._uplink.submit(self._plan, round_number, payload)
+        except LateError as late:
+            self._display.notice(f"{late}; going on with the next task")
+        self._display.sent(round_number, last.accuracy if last else None, self._uplink.bytes_sent)
+
+    def _progress(self, progress: Progress) -> None:
+        self._display.training(progress)

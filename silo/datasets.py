@@ -1,0 +1,506 @@
+"""Labelled images of one hospital, and the MedMNIST ``.npz`` files in which they are kept.
+
+    dataset = open_dataset("shards/hospital1.npz")
+    x = to_tensor(dataset.train.images)  # float32 [n, C, H, W] in [-1, 1]
+
+The format is MedMNIST v2's (Yang et al., Scientific Data 2023): ``train_images``, ``train_labels`` and so on.
+Files are read with ``allow_pickle=False``: a shard can hold data, never code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import lzma
+import os
+import secrets
+import struct
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from privacy.errors import DataError
+
+Images = npt.NDArray[np.uint8]
+Labels = npt.NDArray[np.int64]
+Patients = npt.NDArray[np.str_]
+
+PATHMNIST_MD5 = "a8b06965200029087d5bd730944a56c1"
+"""MD5 of the published ``pathmnist.npz`` (28×28, MedMNIST v2, Zenodo 10519652)."""
+
+_FORMAT_HELP = (
+    "A data set file has train_images, train_labels, test_images and test_labels as MedMNIST writes them: "
+    "uint8 images [n, H, W] or [n, H, W, C], integer labels [n] or [n, 1]"
+)
+
+# What reading an archive that is damaged, or made to do harm, has been seen to raise.
+_UNREADABLE = (
+    OSError,
+    EOFError,
+    ValueError,
+    TypeError,
+    KeyError,
+    ArithmeticError,
+    NotImplementedError,
+    RuntimeError,
+    MemoryError,
+    SyntaxError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSplit:
+    """Images, their labels and, where known, whose they are.
+
+    Attributes:
+        images: uint8 [n, H, W, C]; grey images have C = 1.
+        labels: int64 [n], each at least 0.
+        patients: str [n], a pseudonym for each image's patient, or None where unknown.
+
+    Raises:
+        DataError: the arrays do not have these types and shapes, or differ in length.
+    """
+
+    images: Images
+    labels: Labels
+    patients: Patients | None = None
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != np.uint8 or self.images.ndim != 4:
+            raise DataError(
+                f"images are {self.images.dtype} of shape {list(self.images.shape)}; give uint8 of shape [n, H, W, C]"
+            )
+        if self.labels.dtype != np.int64 or self.labels.shape != self.images.shape[:1]:
+            raise DataError(
+                f"labels are {self.labels.dtype} of shape {list(self.labels.shape)}; "
+                f"give int64, one for each of the {len(self.images)} images"
+            )
+        if len(self.labels) and int(self.labels.min()) < 0:
+            raise DataError(f"a label is {int(self.labels.min())}; number the classes from 0")
+        if self.patients is not None and (
+            self.patients.dtype.kind != "U" or self.patients.shape != self.images.shape[:1]
+        ):
+            raise DataError(
+                f"patients are {self.patients.dtype} of shape {list(self.patients.shape)}; "
+                f"give a str for each of the {len(self.images)} images, or None"
+            )
+
+    def __len__(self) -> int:
+        """The number of images, n."""
+        return len(self.labels)
+
+    def take(self, indices: npt.NDArray[np.int64]) -> ImageSplit:
+        """A copy of the images at ``indices`` (int64 [m]), in that order."""
+        return ImageSplit(
+            images=self.images[indices],
+            labels=self.labels[indices],
+            patients=None if self.patients is None else self.patients[indices],
+        )
+
+    def counts(self, num_classes: int) -> npt.NDArray[np.int64]:
+        """How many images each class has: int64 [num_classes]."""
+        return np.bincount(self.labels, minlength=num_classes).astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class ImageDataset:
+    """The splits of one data set, or of one hospital's shard of it.
+
+    Attributes:
+        name: what to call it, for example ``pathmnist`` or ``hospital1``.
+        source: where the images are from, and on what terms.
+        synthetic: True when the images were generated; results on them say nothing about patients.
+        class_names: one name for each label; a shard has the full set's even where it lacks a class.
+        train: images to train on; at least one.
+        validation: images to choose hyper-parameters on, if any.
+        test: images to report accuracy on; at least one.
+
+    Raises:
+        DataError: train or test is empty, the splits' images differ in shape, or a label has no class name.
+    """
+
+    name: str
+    source: str
+    synthetic: bool
+    class_names: tuple[str, ...]
+    train: ImageSplit
+    validation: ImageSplit | None
+    test: ImageSplit
+
+    def __post_init__(self) -> None:
+        for split_name, split in self._splits():
+            if not len(split):
+                raise DataError(f"{self.name}: the {split_name} split has no images; it needs at least one")
+            if split.images.shape[1:] != self.train.images.shape[1:]:
+                raise DataError(
+                    f"{self.name}: {split_name} images are {list(split.images.shape[1:])} (H, W, C), train "
+                    f"images {list(self.train.images.shape[1:])}; resize them to one shape"
+                )
+            if int(split.labels.max()) >= self.num_classes:
+                raise DataError(
+                    f"{self.name}: a {split_name} label is {int(split.labels.max())}, but class_names names "
+                    f"{self.num_classes} classes; correct the labels or name every class"
+                )
+
+    def _splits(self) -> list[tuple[str, ImageSplit]]:
+        named = [("train", self.train), ("val", self.validation), ("test", self.test)]
+        return [(name, split) for name, split in named if split is not None]
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes of the full set."""
+        return len(self.class_names)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(C, H, W), as a model takes them."""
+        height, width, channels = self.train.images.shape[1:]
+        return channels, height, width
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """The data set's version: SHA-256 (hex) over every split's images, labels and patients.
+
+        It depends on the content and its order only: not on names, nor on how the file is compressed.
+        """
+        digest = hashlib.sha256()
+        for name, split in self._splits():
+            header = {
+                "split": name,
+                "shape": list(split.images.shape),
+                "patients": None if split.patients is None else split.patients.tolist(),
+            }
+            encoded = json.dumps(header, sort_keys=True).encode()
+            digest.update(len(encoded).to_bytes(8, "big") + encoded)
+            digest.update(np.ascontiguousarray(split.images).data)
+            digest.update(np.ascontiguousarray(split.labels.astype("<i8")).data)
+        return digest.hexdigest()
+
+
+def to_tensor(images: Images) -> torch.Tensor:
+    """uint8 [n, H, W, C] to float32 [n, C, H, W] in [-1, 1]: (x / 255 - 0.5) / 0.5, MedMNIST's scaling."""
+    channels_first = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+    return torch.from_numpy(channels_first).to(torch.float32).div_(255.0).sub_(0.5).div_(0.5)
+
+
+def open_dataset(spec: str, *, seed: int = 0) -> ImageDataset:
+    """The data set that a configuration or option names.
+
+    Args:
+        spec: ``pathmnist``, ``synthetic``, or the path of an ``.npz`` file.
+        seed: of the generator; only ``synthetic`` uses it.
+
+    Raises:
+        DataError: there is no such data set, or its file cannot be used.
+    """
+    if spec == "pathmnist":
+        return load_pathmnist()
+    if spec == "synthetic":
+        # The generator returns an ImageDataset, so it imports this module.
+        from silo.synthetic import generate_tissue
+
+        return generate_tissue(seed=seed)
+    if not spec.endswith(".npz"):
+        raise DataError(f"{spec!r} is not a data set; give 'pathmnist', 'synthetic', or the path of an .npz file")
+    return load_npz(Path(spec))
+
+
+def load_npz(path: Path | str) -> ImageDataset:
+    """Reads a data set from an ``.npz`` file of MedMNIST's format.
+
+    Keys: ``train_images``, ``train_labels``, ``test_images``, ``test_labels``; ``val_images`` and
+    ``val_labels`` together or not at all; ``train_patients``, ``val_patients``, ``test_patients`` where
+    known; ``class_names``; scalars ``name``, ``source`` and ``synthetic``. Images are uint8 [n, H, W] or
+    [n, H, W, C] with C of 1 or 3; labels are integers of shape [n] or [n, 1].
+
+    Raises:
+        DataError: the file is missing, damaged, or not of this format; the message names file and key.
+    """
+    path = Path(path)
+    with _opened(path) as arrays:
+        train = _read_split(path, arrays, "train")
+        test = _read_split(path, arrays, "test")
+        validation = None
+        if "val_images" in arrays or "val_labels" in arrays:
+            validation = _read_split(path, arrays, "val")
+        class_names = _read_class_names(path, arrays)
+        name = _read_text(path, arrays, "name", path.stem)
+        source = _read_text(path, arrays, "source", f"the file {path.name}")
+        synthetic = _read_flag(path, arrays, "synthetic")
+    if class_names is None:
+        splits = [train, test] if validation is None else [train, test, validation]
+        highest = max((int(split.labels.max()) for split in splits if len(split)), default=-1)
+        class_names = tuple(f"class {label}" for label in range(highest + 1))
+    try:
+        return ImageDataset(name, source, synthetic, class_names, train, validation, test)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        if not path.exists():
+            raise DataError(f"{path}: there is no such file; check the path, or make shards with 'silo shard'")
+        arrays = np.load(path, allow_pickle=False)
+    except (PermissionError, IsADirectoryError) as error:
+        raise DataError(f"{path}: cannot be opened ({error.strerror}); give a file that this user may read") from error
+    except _UNREADABLE as error:
+        raise DataError(
+            f"{path}: this is not a readable .npz file ({_reason(error)}); copy or write it again"
+        ) from error
+    if not isinstance(arrays, np.lib.npyio.NpzFile):
+        raise DataError(f"{path}: this is a single array, not an .npz archive. {_FORMAT_HELP}")
+    with arrays:
+        yield arrays
+
+
+def _reason(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _read_array(path: Path, arrays: Any, key: str) -> npt.NDArray[Any]:
+    if key not in arrays:
+        raise DataError(f"{path}: the key {key!r} is missing (there are: {', '.join(arrays)}). {_FORMAT_HELP}")
+    try:
+        array = arrays[key]
+    except _UNREADABLE as error:
+        way_out = "save it as plain numbers or text" if "Object arrays" in str(error) else "copy it again"
+        raise DataError(f"{path}: the key {key!r} cannot be read ({_reason(error)}); {way_out}") from error
+    if not isinstance(array, np.ndarray):
+        raise DataError(f"{path}: the key {key!r} is not a NumPy array. {_FORMAT_HELP}")
+    return array
+
+
+def _read_split(path: Path, arrays: Any, split: str) -> ImageSplit:
+    images = _read_array(path, arrays, f"{split}_images")
+    if images.dtype != np.uint8:
+        raise DataError(f"{path}: '{split}_images' is {images.dtype}; save the images as uint8 from 0 to 255")
+    if images.ndim == 3:
+        images = images[..., np.newaxis]
+    if images.ndim != 4 or images.shape[-1] not in (1, 3) or 0 in images.shape[1:]:
+        raise DataError(
+            f"{path}: '{split}_images' has the shape {list(images.shape)}; "
+            "save [n, H, W], or [n, H, W, C] with 1 or 3 channels"
+        )
+    labels = _read_array(path, arrays, f"{split}_labels")
+    if labels.dtype.kind not in "iu":
+        raise DataError(f"{path}: '{split}_labels' is {labels.dtype}; save the labels as integers from 0")
+    labels = _as_column(path, f"{split}_labels", labels, len(images))
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < 1 << 16:
+        raise DataError(
+            f"{path}: '{split}_labels' holds labels from {labels.min()} to {labels.max()}; "
+            "number the classes from 0 (65,536 classes at most)"
+        )
+    patients = None
+    if f"{split}_patients" in arrays:
+        patients = _read_array(path, arrays, f"{split}_patients")
+        if patients.dtype.kind not in "iuU":
+            raise DataError(f"{path}: '{split}_patients' is {patients.dtype}; save the patients as text or integers")
+        patients = _as_column(path, f"{split}_patients", patients, len(images)).astype(np.str_)
+    return ImageSplit(np.ascontiguousarray(images), labels.astype(np.int64), patients)
+
+
+def _as_column(path: Path, key: str, array: npt.NDArray[Any], length: int) -> npt.NDArray[Any]:
+    if array.shape == (length, 1):
+        return array[:, 0]
+    if array.shape != (length,):
+        raise DataError(
+            f"{path}: {key!r} has the shape {list(array.shape)}; "
+            f"save one for each of the {length} images: [{length}] or [{length}, 1]"
+        )
+    return array
+
+
+def _read_class_names(path: Path, arrays: Any) -> tuple[str, ...] | None:
+    if "class_names" not in arrays:
+        return None
+    array = _read_array(path, arrays, "class_names")
+    if array.dtype.kind != "U" or array.ndim != 1:
+        raise DataError(f"{path}: 'class_names' is {array.dtype} of shape {list(array.shape)}; save a list of texts")
+    return tuple(str(name) for name in array)
+
+
+def _read_text(path: Path, arrays: Any, key: str, default: str) -> str:
+    if key not in arrays:
+        return default
+    array = _read_array(path, arrays, key)
+    if array.dtype.kind != "U" or array.size != 1:
+        raise DataError(
+            f"{path}: {key!r} is {array.dtype} of shape {list(array.shape)}; save one text, or leave it out"
+        )
+    return str(array.item())
+
+
+def _read_flag(path: Path, arrays: Any, key: str) -> bool:
+    if key not in arrays:
+        return False
+    array = _read_array(path, arrays, key)
+    if array.dtype.kind not in "biu" or array.size != 1 or array.item() not in (0, 1):
+        raise DataError(f"{path}: {key!r} is {array.dtype} of shape {list(array.shape)}; save one True or False")
+    return bool(array.item())
+
+
+def save_npz(path: Path | str, dataset: ImageDataset) -> None:
+    """Writes ``dataset`` so that :func:`load_npz` gives it back, fingerprint and all.
+
+    The same data set gives the same bytes on every day and machine: entries are stored uncompressed and with
+    a fixed time. The file appears whole or not at all (see :func:`written_whole`).
+
+    Raises:
+        DataError: the file cannot be written there.
+    """
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for split_name, split in (("train", dataset.train), ("val", dataset.validation), ("test", dataset.test)):
+        if split is None:
+            continue
+        fits = int(split.labels.max()) <= np.iinfo(np.uint8).max
+        arrays[f"{split_name}_images"] = split.images
+        arrays[f"{split_name}_labels"] = split.labels.astype(np.uint8 if fits else "<i8")[:, np.newaxis]
+        if split.patients is not None:
+            arrays[f"{split_name}_patients"] = np.array(split.patients.tolist(), dtype=np.str_)
+    arrays["class_names"] = np.array(dataset.class_names, dtype=np.str_)
+    arrays["name"] = np.array(dataset.name)
+    arrays["source"] = np.array(dataset.source)
+    arrays["synthetic"] = np.array(dataset.synthetic)
+    with written_whole(Path(path)) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for key, array in arrays.items():
+            entry = zipfile.ZipInfo(f"{key}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+            entry.create_system = 3  # otherwise Windows and Unix would write different bytes
+            entry.external_attr = 0o644 << 16
+            with archive.open(entry, "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asarray(array, order="C"), version=(1, 0), allow_pickle=False)
+
+
+@contextlib.contextmanager
+def written_whole(path: Path) -> Iterator[IO[bytes]]:
+    """A binary file to write, which takes the place of ``path`` at the end of the block, synced to disk.
+
+    When the block raises, or the machine stops, ``path`` is as it was before.
+
+    Raises:
+        DataError: the folder cannot be made or the file not be written.
+    """
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Not mkstemp: its mode 0600 would override the umask, and a silo may run as another user.
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot be written ({error.strerror or error}); free some space, or choose another place"
+        ) from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def load_pathmnist(root: Path | None = None, *, download: bool = True) -> ImageDataset:
+    """PathMNIST: 28×28 RGB tiles of colorectal tissue, nine classes, 89,996 / 10,004 / 7,180 images.
+
+    Source: MedMNIST v2 (Yang et al. 2023) from NCT-CRC-HE-100K and CRC-VAL-HE-7K (Kather et al. 2019), CC BY
+    4.0. Only the published file (by its MD5) is called ``pathmnist``; any other file of that name and format
+    is called ``unofficial pathmnist``, so that no result on it passes for PathMNIST's.
+
+    Args:
+        root: the folder of ``pathmnist.npz``; ``~/.medmnist`` when None.
+        download: fetch the file (206 MB) through the ``medmnist`` package where it is absent.
+
+    Raises:
+        DataError: the file is absent and cannot be fetched, or is not of this format.
+    """
+    root = Path.home() / ".medmnist" if root is None else root
+    path = root / "pathmnist.npz"
+    if not path.is_file():
+        if not download:
+            raise DataError(f"{path}: PathMNIST is not there. {_by_hand(path)}")
+        _download_pathmnist(path)
+    dataset = load_npz(path)
+    digest = _md5(path)
+    official = digest == PATHMNIST_MD5
+    class_names = _pathmnist_class_names()
+    try:
+        return ImageDataset(
+            name="pathmnist" if official else "unofficial pathmnist",
+            source=(
+                "PathMNIST, MedMNIST v2, CC BY 4.0"
+                if official
+                else f"a file in PathMNIST's format, not the published one (md5 {digest})"
+            ),
+            synthetic=dataset.synthetic,
+            class_names=class_names,
+            train=dataset.train,
+            validation=dataset.validation,
+            test=dataset.test,
+        )
+    except DataError as error:
+        raise DataError(f"{path}: {error}. {_by_hand(path)}") from None
+
+
+def _by_hand(path: Path) -> str:
+    return (
+        "Download pathmnist.npz (206 MB) from MedMNIST's record 10519652 on Zenodo, "
+        f"check that its md5 is {PATHMNIST_MD5}, and put it at {path}"
+    )
+
+
+def _pathmnist_class_names() -> tuple[str, ...]:
+    # medmnist makes ~/.medmnist and loads scikit-learn on import, so it is imported only when it is needed.
+    from medmnist import INFO
+
+    labels: dict[str, str] = INFO["pathmnist"]["label"]
+    return tuple(labels[str(label)] for label in range(len(labels)))
+
+
+def _download_pathmnist(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A download that breaks off must not leave a half file where the next start would find it.
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".pathmnist-") as folder:
+            from medmnist import PathMNIST
+
+            fetched = Path(folder) / path.name
+            PathMNIST(split="test", download=True, root=folder)
+            digest = _md5(fetched)
+            if digest != PATHMNIST_MD5:
+                raise DataError(
+                    f"the download of {path.name} was discarded: its md5 is {digest}, not the published one. "
+                    + _by_hand(path)
+                )
+            fetched.replace(path)
+    except (ImportError, *_UNREADABLE) as error:
+        raise DataError(f"{path}: PathMNIST is not there and cannot be downloaded. {_by_hand(path)}") from error
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -1,0 +1,130 @@
+"""Pictures of a federation's data, drawn to files without a display."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
+
+from privacy.errors import ConfigurationError
+from silo.datasets import ImageDataset, written_whole
+
+_INK = "#1d2733"
+_MUTED = "#66717f"
+_GRID = "#e4e8ed"
+_BUBBLE = "#2f6f9f"
+_WARNING = "#a8380f"
+
+
+def draw_label_distribution(shards: Sequence[ImageDataset], path: Path, *, title: str | None = None) -> None:
+    """Draws how many training images of each class each silo has, as a PNG.
+
+    Silos are columns, classes are rows; a circle's area is proportional to the number of images, which is
+    written in it or, where it is small, beside it. A synthetic set is marked as such in the title.
+
+    Args:
+        shards: the silos' shards, with the same class names; at least one.
+        path: the PNG file to write; it appears whole or not at all.
+        title: what to call the data set; the first shard's source when None.
+
+    Raises:
+        ConfigurationError: there are no shards, or their class names differ.
+        DataError: the file cannot be written.
+    """
+    if not shards:
+        raise ConfigurationError("there are no shards to draw; give at least one")
+    class_names = shards[0].class_names
+    if any(shard.class_names != class_names for shard in shards):
+        raise ConfigurationError(f"{path}: the shards have different classes; draw shards of one data set")
+    counts = np.stack([shard.train.counts(len(class_names)) for shard in shards], axis=1)
+    num_classes, num_silos = counts.shape
+
+    cell = 0.62  # inches
+    names = [shard.name for shard in shards]
+    left = 0.35 + 0.083 * max(len(name) for name in class_names)
+    right, top = 0.35, 0.95
+    grid_width = max(num_silos * cell, 5.2)
+    grid_height = num_classes * cell
+    crowded = max(len(name) for name in names) * 0.078 > grid_width / num_silos
+    bottom = 0.3 + 0.06 * max(len(name) for name in names) if crowded else 0.45
+    width, height = left + grid_width + right, bottom + grid_height + top
+    figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
+    FigureCanvasAgg(figure)
+    axes = figure.add_axes((left / width, bottom / height, grid_width / width, grid_height / height))
+
+    columns, rows = np.meshgrid(np.arange(num_silos), np.arange(num_classes))
+    largest = max(1, int(counts.max()))
+    diameter = 0.92 * cell * 72 * np.sqrt(counts / largest)  # points
+    fraction = counts / largest
+    colours = [to_rgba(_BUBBLE, 0.35 + 0.65 * value) for value in fraction.ravel()]
+    axes.scatter(columns.ravel(), rows.ravel(), s=diameter.ravel() ** 2, c=colours, linewidths=0, zorder=2)
+    for (row, column), count in np.ndenumerate(counts):
+        if not count:
+            continue
+        text = f"{count}"
+        inside = diameter[row, column] > 4.6 * len(text) + 3
+        axes.annotate(
+            text,
+            (column, row),
+            xytext=(0, 0 if inside else -diameter[row, column] / 2 - 4.5),
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            fontsize=7.5,
+            color="white" if inside and fraction[row, column] > 0.5 else _INK,
+            zorder=3,
+        )
+
+    axes.set_xlim(-0.5, num_silos - 0.5)
+    axes.set_ylim(num_classes - 0.5, -0.5)
+    axes.set_xticks(
+        range(num_silos),
+        names,
+        rotation=45 if crowded else 0,
+        ha="right" if crowded else "center",
+        rotation_mode="anchor",
+        fontsize=9,
+        color=_INK,
+    )
+    axes.set_yticks(range(num_classes), class_names, fontsize=9, color=_INK)
+    axes.tick_params(length=0, pad=6)
+    axes.set_xticks(np.arange(-0.5, num_silos), minor=True)
+    axes.set_yticks(np.arange(-0.5, num_classes), minor=True)
+    axes.tick_params(which="minor", length=0)
+    axes.grid(which="minor", color=_GRID, linewidth=0.8, zorder=0)
+    axes.spines[:].set_visible(False)
+
+    synthetic = any(shard.synthetic for shard in shards)
+    heading = title if title is not None else shards[0].source
+    if synthetic:
+        heading = f"SYNTHETIC DATA: {heading}"
+    room = int((width - 0.5) / 0.12)
+    if len(heading) > room:
+        heading = f"{heading[: room - 1]}…"
+    totals = [len(shard.train) for shard in shards]
+    each = f"{totals[0]:,}" if len(set(totals)) == 1 else f"{min(totals):,} to {max(totals):,}"
+    plural = "hospitals" if num_silos > 1 else "hospital"
+    figure.text(
+        0.2 / width,
+        1 - 0.34 / height,
+        heading,
+        fontsize=13,
+        fontweight="bold",
+        color=_WARNING if synthetic else _INK,
+        va="center",
+    )
+    figure.text(
+        0.2 / width,
+        1 - 0.64 / height,
+        f"Training images of each class at {num_silos} {plural}, {each} each; area is the number of images",
+        fontsize=9.5,
+        color=_MUTED,
+        va="center",
+    )
+    with written_whole(path) as file:
+        # Without the software's version in it, the same shards give the same bytes.
+        figure.savefig(file, format="png", metadata={"Software": None})

@@ -1,0 +1,194 @@
+"""What a silo keeps of a run: the method's memory, the personalised model, what was measured.
+
+A round's results appear together: files are written under new names and made durable, then ``progress.json``
+names them, in one atomic step. A silo that is killed at any moment finds the round before or the round after.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from algorithms.method import PERSONAL, Memory
+from privacy.errors import DataError
+from privacy.plan import RunPlan
+from silo.datasets import ImageDataset
+from silo.training import Measurement
+
+MODEL = "model.safetensors"
+DESCRIPTION = "model.json"
+RESULTS = "results.json"
+_PROGRESS = "progress.json"
+
+
+class Measured(BaseModel):
+    """The personalised model on the silo's own test images after ``rounds`` rounds; 0: before any training."""
+
+    rounds: int
+    accuracy: float
+    loss: float
+
+
+class _Progress(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    plan_sha256: str
+    trained_rounds: int
+    finished: bool
+    files: dict[str, str]
+    measured: list[Measured]
+
+
+class RunState:
+    """The folder of one run. ``trained_rounds`` counts the rounds up to and including the last one trained."""
+
+    def __init__(self, folder: Path, plan: RunPlan, silo: str, dataset: ImageDataset) -> None:
+        self.folder = folder
+        self._plan = plan
+        self._silo = silo
+        self._dataset = dataset
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomically(folder / "plan.json", plan.model_dump_json(indent=2).encode())
+        self._progress = self._read()
+        if self._progress.files:
+            self._show()
+
+    @property
+    def trained_rounds(self) -> int:
+        """One more than the last round trained here; 0 before the first."""
+        return self._progress.trained_rounds
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run's end has been taken in."""
+        return self._progress.finished
+
+    @property
+    def measured(self) -> list[Measured]:
+        """What was measured so far, in order."""
+        return self._progress.measured
+
+    def memory(self) -> Memory:
+        """The method's memory as it was saved last; empty before the first round."""
+        memory: Memory = {}
+        for group, name in self._progress.files.items():
+            try:
+                memory[group] = load_file(self.folder / name)
+            except (OSError, SafetensorError) as error:
+                raise DataError(
+                    f"{self.folder / name}: cannot be read ({error}); restore the state folder from a backup, or "
+                    f"move {self.folder} away to start this run anew at this silo"
+                ) from None
+        return memory
+
+    def save(
+        self,
+        memory: Memory,
+        *,
+        trained_rounds: int,
+        measurements: Mapping[int, Measurement | None],
+        finished: bool = False,
+    ) -> None:
+        """Keeps a round's outcome; ``measurements`` by number of rounds behind them."""
+        files = {}
+        for group, state in memory.items():
+            name = f"{group}-{trained_rounds:06d}{'-end' if finished else ''}.safetensors"
+            self._write(name, state)
+            files[group] = name
+        old = set(self._progress.files.values()) - set(files.values())
+        measured = list(self._progress.measured)
+        for rounds, measurement in measurements.items():
+            if measurement is not None:
+                measured.append(Measured(rounds=rounds, accuracy=measurement.accuracy, loss=measurement.loss))
+        self._progress = _Progress(
+            plan_sha256=self._plan.sha256.hex(),
+            trained_rounds=trained_rounds,
+            finished=finished,
+            files=files,
+            measured=measured,
+        )
+        write_atomically(self.folder / _PROGRESS, self._progress.model_dump_json(indent=2).encode())
+        self._show()
+        for name in old:
+            (self.folder / name).unlink(missing_ok=True)
+
+    def _read(self) -> _Progress:
+        path = self.folder / _PROGRESS
+        fresh = _Progress(plan_sha256=self._plan.sha256.hex(), trained_rounds=0, finished=False, files={}, measured=[])
+        if not path.exists():
+            return fresh
+        try:
+            progress = _Progress.model_validate_json(path.read_bytes())
+        except ValueError as error:
+            raise DataError(
+                f"{path}: cannot be read ({error}); restore the state folder from a backup, or move {self.folder} "
+                "away to start this run anew at this silo"
+            ) from None
+        if progress.plan_sha256 != self._plan.sha256.hex():
+            raise DataError(
+                f"{self.folder} holds a run of the same name with another plan; move it away, or ask the coordinator "
+                "to give the new run another name"
+            )
+        return progress
+
+    def _write(self, name: str, state: Mapping[str, Tensor]) -> None:
+        path = self.folder / name
+        save_file({key: tensor.contiguous() for key, tensor in state.items()}, path)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+    def _show(self) -> None:
+        """Gives the personalised model its lasting name, without writing its bytes again."""
+        link = self.folder / f".{MODEL}.new"
+        link.unlink(missing_ok=True)
+        os.link(self.folder / self._progress.files[PERSONAL], link)
+        link.replace(self.folder / MODEL)
+        description = describe(self._plan, self._silo, self._dataset)
+        description["rounds_trained"] = self.trained_rounds
+        description["test_accuracy"] = self.measured[-1].accuracy if self.measured else None
+        write_atomically(self.folder / DESCRIPTION, json.dumps(description, indent=2).encode())
+        results = {
+            "run": self._plan.run,
+            "method": self._plan.method.name,
+            "silo": self._silo,
+            "data": self._dataset.name,
+            "synthetic": self._dataset.synthetic,
+            "test_images": len(self._dataset.test),
+            "measured": [m.model_dump() for m in self.measured],
+        }
+        write_atomically(self.folder / RESULTS, json.dumps(results, indent=2).encode())
+
+
+def describe(plan: RunPlan, silo: str, dataset: ImageDataset) -> dict[str, Any]:
+    """How to load a personalised model, and what it is."""
+    return {
+        "load": f"algorithms.models.build(ModelPlan(**architecture)), then load_state_dict of {MODEL} (safetensors)",
+        "architecture": plan.model.model_dump(mode="json"),
+        "pixels": "uint8 RGB or grey, channels first, scaled as (x / 255 - 0.5) / 0.5",
+        "class_names": list(dataset.class_names),
+        "silo": silo,
+        "federation": plan.federation,
+        "run": plan.run,
+        "method": plan.method.model_dump(mode="json"),
+        "plan_sha256": plan.sha256.hex(),
+        "data": dataset.name,
+        "data_sha256": dataset.fingerprint,
+        "synthetic": dataset.synthetic,
+    }
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replaces a file's content in one step that a power cut cannot halve."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)

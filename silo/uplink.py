@@ -1,0 +1,314 @@
+"""The silo's only way out: one gRPC channel to the coordinator, every message through the door."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import grpc
+from google.protobuf.message import Message
+from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential_jitter
+
+from algorithms.tensors import Payload
+from algorithms.transfer import MemorySink, Receiver, check_finite, manifest, read_manifest, send
+from privacy.consent import Missing
+from privacy.door import Call, Door, nonce
+from privacy.errors import IdentityError, MedsiloError, RefusedError
+from privacy.pki import Credentials, fingerprint, identity_of_certificate
+from privacy.plan import RunPlan
+from protos.medsilo.v1 import coordinator_pb2 as wire
+from protos.medsilo.v1 import journal_pb2, tensor_pb2
+from silo.config import SiloConfig
+
+PROTOCOL_VERSION = 1
+WAIT_SECONDS = 50
+ANSWER_SECONDS = 60
+LONGEST_PAUSE_SECONDS = 30
+_SERVICE = wire.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
+_TRANSIENT = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+)
+
+T = TypeVar("T")
+
+
+class LateError(MedsiloError):
+    """The round has ended without this silo's update; the next task is what counts."""
+
+
+class Uplink:
+    """Calls the coordinator. A call that fails for a passing reason (network, restart) is made again, for ever,
+    with growing pauses; ``notice`` is told before each pause."""
+
+    def __init__(
+        self,
+        config: SiloConfig,
+        credentials: Credentials | None,
+        door: Door,
+        *,
+        notice: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._credentials = credentials
+        self._door = door
+        self._notice = notice
+        self._plan: RunPlan | None = None
+        self._peer_certificate_sha256 = ""
+        self.bytes_sent = 0
+        self._channel = self._connect()
+
+    def close(self) -> None:
+        """Closes the channel."""
+        self._channel.close()
+
+    def use(self, door: Door, plan: RunPlan) -> None:
+        """From now on messages belong to this plan and pass this door."""
+        self._door = door
+        self._plan = plan
+
+    def get_plan(self) -> RunPlan:
+        """The coordinator's plan; raises ``IdentityError`` if the answer is not the configured coordinator's."""
+
+        def ask(attempt: int) -> RunPlan:
+            call = self._call("GetPlan", attempt, "asking for the run's plan")
+            request = wire.GetPlanRequest(nonce=nonce(), silo=self._config.name, protocol_version=PROTOCOL_VERSION)
+            response = self._door.admit(self._unary(request, call), wire.GetPlanResponse, call)
+            if self._credentials is not None:
+                certificate = response.coordinator_certificate
+                if identity_of_certificate(certificate, self._credentials.ca_pem) != self._config.coordinator_identity:
+                    raise IdentityError(
+                        f"the coordinator at {self._config.coordinator.address} shows the certificate of another "
+                        f"party than {self._config.coordinator_identity.uri}"
+                    )
+                self._peer_certificate_sha256 = fingerprint(certificate)
+            plan = RunPlan.from_message(response.plan)
+            if plan.coordinator_identity != self._config.coordinator_identity:
+                raise RefusedError(f"the plan names {plan.coordinator_identity.uri} as its coordinator")
+            return plan
+
+        return self._persistently(ask)
+
+    def answer(self, plan: RunPlan, missing: Missing | None) -> None:
+        """Tells the coordinator yes, or no and what the consent lacks."""
+
+        def tell(attempt: int) -> None:
+            call = self._call("Join", attempt, "answering the plan")
+            request = wire.JoinRequest(
+                nonce=nonce(),
+                silo=self._config.name,
+                plan_sha256=plan.sha256,
+                audit_key=self._door.journal.public_key,
+                accepted=not missing,
+                missing_classes=[exposure.number for exposure in missing.classes] if missing else [],
+                missing_method=bool(missing and missing.method),
+            )
+            self._door.admit(self._unary(request, call), wire.JoinResponse, call)
+
+        self._persistently(tell)
+
+    def next_task(self, plan: RunPlan, *, holds_model: bool, trained_rounds: int) -> tuple[wire.Task, Payload]:
+        """The next task with its tensors; waits for one as long as it takes.
+
+        The tensors of a round that is already trained here are not fetched again.
+        """
+
+        def ask(attempt: int) -> tuple[wire.Task, Payload] | None:
+            call = self._call("GetTask", attempt, "waiting for a task")
+            request = wire.GetTaskRequest(
+                nonce=nonce(),
+                silo=self._config.name,
+                plan_sha256=plan.sha256,
+                wait_seconds=WAIT_SECONDS,
+                holds_model=holds_model,
+            )
+            data = self._release(request, call)
+            stream = self._channel.unary_stream(f"/{_SERVICE}/GetTask")(data, wait_for_ready=False)
+            try:
+                return self._read_task(stream, call, plan, trained_rounds)
+            finally:
+                stream.cancel()
+
+        while True:
+            if (found := self._persistently(ask)) is not None:
+                return found
+
+    def submit(self, plan: RunPlan, round_number: int, payload: Payload) -> journal_pb2.Receipt:
+        """Sends a round's update and returns the coordinator's receipt.
+
+        Raises ``LateError`` if the round has ended meanwhile, ``RefusedError`` if the update or the receipt is
+        not acceptable.
+        """
+
+        def upload(attempt: int) -> journal_pb2.Receipt:
+            call = self._call("SubmitUpdate", attempt, f"update of round {round_number}")
+            call.round = round_number
+            header = wire.SubmitUpdateRequest(
+                update=wire.Update(
+                    nonce=nonce(),
+                    silo=self._config.name,
+                    plan_sha256=plan.sha256,
+                    round=round_number,
+                    parts=manifest(payload),
+                )
+            )
+
+            def frame(chunk: tensor_pb2.TensorChunk) -> wire.SubmitUpdateRequest:
+                return wire.SubmitUpdateRequest(chunk=chunk)
+
+            failure: list[Exception] = []
+            messages = self._counted(_keep_failure(send(self._door, call, header, payload, frame), failure))
+            try:
+                data = self._channel.stream_unary(f"/{_SERVICE}/SubmitUpdate")(messages)
+            except grpc.RpcError:
+                # gRPC hides what went wrong on our own side of the stream.
+                if failure:
+                    raise failure[0] from None
+                raise
+            response = self._door.admit(data, wire.SubmitUpdateResponse, call, durable=True)
+            receipt = response.receipt
+            if not response.repeated and (
+                receipt.call_id.hex() != call.call_id
+                or receipt.messages != call.sent.messages
+                or receipt.sha256 != call.sent.sha256
+            ):
+                raise RefusedError("the coordinator's receipt is not for the bytes that were sent")
+            self._door.journal.checkpoint()
+            return receipt
+
+        return self._persistently(upload)
+
+    def _read_task(
+        self, stream: Iterator[bytes], call: Call, plan: RunPlan, trained_rounds: int
+    ) -> tuple[wire.Task, Payload] | None:
+        first = next(stream, None)
+        frame = self._door.admit(first, wire.GetTaskResponse, call) if first is not None else None
+        if frame is None or frame.WhichOneof("frame") != "task":
+            raise RefusedError("the coordinator's answer does not begin with a task")
+        task = frame.task
+        call.round = task.round
+        if task.kind == wire.TASK_KIND_WAIT:
+            return None
+        if task.round > plan.rounds or (task.kind == wire.TASK_KIND_TRAIN and task.round == plan.rounds):
+            raise RefusedError(f"round {task.round} lies beyond the plan's {plan.rounds} rounds")
+        if task.kind == wire.TASK_KIND_TRAIN and task.round < trained_rounds:
+            return task, {}
+        parts = read_manifest(task.parts)
+        if extra := set(parts) - set(plan.downlink):
+            raise RefusedError(f"the coordinator sends {', '.join(sorted(extra))}, which the plan does not announce")
+        sink = MemorySink(parts)
+        receiver = Receiver(parts, sink)
+        for data in stream:
+            frame = self._door.admit(data, wire.GetTaskResponse, call)
+            receiver.take(frame.chunk)
+        receiver.finish()
+        payload = sink.payload()
+        check_finite(payload)
+        return task, payload
+
+    def _unary(self, request: Message, call: Call) -> bytes:
+        data = self._release(request, call)
+        answer: bytes = self._channel.unary_unary(f"/{_SERVICE}/{call.rpc}")(data, timeout=ANSWER_SECONDS)
+        return answer
+
+    def _release(self, message: Message, call: Call) -> bytes:
+        (data,) = self._counted(iter(self._door.release([message], call)))
+        return data
+
+    def _counted(self, messages: Iterator[bytes]) -> Iterator[bytes]:
+        for data in messages:
+            self.bytes_sent += len(data)
+            yield data
+
+    def _call(self, rpc: str, attempt: int, purpose: str) -> Call:
+        return Call(
+            rpc=rpc,
+            peer=self._config.coordinator_identity.uri,
+            peer_certificate_sha256=self._peer_certificate_sha256,
+            purpose=purpose,
+            run=self._plan.run if self._plan else None,
+            plan_sha256=self._plan.sha256.hex() if self._plan else None,
+            attempt=attempt,
+        )
+
+    def _persistently(self, action: Callable[[int], T]) -> T:
+        for attempt in Retrying(
+            retry=retry_if_exception(_passing),
+            wait=wait_exponential_jitter(initial=0.2, max=LONGEST_PAUSE_SECONDS),
+            before_sleep=self._before_pause,
+            reraise=True,
+        ):
+            with attempt:
+                try:
+                    return action(attempt.retry_state.attempt_number)
+                except grpc.RpcError as error:
+                    raise self._explain(error) from error
+        raise AssertionError("unreachable: the loop ends by returning or raising")
+
+    def _before_pause(self, state: RetryCallState) -> None:
+        reason = state.outcome.exception() if state.outcome else None
+        pause = state.next_action.sleep if state.next_action else 0
+        self._notice(f"{reason}; trying again in {pause:.0f} s")
+
+    def _explain(self, error: grpc.RpcError) -> Exception:
+        code, details = error.code(), error.details() or ""
+        address = self._config.coordinator.address
+        if code == grpc.StatusCode.PERMISSION_DENIED:
+            return IdentityError(f"the coordinator at {address} refuses this silo: {details}")
+        if code == grpc.StatusCode.INVALID_ARGUMENT:
+            return RefusedError(f"the coordinator at {address} refuses: {details}")
+        if code == grpc.StatusCode.ABORTED:
+            return LateError(details)
+        if code == grpc.StatusCode.UNIMPLEMENTED:
+            return RefusedError(f"what answers at {address} is not a Medsilo coordinator: {details}")
+        if "CERTIFICATE_VERIFY_FAILED" in details or "Hostname Verification Check failed" in details:
+            return IdentityError(
+                f"what answers at {address} cannot show a valid certificate of "
+                f"{self._config.coordinator_identity.uri}: {details}\nCheck the address, `federation`, "
+                f"`coordinator: name` and {self._config.tls_files.ca}, and with the coordinator's operator that its "
+                "certificate has not expired"
+            )
+        if code in _TRANSIENT:
+            return _PassingError(f"the coordinator at {address} does not answer ({code.name}: {details})")
+        return RefusedError(f"the coordinator at {address} answered {code.name}: {details}")
+
+    def _connect(self) -> grpc.Channel:
+        options = [
+            ("grpc.keepalive_time_ms", 20_000),
+            ("grpc.keepalive_timeout_ms", 20_000),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.max_reconnect_backoff_ms", 5_000),
+            ("grpc.enable_retries", 0),
+        ]
+        address = self._config.coordinator.address
+        if self._credentials is None:
+            return grpc.insecure_channel(address, options=options)
+        # The name in the certificate is the coordinator's identity, wherever its address is.
+        options.append(("grpc.ssl_target_name_override", self._config.coordinator_identity.server_name))
+        credentials = grpc.ssl_channel_credentials(
+            root_certificates=self._credentials.ca_pem,
+            private_key=self._credentials.private_key_pem,
+            certificate_chain=self._credentials.certificate_pem,
+        )
+        return grpc.secure_channel(address, credentials, options=options)
+
+
+class _PassingError(MedsiloError):
+    """Something that time may mend."""
+
+
+def _passing(error: BaseException) -> bool:
+    return isinstance(error, _PassingError)
+
+
+def _keep_failure(messages: Iterator[bytes], failure: list[Exception]) -> Iterator[bytes]:
+    try:
+        yield from messages
+    except Exception as error:
+        failure.append(error)
+        raise

@@ -1,0 +1,1 @@
+"""The same methods with no network: many silos in one process."""
