@@ -173,7 +173,7 @@ class DiversiFedCoordinator(CoordinatorHalf):
 def proximal_gradient(parameters: Sequence[Tensor], centre: Sequence[Tensor], strength: float) -> None:
     """Adds the gradient of ``strength/2 · ‖w − centre‖²`` to the parameters' gradients."""
     with torch.no_grad():
-        gradients = [parameter.grad for parameter in parameters]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         torch._foreach_add_(gradients, torch._foreach_sub(list(parameters), list(centre)), alpha=strength)
 
 

@@ -9,6 +9,7 @@ import importlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torchvision
@@ -140,7 +141,7 @@ def _take_channels(model: nn.Module, channels: int) -> None:
                     module.out_channels,
                     (module.kernel_size[0], module.kernel_size[1]),
                     stride=(module.stride[0], module.stride[1]),
-                    padding=module.padding if isinstance(module.padding, str) else tuple(module.padding),
+                    padding=cast("tuple[int, int]", module.padding),
                     bias=module.bias is not None,
                 ),
             )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -65,7 +65,7 @@ class MemorySource:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._views = [
-            memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            memoryview(cast("Any", tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
             for tensor in tensors
             if tensor.numel()
         ]

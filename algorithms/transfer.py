@@ -108,7 +108,7 @@ class Receiver:
     """Takes the chunks of a transfer in their order and writes their bytes to a sink."""
 
     def __init__(self, parts: Parts, sink: Sink) -> None:
-        self._left = [[exposure, sum(spec.nbytes for spec in specs)] for exposure, specs in parts.items()]
+        self._due = [(exposure, sum(spec.nbytes for spec in specs)) for exposure, specs in parts.items()]
         self._sink = sink
 
     def take(self, chunk: tensor_pb2.TensorChunk) -> None:
@@ -116,23 +116,24 @@ class Receiver:
         self._skip_empty()
         name = chunk.WhichOneof("data")
         data: bytes = getattr(chunk, name) if name else b""
-        if not self._left or name != self._left[0][0].chunk_field or len(data) > self._left[0][1]:
-            raise RefusedError(f"a chunk of {len(data)} bytes of {name} is not what the manifest announced next")
         if not data:
             raise RefusedError("a chunk without bytes")
+        exposure, left = self._due[0] if self._due else (None, 0)
+        if exposure is None or name != exposure.chunk_field or len(data) > left:
+            raise RefusedError(f"a chunk of {len(data)} bytes of {name} is not what the manifest announced next")
         self._sink.write(data)
-        self._left[0][1] -= len(data)
+        self._due[0] = (exposure, left - len(data))
 
     def finish(self) -> None:
         """Raises ``RefusedError`` if the transfer ended early."""
         self._skip_empty()
-        if self._left:
-            exposure, missing = self._left[0]
+        if self._due:
+            exposure, missing = self._due[0]
             raise RefusedError(f"the stream ended {missing} bytes short in {exposure}")
 
     def _skip_empty(self) -> None:
-        while self._left and self._left[0][1] == 0:
-            self._left.pop(0)
+        while self._due and self._due[0][1] == 0:
+            self._due.pop(0)
 
 
 class MemorySink:

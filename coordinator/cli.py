@@ -84,7 +84,7 @@ def status(config: Config, as_json: AsJson = False) -> None:
                 "rounds_late": sum(p.late for p in own),
             }
         )
-    content = {
+    content: dict[str, Any] = {
         "run": run,
         "method": settings.run.method["name"],
         "round": None if current is None else min(current.number + 1, settings.run.rounds),

@@ -66,8 +66,8 @@ class CoordinatorConfig(StrictModel):
     ``listen``: address and port. ``silos``: the hospitals that may take part; the run starts when ``start_with``
     of them (default: all) have joined. ``state``: folder for everything the coordinator keeps. ``store``: database
     URL; SQLite in the state folder by default. ``tls``: by default the files in ``state/keys``. ``insecure``: plain
-    text, only for a loopback address. ``keep_rounds``: how many past rounds' tensors stay on disk. ``trusted_models``: users' own
-    model factories that a plan may name.
+    text, only for a loopback address. ``keep_rounds``: how many past rounds' tensors stay on disk.
+    ``trusted_models``: users' own model factories that a plan may name.
     """
 
     federation: Name

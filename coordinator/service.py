@@ -72,7 +72,7 @@ class CoordinatorService:
         self._credentials = credentials
         self._audit_key = door.journal.public_key
 
-    def handler(self) -> grpc.GenericRpcHandler:
+    def handler(self) -> Any:
         """The service's methods over raw bytes."""
         return grpc.method_handlers_generic_handler(
             SERVICE.full_name,
@@ -157,11 +157,11 @@ class CoordinatorService:
         if Exposure.LOCAL_METRICS not in parts:
             expected.pop(Exposure.LOCAL_METRICS, None)
         check_parts(parts, expected)
-        small = {e: s for e, s in parts.items() if e == Exposure.LOCAL_METRICS}
-        large = {e: s for e, s in parts.items() if e != Exposure.LOCAL_METRICS}
+        large = dict(parts)
+        measured = large.pop(Exposure.LOCAL_METRICS, None)
         path = self._rounds.upload_path(silo, update.round)
         with PayloadWriter(path, large) as writer:
-            metrics = MemorySink(small)
+            metrics = MemorySink({} if measured is None else {Exposure.LOCAL_METRICS: measured})
             receiver = Receiver(parts, _Split(parts, writer, metrics))
             while (message := self._next(stream, call)) is not None:
                 if message.WhichOneof("frame") != "chunk":
@@ -225,10 +225,10 @@ class CoordinatorService:
         """The identity in the caller's certificate; None in plain text."""
         if self._credentials is None:
             return None
-        certificates = context.auth_context().get("x509_pem_cert", [])
-        if not certificates:
+        certificate = _certificate(context)
+        if certificate is None:
             raise IdentityError("no certificate; silos show the one that `coordinator ca issue` made")
-        return identity_of_certificate(certificates[0], self._credentials.ca_pem)
+        return identity_of_certificate(certificate, self._credentials.ca_pem)
 
     def _call(self, rpc: str, context: grpc.ServicerContext) -> Call:
         peer = self._peer(context)
@@ -237,11 +237,11 @@ class CoordinatorService:
                 raise IdentityError(f"the certificate is of federation {peer.federation}, not of this one")
             if peer.role != ALLOWED_ROLE[rpc]:
                 raise IdentityError(f"a {peer.role} may not call {rpc}")
-        certificates = context.auth_context().get("x509_pem_cert", [])
+        certificate = _certificate(context)
         return Call(
             rpc=rpc,
             peer=peer.uri if peer else "",
-            peer_certificate_sha256=fingerprint(certificates[0]) if certificates else "",
+            peer_certificate_sha256=fingerprint(certificate) if certificate else "",
             purpose=f"run {self._plan.run}: {self._plan.method.name}",
             run=self._plan.run,
             plan_sha256=self._plan.sha256.hex(),
@@ -304,6 +304,13 @@ class CoordinatorService:
         log.warning("%s by %s refused: %s", rpc, peer, error)
         self._store.refuse(peer, rpc, str(error))
         context.abort(code, str(error))
+        raise AssertionError("unreachable: abort raises")
+
+
+def _certificate(context: grpc.ServicerContext) -> bytes | None:
+    """The caller's certificate (PEM), which TLS has checked."""
+    shown: Any = context.auth_context().get("x509_pem_cert")
+    return bytes(shown[0]) if shown else None
 
 
 class _Split:

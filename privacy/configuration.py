@@ -39,7 +39,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 def _mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen = set()
     for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+        key = loader.construct_object(key_node, deep=True)
         if isinstance(key, dict | list):
             raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key_node.start_mark)
         if key in seen:

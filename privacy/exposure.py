@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor
 
@@ -51,7 +51,7 @@ class Exposure(StrEnum):
     @property
     def number(self) -> exposure_pb2.ExposureClass:
         """The class's number on the wire."""
-        return exposure_pb2.ExposureClass.Value(f"EXPOSURE_CLASS_{self.name}")
+        return cast("exposure_pb2.ExposureClass", exposure_pb2.ExposureClass.Value(f"EXPOSURE_CLASS_{self.name}"))
 
     @property
     def chunk_field(self) -> str:
@@ -62,7 +62,7 @@ class Exposure(StrEnum):
     def from_number(cls, number: int) -> Exposure:
         """The class of a wire number; raises ``RefusedError`` for a number that the schema does not know."""
         try:
-            name = exposure_pb2.ExposureClass.Name(number)  # type: ignore[arg-type]
+            name = exposure_pb2.ExposureClass.Name(number)
             return cls[name.removeprefix("EXPOSURE_CLASS_")]
         except (ValueError, KeyError):
             raise RefusedError(f"exposure class {number} is not one of this version's schema") from None
@@ -144,14 +144,14 @@ _WIRE_TYPE = {
 
 def exposure_of(field: FieldDescriptor) -> Exposure | None:
     """The class that a field's annotation gives, or None where it has none."""
-    number = field.GetOptions().Extensions[exposure_pb2.exposure]
+    number: int = field.GetOptions().Extensions[exposure_pb2.exposure]  # type: ignore[index]
     return Exposure.from_number(number) if number else None
 
 
 @cache
 def field_exposure(message_type: str, path: str) -> Exposure:
     """The class of a field path (``chunk.nonce``) of a message by its full name, as the schema annotates it."""
-    message = next(
+    message: Any = next(
         file.message_types_by_name[name]
         for file in SCHEMA_FILES
         for name in file.message_types_by_name
@@ -176,11 +176,12 @@ def _table(message: Descriptor) -> dict[int, _Field]:
     return table
 
 
-def attribute(data: bytes, message: Descriptor) -> Attribution:
+def attribute(data: bytes, message: Any) -> Attribution:
     """Attributes every byte of a serialised message to a field and its exposure class.
 
-    A field's tag and length count as the field's own bytes. Raises ``RefusedError`` for a byte that belongs to
-    no annotated field of the schema: an unknown field, a wrong wire type, a length beyond the end.
+    ``message`` is the message type's descriptor. A field's tag and length count as the field's own bytes. Raises
+    ``RefusedError`` for a byte that belongs to no annotated field of the schema: an unknown field, a wrong wire type,
+    a length beyond the end.
     """
     fields: dict[str, int] = {}
     classes: dict[Exposure, int] = {}

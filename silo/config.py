@@ -31,8 +31,8 @@ class SiloConfig(StrictModel):
 
     ``state``: folder for keys, journal and models; keep it on a disk that is backed up. ``shard``: the hospital's
     images (MedMNIST's ``.npz`` form). ``consent``: the consent file; without one nothing may leave. ``tls``: by
-    default the files in ``state/keys``. ``device``: auto, cpu, cuda or cuda:N. ``threads``: CPU threads of training; PyTorch's choice by default, and
-    fewer where several silos share a machine. ``insecure``: plain text, only to a
+    default the files in ``state/keys``. ``device``: auto, cpu, cuda or cuda:N. ``threads``: CPU threads of training;
+    PyTorch's choice by default, and fewer where several silos share a machine. ``insecure``: plain text, only to a
     loopback address. ``trusted_models``: own model factories that a plan may name.
     """
 

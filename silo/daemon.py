@@ -146,8 +146,7 @@ class _Participation:
     def _train(self, round_number: int, payload: Payload) -> None:
         if round_number >= self._state.trained_rounds:
             start = self._begin(payload)
-            download = {e: part for e, part in payload.items() if e != Exposure.INITIAL_MODEL}
-            self._half.train(round_number, download)
+            self._half.train(round_number, _without_start(payload))
             measured = self._site.measure(self._half.personal())
             self._state.save(
                 self._half.memory,
@@ -160,7 +159,7 @@ class _Participation:
         rounds = self._plan.rounds
         if not self._state.finished:
             start = self._begin(payload)
-            self._half.finish({e: part for e, part in payload.items() if e != Exposure.INITIAL_MODEL})
+            self._half.finish(_without_start(payload))
             measured = self._site.measure(self._half.personal())
             last = {rounds: measured} if payload or not self._state.measured else {}
             self._state.save(
@@ -207,3 +206,10 @@ class _Participation:
 
     def _progress(self, progress: Progress) -> None:
         self._display.training(progress)
+
+
+def _without_start(payload: Payload) -> Payload:
+    """What the method itself is given."""
+    given = dict(payload)
+    given.pop(Exposure.INITIAL_MODEL, None)
+    return given

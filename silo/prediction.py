@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,7 +77,7 @@ def find_run(runs: Path, run: str | None) -> Path:
     return trained[-1].parent
 
 
-def _description(folder: Path) -> dict[str, object]:
+def _description(folder: Path) -> dict[str, Any]:
     path = folder / DESCRIPTION
     try:
         description = json.loads(path.read_text(encoding="utf-8"))

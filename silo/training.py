@@ -163,7 +163,7 @@ class LocalSite:
     def _batches(self, order: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         images, labels = self._train
         permutation = torch.randperm(len(labels), generator=order).to(labels.device)
-        pieces = list(permutation.split(self._training.batch_size))
+        pieces = list(torch.split(permutation, self._training.batch_size))
         if len(pieces) > 1 and len(pieces[-1]) == 1:
             # Batch normalisation cannot take a batch of one image.
             pieces[-2:] = [torch.cat(pieces[-2:])]

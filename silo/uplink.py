@@ -277,7 +277,7 @@ class Uplink:
         return RefusedError(f"the coordinator at {address} answered {code.name}: {details}")
 
     def _connect(self) -> grpc.Channel:
-        options = [
+        options: list[tuple[str, int | str]] = [
             ("grpc.keepalive_time_ms", 20_000),
             ("grpc.keepalive_timeout_ms", 20_000),
             ("grpc.keepalive_permit_without_calls", 1),

@@ -1,0 +1,39 @@
+# Every command does its own set-up; nothing but Python 3.11 or newer is needed before.
+VENV ?= .venv
+export VENV
+BIN := $(VENV)/bin
+
+.PHONY: demo test check format protos benchmark clean
+
+demo: ## real daemons on this machine, a few rounds, ending with the reports
+	@./setup.sh
+	@$(BIN)/python -m simulation.demo
+
+test: ## all tests
+	@./setup.sh --tests
+	@$(BIN)/python -m pytest
+
+check: ## style, types, schemas, import contracts
+	@./setup.sh
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/buf lint
+	$(BIN)/python -m protos.generate --check
+	$(BIN)/lint-imports
+
+format: ## put the style right
+	@./setup.sh
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+protos: ## generate the Python code of the message schemas
+	@./setup.sh
+	$(BIN)/python -m protos.generate
+
+benchmark: ## a round's cost beyond training
+	@./setup.sh
+	$(BIN)/python benchmarks/round_cost.py
+
+clean: ## remove what the commands made, the virtual environment included
+	rm -rf $(VENV) demo build *.egg-info
