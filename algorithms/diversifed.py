@@ -157,7 +157,7 @@ class DiversiFedCoordinator(CoordinatorHalf):
         del round_number
         models = Stack.of(list(uploads.values()), MODEL)
         weights = mixing_weights(
-            pairwise_distances(models.blocks(), models.shape[0]),
+            pairwise_distances(models.map(squared_distances), models.shape[0]),
             temperature=self.method.temperature,
             step_size=self.method.step_size,
         )
@@ -190,7 +190,7 @@ def model_distance_loss(models: Tensor, *, temperature: float) -> Tensor:
     count = len(models)
     if count < 2:
         return torch.zeros(count, dtype=models.dtype)
-    scaled = _others(pairwise_distances(_columns(models), count) / temperature)
+    scaled = _others(pairwise_distances(map(squared_distances, _columns(models)), count) / temperature)
     return (scaled.mean(dim=1) - torch.logsumexp(scaled, dim=1)).to(models.dtype)
 
 
@@ -205,9 +205,8 @@ def attract_repel(models: Tensor, *, temperature: float, step_size: float = 1.0)
     Returns:
         ``Tensor[N, D]`` of the same dtype, computed in float64. ‖z_i − w_i‖ is at most 2α/τ · (1 − 1/(N−1)).
     """
-    weights = mixing_weights(
-        pairwise_distances(_columns(models), len(models)), temperature=temperature, step_size=step_size
-    )
+    distances = pairwise_distances(map(squared_distances, _columns(models)), len(models))
+    weights = mixing_weights(distances, temperature=temperature, step_size=step_size)
     blocks = [(weights @ block).to(models.dtype) for block in _columns(models)]
     return torch.cat(blocks, dim=1) if blocks else models.clone()
 
@@ -237,17 +236,28 @@ def mixing_weights(distances: Tensor, *, temperature: float, step_size: float) -
     return weights
 
 
-def pairwise_distances(blocks: Iterable[Tensor], count: int) -> Tensor:
-    """Euclidean distances between ``count`` rows given as consecutive float64 blocks ``Tensor[count, b]``.
+def squared_distances(block: Tensor) -> Tensor:
+    """One block's share of the squared distances: ``Tensor[N, b] -> Tensor[N, N]``, upper triangle, float64.
 
     Squares of direct differences: the shorter way over inner products loses all digits where models are much
-    larger than the distances between them. Returns ``Tensor[count, count]``, float64, symmetric.
+    larger than the distances between them.
+    """
+    count = len(block)
+    squares = torch.zeros(count, count, dtype=torch.float64)
+    for row in range(count - 1):
+        difference = block[row + 1 :] - block[row]
+        squares[row, row + 1 :] = torch.linalg.vecdot(difference, difference)
+    return squares
+
+
+def pairwise_distances(shares: Iterable[Tensor], count: int) -> Tensor:
+    """Euclidean distances between ``count`` models from ``squared_distances`` of their blocks, added in order.
+
+    Returns ``Tensor[count, count]``, float64, symmetric.
     """
     squares = torch.zeros(count, count, dtype=torch.float64)
-    for block in blocks:
-        for row in range(count - 1):
-            difference = block[row + 1 :] - block[row]
-            squares[row, row + 1 :] += torch.linalg.vecdot(difference, difference)
+    for share in shares:
+        squares += share
     return (squares + squares.T).sqrt()
 
 

@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from algorithms.tensors import FileSource, Part, Payload, TensorSpec
@@ -129,7 +128,7 @@ class FileWorkspace:
         with contextlib.ExitStack() as stack:
             writers = [stack.enter_context(PayloadWriter(path, {Exposure.PEER_DERIVED: specs})) for path in paths]
             for block in blocks:
-                values: np.ndarray = block.to(torch.float32).numpy()
+                values: np.ndarray = block.numpy()
                 for writer, row in zip(writers, values, strict=True):
                     writer.write(memoryview(row).cast("B"))
             for writer in writers:

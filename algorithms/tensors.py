@@ -10,12 +10,15 @@ import bisect
 import itertools
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,8 +32,13 @@ DTYPES: dict[str, torch.dtype] = {
     "U8": torch.uint8,
 }
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-BLOCK = 1 << 18
+_FLOATS = {"F32": "<f4", "F64": "<f8"}
+BLOCK = 1 << 16
 """Elements of a row that a stack reads at once; fixed, because sums depend on it in their last bit."""
+
+
+_THREADS = min(4, os.cpu_count() or 1)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,9 @@ class TensorSpec:
 class Source(Protocol):
     """Where a part's bytes lie."""
 
-    def read(self, start: int, stop: int) -> bytes: ...
+    def read(self, start: int, stop: int) -> bytes | memoryview:
+        """The bytes from ``start`` up to ``stop``; they may be the source's own, so they are not to be changed."""
+        ...
 
 
 class MemorySource:
@@ -71,8 +81,8 @@ class MemorySource:
         ]
         self._ends = list(itertools.accumulate(len(view) for view in self._views))
 
-    def read(self, start: int, stop: int) -> bytes:
-        """The bytes from ``start`` up to ``stop``."""
+    def read(self, start: int, stop: int) -> bytes | memoryview:
+        """See ``Source``."""
         pieces = []
         index = bisect.bisect_right(self._ends, start)
         while start < stop:
@@ -81,7 +91,7 @@ class MemorySource:
             pieces.append(self._views[index][start - begin : end - begin])
             start = end
             index += 1
-        return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 @dataclass(frozen=True)
@@ -96,7 +106,7 @@ class FileSource:
         return os.open(self.path, os.O_RDONLY)
 
     def read(self, start: int, stop: int) -> bytes:
-        """The bytes from ``start`` up to ``stop``."""
+        """See ``Source``."""
         return os.pread(self._file, stop - start, self.offset + start)
 
     def __del__(self) -> None:
@@ -127,14 +137,15 @@ class Part:
         found = {}
         start = 0
         for spec in self.specs:
-            data = bytearray(self.source.read(start, start + spec.nbytes))
-            dtype = DTYPES[spec.dtype]
-            flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
-            found[spec.name] = flat.reshape(spec.shape)
+            tensor = torch.empty(spec.shape, dtype=DTYPES[spec.dtype])
+            tensor.reshape(-1).view(torch.uint8).numpy()[:] = np.frombuffer(
+                self.source.read(start, start + spec.nbytes), dtype=np.uint8
+            )
+            found[spec.name] = tensor
             start += spec.nbytes
         return found
 
-    def chunks(self, size: int) -> Iterator[bytes]:
+    def chunks(self, size: int) -> Iterator[bytes | memoryview]:
         """The bytes in pieces of at most ``size``."""
         for start in range(0, self.nbytes, size):
             yield self.source.read(start, min(start + size, self.nbytes))
@@ -143,14 +154,13 @@ class Part:
         """Name of the first tensor that holds NaN or an infinity, if any."""
         start = 0
         for spec in self.specs:
-            dtype = DTYPES[spec.dtype]
-            if dtype.is_floating_point:
+            if spec.dtype in _FLOATS:
+                dtype = np.dtype(_FLOATS[spec.dtype])
                 step = BLOCK * dtype.itemsize
                 for begin in range(start, start + spec.nbytes, step):
-                    data = bytearray(self.source.read(begin, min(begin + step, start + spec.nbytes)))
-                    # A sum is finite exactly when nothing in it is NaN or infinite, short of an overflow.
-                    values = torch.frombuffer(data, dtype=dtype)
-                    if not torch.isfinite(values.sum()) and not torch.isfinite(values).all():
+                    values = np.frombuffer(self.source.read(begin, min(begin + step, start + spec.nbytes)), dtype)
+                    # If the sum of squares is finite, so is every number; only if not is it worth looking closer.
+                    if not np.isfinite(np.dot(values, values)) and not np.isfinite(values).all():
                         return spec.name
             start += spec.nbytes
         return None
@@ -191,18 +201,33 @@ class Stack:
         """A stack of the given classes' parts, one row a payload."""
         return cls([[payload[exposure] for exposure in classes if exposure in payload] for payload in payloads])
 
-    def blocks(self) -> Iterator[Tensor]:
-        """Consecutive columns, each block ``Tensor[N, b]`` in float64 with b ≤ ``BLOCK``."""
-        for start in range(0, self.shape[1], BLOCK):
-            stop = min(start + BLOCK, self.shape[1])
-            block = torch.empty(len(self._rows), stop - start, dtype=torch.float64)
-            for index, row in enumerate(self._rows):
-                data = bytearray(_read_across(row, 4 * start, 4 * stop))
-                block[index] = torch.frombuffer(data, dtype=torch.float32)
-            yield block
+    def map(self, function: Callable[[Tensor], T]) -> Iterator[T]:
+        """A function of each block of columns, in order: ``Tensor[N, b]`` in float64 with b ≤ ``BLOCK``.
+
+        Blocks are read and worked on in a few threads; as each is worked on by itself, results do not depend on how
+        many there are.
+        """
+        waiting: deque[Future[T]] = deque()
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="stack") as pool:
+            for start in range(0, self.shape[1], BLOCK):
+                waiting.append(pool.submit(self._apply, function, start))
+                if len(waiting) > 2 * _THREADS:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+
+    def _apply(self, function: Callable[[Tensor], T], start: int) -> T:
+        return function(self._block(start))
+
+    def _block(self, start: int) -> Tensor:
+        stop = min(start + BLOCK, self.shape[1])
+        block = np.empty((len(self._rows), stop - start))
+        for index, row in enumerate(self._rows):
+            block[index] = np.frombuffer(_read_across(row, 4 * start, 4 * stop), dtype="<f4")
+        return torch.from_numpy(block)
 
 
-def _read_across(parts: Sequence[Part], start: int, stop: int) -> bytes:
+def _read_across(parts: Sequence[Part], start: int, stop: int) -> bytes | memoryview:
     pieces = []
     begin = 0
     for part in parts:
@@ -217,7 +242,7 @@ class Workspace(Protocol):
     """Where a coordinator's results are written: memory in simulation, files in the daemon."""
 
     def write(self, specs: tuple[TensorSpec, ...], rows: int, blocks: Iterator[Tensor]) -> list[Part]:
-        """Writes ``rows`` parts from consecutive blocks ``Tensor[rows, b]``; numbers are stored as float32."""
+        """Writes ``rows`` parts from consecutive blocks ``Tensor[rows, b]``, float32."""
         ...
 
 
@@ -226,7 +251,7 @@ class MemoryWorkspace:
 
     def write(self, specs: tuple[TensorSpec, ...], rows: int, blocks: Iterator[Tensor]) -> list[Part]:
         """See ``Workspace``."""
-        written = [block.to(torch.float32) for block in blocks]
+        written = list(blocks)
         whole = torch.cat(written, dim=1) if written else torch.empty(rows, 0)
         return [Part(specs, MemorySource([row])) for row in whole]
 
@@ -245,4 +270,4 @@ def combine(stack: Stack, weights: Tensor, workspace: Workspace) -> list[Part]:
 
 def transform(stack: Stack, function: Callable[[Tensor], Tensor], rows: int, workspace: Workspace) -> list[Part]:
     """Applies a column-wise function to every block: ``Tensor[N, b] -> Tensor[rows, b]``, float64."""
-    return workspace.write(stack.specs, rows, map(function, stack.blocks()))
+    return workspace.write(stack.specs, rows, stack.map(lambda block: function(block).to(torch.float32)))

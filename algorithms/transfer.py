@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from google.protobuf.message import Message
@@ -19,6 +19,7 @@ CHUNK = (1 << 20) - 1024
 WINDOW = 8
 """Messages that are recorded together: their records share one fsync, before the first of them is sent."""
 
+M = TypeVar("M", bound=Message)
 Parts = Mapping[Exposure, Sequence[TensorSpec]]
 """What a transfer holds, by exposure class, in the order of its bytes."""
 
@@ -76,26 +77,29 @@ def check_finite(payload: Payload) -> None:
             raise RefusedError(f"{exposure}: tensor {name} holds NaN or infinite numbers")
 
 
-def send(
-    door: Door,
-    call: Call,
-    header: Message,
-    payload: Payload,
-    frame: Callable[[tensor_pb2.TensorChunk], Message],
-) -> Iterator[bytes]:
+def send(door: Door, call: Call, header: Message, payload: Payload) -> Iterator[bytes]:
     """The exact bytes of a transfer's messages, recorded window by window before they are handed out.
 
-    ``frame`` wraps a chunk in the stream's message type.
+    ``header`` is the first message; the others are of its type, each with a ``chunk``.
     """
     window: list[Message] = [header]
     for exposure, part in payload.items():
         for data in part.chunks(CHUNK):
-            window.append(frame(tensor_pb2.TensorChunk(nonce=nonce(), **{exposure.chunk_field: data})))
+            window.append(chunk_message(type(header), exposure, data, nonce()))
             if len(window) >= WINDOW:
                 yield from door.release(window, call)
                 window.clear()
     if window:
         yield from door.release(window, call)
+
+
+def chunk_message(kind: type[M], exposure: Exposure, data: bytes | memoryview, nonce: bytes) -> M:
+    """A stream's message with a chunk of one class."""
+    message = kind()
+    chunk: tensor_pb2.TensorChunk = message.chunk  # type: ignore[attr-defined]
+    chunk.nonce = nonce
+    setattr(chunk, exposure.chunk_field, bytes(data))
+    return message
 
 
 class Sink(Protocol):
@@ -141,19 +145,21 @@ class MemorySink:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._data = bytearray()
+        self._end = 0
+        self._data = torch.empty(sum(s.nbytes for specs in parts.values() for s in specs), dtype=torch.uint8)
+        self._view = memoryview(cast("Any", self._data.numpy()))
 
     def write(self, data: bytes) -> None:
-        """Appends bytes."""
-        self._data += data
+        """Appends bytes; there is room for exactly what the manifest announces."""
+        self._view[self._end : self._end + len(data)] = data
+        self._end += len(data)
 
     def payload(self) -> Payload:
         """The transfer's parts."""
-        flat = torch.frombuffer(self._data, dtype=torch.uint8) if self._data else torch.empty(0, dtype=torch.uint8)
         found = {}
         start = 0
         for exposure, specs in self._parts.items():
             size = sum(spec.nbytes for spec in specs)
-            found[exposure] = Part(tuple(specs), MemorySource([flat[start : start + size]]))
+            found[exposure] = Part(tuple(specs), MemorySource([self._data[start : start + size]]))
             start += size
         return found

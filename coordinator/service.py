@@ -24,7 +24,7 @@ from privacy.errors import ConsentError, IdentityError, MedsiloError, RefusedErr
 from privacy.exposure import Exposure
 from privacy.pki import Credentials, Identity, fingerprint, identity_of_certificate
 from protos.medsilo.v1 import coordinator_pb2 as wire
-from protos.medsilo.v1 import journal_pb2, tensor_pb2
+from protos.medsilo.v1 import journal_pb2
 
 log = logging.getLogger(__name__)
 
@@ -135,11 +135,7 @@ class CoordinatorService:
         if order.kind != wire.TASK_KIND_WAIT:
             payload = self._rounds.download(silo, order, holds_model=request.holds_model)
         task = wire.Task(nonce=nonce(), kind=order.kind, round=order.round, parts=manifest(payload))
-
-        def frame(chunk: tensor_pb2.TensorChunk) -> wire.GetTaskResponse:
-            return wire.GetTaskResponse(chunk=chunk)
-
-        yield from send(self._door, call, wire.GetTaskResponse(task=task), payload, frame)
+        yield from send(self._door, call, wire.GetTaskResponse(task=task), payload)
 
     def _submit(self, stream: Iterator[bytes], call: Call, context: grpc.ServicerContext) -> bytes:
         header = self._next(stream, call)
@@ -170,7 +166,8 @@ class CoordinatorService:
             receiver.finish()
             check_finite(writer.payload())
             check_finite(metrics.payload())
-            writer.commit()
+            if large:
+                writer.commit()
         receipt = self._receipt(call)
         accepted = self._rounds.accept(
             silo, update.round, file=path if large else None, receipt=receipt, metrics=metrics.payload()

@@ -14,7 +14,7 @@ from algorithms.method import LOCAL_METRICS
 from algorithms.models import build, state_of
 from algorithms.registry import make
 from algorithms.tensors import Part, Payload
-from algorithms.transfer import CHUNK, manifest
+from algorithms.transfer import CHUNK, chunk_message, manifest
 from privacy.configuration import explain
 from privacy.consent import ConsentFile, Missing
 from privacy.door import NONCE_BYTES
@@ -22,7 +22,6 @@ from privacy.errors import ConfigurationError
 from privacy.exposure import Exposure, attribute, field_exposure
 from privacy.plan import RunPlan
 from protos.medsilo.v1 import coordinator_pb2 as wire
-from protos.medsilo.v1 import tensor_pb2
 from silo.config import SiloConfig
 from silo.datasets import load_npz
 from silo.training import LocalSite
@@ -123,4 +122,4 @@ def _messages(silo: str, plan: RunPlan, payload: Payload) -> Iterable[wire.Submi
     )
     for exposure, part in payload.items():
         for data in part.chunks(CHUNK):
-            yield wire.SubmitUpdateRequest(chunk=tensor_pb2.TensorChunk(nonce=blank, **{exposure.chunk_field: data}))
+            yield chunk_message(wire.SubmitUpdateRequest, exposure, data, blank)

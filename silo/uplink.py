@@ -17,7 +17,7 @@ from privacy.errors import IdentityError, MedsiloError, RefusedError
 from privacy.pki import Credentials, fingerprint, identity_of_certificate
 from privacy.plan import RunPlan
 from protos.medsilo.v1 import coordinator_pb2 as wire
-from protos.medsilo.v1 import journal_pb2, tensor_pb2
+from protos.medsilo.v1 import journal_pb2
 from silo.config import SiloConfig
 
 PROTOCOL_VERSION = 1
@@ -157,11 +157,8 @@ class Uplink:
                 )
             )
 
-            def frame(chunk: tensor_pb2.TensorChunk) -> wire.SubmitUpdateRequest:
-                return wire.SubmitUpdateRequest(chunk=chunk)
-
             failure: list[Exception] = []
-            messages = self._counted(_keep_failure(send(self._door, call, header, payload, frame), failure))
+            messages = self._counted(_keep_failure(send(self._door, call, header, payload), failure))
             try:
                 data = self._channel.stream_unary(f"/{_SERVICE}/SubmitUpdate")(messages)
             except grpc.RpcError:
