@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import json
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -24,10 +25,45 @@ from privacy.exposure import Exposure
 _HEADER_LIMIT = 100_000_000
 
 
+class Spares:
+    """Files that are no longer needed, to be written over.
+
+    Writing over a file costs a fraction of writing a new one: its pages are in memory already. Holds at most
+    ``most`` files; more are removed.
+    """
+
+    def __init__(self, folder: Path, most: int) -> None:
+        self._folder = folder
+        self._most = most
+        self._lock = threading.Lock()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._files = [path for path in folder.iterdir() if path.is_file()]
+
+    def give(self, path: Path) -> None:
+        """Takes a file out of use."""
+        with self._lock:
+            if len(self._files) >= self._most:
+                path.unlink()
+                return
+            spare = self._folder / f"{os.getpid()}-{next(_numbers)}"
+            path.replace(spare)
+            self._files.append(spare)
+
+    def take(self, target: Path) -> bool:
+        """Moves a spare file to ``target``; False if there is none."""
+        with self._lock:
+            if not self._files:
+                return False
+            self._files.pop().replace(target)
+            return True
+
+
 class PayloadWriter:
     """Writes one safetensors file; leaving the ``with`` block without ``commit`` removes what was written."""
 
-    def __init__(self, path: Path, parts: Mapping[Exposure, Sequence[TensorSpec]]) -> None:
+    def __init__(
+        self, path: Path, parts: Mapping[Exposure, Sequence[TensorSpec]], *, spares: Spares | None = None
+    ) -> None:
         self.path = path
         self._partial = path.with_name(f".{path.name}.{os.getpid()}-{next(_numbers)}.partial")
         header: dict[str, object] = {}
@@ -43,7 +79,8 @@ class PayloadWriter:
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._partial.open("wb", buffering=0)
+        reused = spares is not None and spares.take(self._partial)
+        self._file = self._partial.open("r+b" if reused else "wb", buffering=0)
         self.start = 8 + len(text)
         self._parts = parts
         self.write(len(text).to_bytes(8, "little") + text)
@@ -76,6 +113,7 @@ class PayloadWriter:
 
     def commit(self) -> None:
         """Makes the file durable and gives it its name."""
+        self._file.truncate()
         os.fsync(self._file.fileno())
         self._partial.replace(self.path)
 
@@ -119,14 +157,16 @@ def read_payload(path: Path) -> Payload:
 class FileWorkspace:
     """Writes a coordinator's results to files of one folder, a row a file."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, spares: Spares) -> None:
         self._folder = folder
+        self._spares = spares
 
     def write(self, specs: tuple[TensorSpec, ...], rows: int, blocks: Iterator[Tensor]) -> list[Part]:
         """See ``algorithms.tensors.Workspace``."""
         paths = [self._folder / f"result-{next(_numbers)}-{row}.safetensors" for row in range(rows)]
         with contextlib.ExitStack() as stack:
-            writers = [stack.enter_context(PayloadWriter(path, {Exposure.PEER_DERIVED: specs})) for path in paths]
+            parts = {Exposure.PEER_DERIVED: specs}
+            writers = [stack.enter_context(PayloadWriter(path, parts, spares=self._spares)) for path in paths]
             for block in blocks:
                 values: np.ndarray = block.numpy()
                 for writer, row in zip(writers, values, strict=True):

@@ -154,16 +154,22 @@ class Part:
         """Name of the first tensor that holds NaN or an infinity, if any."""
         start = 0
         for spec in self.specs:
-            if spec.dtype in _FLOATS:
-                dtype = np.dtype(_FLOATS[spec.dtype])
-                step = BLOCK * dtype.itemsize
-                for begin in range(start, start + spec.nbytes, step):
-                    values = np.frombuffer(self.source.read(begin, min(begin + step, start + spec.nbytes)), dtype)
-                    # If the sum of squares is finite, so is every number; only if not is it worth looking closer.
-                    if not np.isfinite(np.dot(values, values)) and not np.isfinite(values).all():
-                        return spec.name
+            step = BLOCK * DTYPES[spec.dtype].itemsize
+            for begin in range(start, start + spec.nbytes, step):
+                if not all_finite(self.source.read(begin, min(begin + step, start + spec.nbytes)), spec.dtype):
+                    return spec.name
             start += spec.nbytes
         return None
+
+
+def all_finite(data: bytes | memoryview, dtype: str) -> bool:
+    """Whether whole numbers of a dtype (safetensors' spelling) hold neither NaN nor an infinity."""
+    if dtype not in _FLOATS:
+        return True
+    values = np.frombuffer(data, dtype=_FLOATS[dtype])
+    # If the sum of squares is finite, so is every number; only if not is it worth looking closer.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(np.dot(values, values)) or np.isfinite(values).all())
 
 
 Payload = Mapping[Exposure, Part]

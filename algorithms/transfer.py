@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 from google.protobuf.message import Message
 
-from algorithms.tensors import DTYPES, MemorySource, Part, Payload, TensorSpec
+from algorithms.tensors import DTYPES, MemorySource, Part, Payload, TensorSpec, all_finite
 from privacy.door import Call, Door, nonce
 from privacy.errors import RefusedError
 from privacy.exposure import TENSOR_CLASSES, Exposure
@@ -109,14 +109,22 @@ class Sink(Protocol):
 
 
 class Receiver:
-    """Takes the chunks of a transfer in their order and writes their bytes to a sink."""
+    """Takes the chunks of a transfer in their order and writes their bytes to a sink.
+
+    Numbers are looked at as they pass: NaN and infinities are refused. ``unchecked`` names the parts of mixed
+    dtypes, which ``check_finite`` has to look at afterwards.
+    """
 
     def __init__(self, parts: Parts, sink: Sink) -> None:
         self._due = [(exposure, sum(spec.nbytes for spec in specs)) for exposure, specs in parts.items()]
+        kinds = {exposure: {spec.dtype for spec in specs} for exposure, specs in parts.items()}
+        self._dtype = {exposure: next(iter(dtypes)) for exposure, dtypes in kinds.items() if len(dtypes) == 1}
+        self.unchecked = tuple(exposure for exposure, dtypes in kinds.items() if len(dtypes) > 1)
         self._sink = sink
 
     def take(self, chunk: tensor_pb2.TensorChunk) -> None:
-        """Raises ``RefusedError`` for bytes of another class than is due, or more than the manifest said."""
+        """Raises ``RefusedError`` for bytes of another class than is due, more than the manifest said, or numbers
+        that are not finite."""
         self._skip_empty()
         name = chunk.WhichOneof("data")
         data: bytes = getattr(chunk, name) if name else b""
@@ -125,6 +133,11 @@ class Receiver:
         exposure, left = self._due[0] if self._due else (None, 0)
         if exposure is None or name != exposure.chunk_field or len(data) > left:
             raise RefusedError(f"a chunk of {len(data)} bytes of {name} is not what the manifest announced next")
+        if dtype := self._dtype.get(exposure):
+            if len(data) % DTYPES[dtype].itemsize:
+                raise RefusedError(f"{exposure}: a chunk of {len(data)} bytes splits a number of type {dtype}")
+            if not all_finite(data, dtype):
+                raise RefusedError(f"{exposure}: holds NaN or infinite numbers")
         self._sink.write(data)
         self._due[0] = (exposure, left - len(data))
 

@@ -8,7 +8,6 @@ condition.
 from __future__ import annotations
 
 import logging
-import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ from typing import Any
 
 from algorithms.method import LOCAL_METRICS, Downloads, Federation, Memory, Method, participants
 from algorithms.models import Layout, build, state_of
-from algorithms.tensor_files import FileWorkspace, read_payload, write_payload
+from algorithms.tensor_files import FileWorkspace, Spares, read_payload, write_payload
 from algorithms.tensors import FileSource, Part, Payload, TensorSpec
 from coordinator.config import CoordinatorConfig
 from coordinator.store import EVERYONE, RoundState, Store
@@ -58,6 +57,7 @@ class Rounds:
         self._initial = self.folder / "initial.safetensors"
         if not self._initial.exists():
             write_payload(self._initial, {Exposure.INITIAL_MODEL: Part.of(state_of(model))})
+        self.spares = Spares(self.folder / "spare", most=2 * len(config.silos))
         self._half = method.coordinator_half(Federation(Layout.of(model), plan.rounds, plan.seed))
         self._changed = threading.Condition()
         self._stopping = False
@@ -268,7 +268,7 @@ class Rounds:
                 state.number,
                 uploads,
                 self._payloads(self.store.latest_files(self.plan.run)),
-                FileWorkspace(self._round_folder(state.number)),
+                FileWorkspace(self._round_folder(state.number), self.spares),
             )
         files = {silo: self._files(silo, payload, state.number) for silo, payload in _named(fresh).items()}
         memory_file = self._save_memory(state.number)
@@ -372,12 +372,11 @@ class Rounds:
         for folder in self.folder.glob("round-*"):
             if int(folder.name.removeprefix("round-")) > closed - self.config.keep_rounds:
                 continue
-            if needed.isdisjoint(folder.iterdir()):
-                shutil.rmtree(folder)
-                continue
             for path in folder.iterdir():
                 if path not in needed:
-                    path.unlink()
+                    self.spares.give(path)
+            if not any(folder.iterdir()):
+                folder.rmdir()
 
     def _round_folder(self, number: int) -> Path:
         return self.folder / f"round-{number:06d}"

@@ -156,7 +156,7 @@ class CoordinatorService:
         large = dict(parts)
         measured = large.pop(Exposure.LOCAL_METRICS, None)
         path = self._rounds.upload_path(silo, update.round)
-        with PayloadWriter(path, large) as writer:
+        with PayloadWriter(path, large, spares=self._rounds.spares) as writer:
             metrics = MemorySink({} if measured is None else {Exposure.LOCAL_METRICS: measured})
             receiver = Receiver(parts, _Split(parts, writer, metrics))
             while (message := self._next(stream, call)) is not None:
@@ -164,8 +164,8 @@ class CoordinatorService:
                     raise RefusedError("after its header an update holds chunks only")
                 receiver.take(message.chunk)
             receiver.finish()
-            check_finite(writer.payload())
-            check_finite(metrics.payload())
+            written = writer.payload()
+            check_finite({exposure: written[exposure] for exposure in receiver.unchecked})
             if large:
                 writer.commit()
         receipt = self._receipt(call)

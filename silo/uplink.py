@@ -204,7 +204,7 @@ class Uplink:
             receiver.take(frame.chunk)
         receiver.finish()
         payload = sink.payload()
-        check_finite(payload)
+        check_finite({exposure: payload[exposure] for exposure in receiver.unchecked})
         return task, payload
 
     def _unary(self, request: Message, call: Call) -> bytes:
