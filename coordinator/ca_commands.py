@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from privacy.console import output
 from privacy.pki import create_authority, issue
 
 ca_app = typer.Typer(help="The federation's certificate authority.", no_args_is_help=True)
-_out = Console(highlight=False)
+_out = output()
 
 
 @ca_app.command()

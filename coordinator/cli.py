@@ -8,20 +8,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from coordinator.ca_commands import ca_app
 from coordinator.config import CoordinatorConfig
 from coordinator.store import RoundState, Store
-from privacy.console import application
+from privacy.console import application, output
 from privacy.console import run as run_app
 from privacy.errors import ConfigurationError
 from privacy.pki import create_keys
 
 app = application("The coordinator of a federation: leads runs, and never sees an image.")
 app.add_typer(ca_app, name="ca")
-out = Console(highlight=False)
+out = output()
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The coordinator's configuration (YAML).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]

@@ -26,6 +26,12 @@ def run(app: typer.Typer) -> None:
         os._exit(141)  # the reader of our output (head, less) went away; there is nobody to tell
 
 
+def output() -> Console:
+    """Where commands print: as wide as the terminal, or wide enough for every table in a file."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=140)
+
+
 def application(summary: str) -> typer.Typer:
     """A command line application in this project's ways."""
     return typer.Typer(

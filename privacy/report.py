@@ -18,13 +18,12 @@ from privacy.journal import RECORDS, read_records, verify_records
 
 @dataclass
 class Flow:
-    """What went to, or came from, one party in one run, in one exposure class.
+    """What went to, or came from, one party in one run, in one exposure class (``BEFORE`` any run: an empty name).
 
     ``rounds``: the first and last round with such bytes. ``tensors``: names with shapes and dtypes.
     """
 
     run: str
-    method: str
     peer: str
     exposure: Exposure
     bytes: int = 0
@@ -51,6 +50,7 @@ class Report:
     consents: list[Mapping[str, Any]]
     refusals: list[Mapping[str, Any]]
     peers: dict[str, list[str]]
+    plans: dict[str, Mapping[str, Any]]
     verified: str
     sound: bool
     synthetic: bool
@@ -71,18 +71,61 @@ class Report:
         )
 
     def summary(self) -> list[str]:
-        """What left, in sentences for someone who does not know what a gradient is; one or more a run."""
+        """What left, in sentences for someone who does not know what a gradient is; one a run and receiver."""
         lines = []
-        for run, method, peer in dict.fromkeys((flow.run, flow.method, flow.peer) for flow in self.sent):
-            flows = [flow for flow in self.sent if (flow.run, flow.peer) == (run, peer)]
-            telling = [flow for flow in flows if flow.exposure in TELLING]
-            total = sum(flow.bytes for flow in flows)
-            what = " and ".join(_PLAIN[flow.exposure] for flow in telling) or "nothing about patients at all"
+        for group in self.groups():
+            telling = [_PLAIN[flow.exposure] for flow in group.flows if flow.exposure in TELLING]
+            what = " and ".join([", ".join(telling[:-1]), telling[-1]] if len(telling) > 1 else telling)
             lines.append(
-                f"In run {run} (method {method}), {readable_bytes(total)} went to {peer}: {what}. "
+                f"{group.when}, {readable_bytes(group.bytes)} went to {group.peer}: {what or NOTHING}. "
                 "No image, no label of an image and no patient's name left the building."
             )
         return lines or ["Nothing has left the building."]
+
+    def groups(self, *, received: bool = False) -> list[Group]:
+        """What left (or came back), a group for each run and other party."""
+        flows = self.received if received else self.sent
+        keys = dict.fromkeys((flow.run, flow.peer) for flow in flows)
+        return [
+            Group(run, peer, self.plans.get(run), [flow for flow in flows if (flow.run, flow.peer) == (run, peer)])
+            for run, peer in keys
+        ]
+
+
+NOTHING = "nothing about patients"
+BEFORE = ""
+"""In place of a run's name: what is exchanged before a run is joined."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """All flows between two parties in one run; ``plan`` is the run's plan where it was joined."""
+
+    run: str
+    peer: str
+    plan: Mapping[str, Any] | None
+    flows: list[Flow]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all flows."""
+        return sum(flow.bytes for flow in self.flows)
+
+    @property
+    def when(self) -> str:
+        """The occasion, at the beginning of a sentence."""
+        if self.run == BEFORE:
+            return "Before any run, to ask for its plan"
+        return f"In run {self.run}" + (f" (method {self.plan['method']['name']})" if self.plan else "")
+
+    def rounds(self, flow: Flow) -> str:
+        """The rounds of a flow, counted from 1; the exchange after the last round is ``end``."""
+        if not flow.rounds:
+            return "joining"
+        first, last = flow.rounds[0] + 1, flow.rounds[-1] + 1
+        if self.plan and last > self.plan["rounds"]:
+            return f"{first}–{self.plan['rounds']}, end" if first <= self.plan["rounds"] else "end"
+        return f"{first}–{last}" if first != last else str(first)
 
 
 TELLING = tuple(
@@ -111,7 +154,7 @@ def build_report(journal: Path, public_key: bytes, *, party: str, federation: st
         raise JournalError(f"{journal}: there is no journal yet; `silo train` begins one")
     sent: dict[tuple[str, str, Exposure], Flow] = {}
     received: dict[tuple[str, str, Exposure], Flow] = {}
-    methods: dict[str, str] = {}
+    plans: dict[str, Mapping[str, Any]] = {}
     consents: list[Mapping[str, Any]] = []
     refusals: list[Mapping[str, Any]] = []
     peers: dict[str, list[str]] = {}
@@ -123,7 +166,7 @@ def build_report(journal: Path, public_key: bytes, *, party: str, federation: st
         count += 1
         times = [times[0] if times else record["time"], record["time"]]
         if record["kind"] == "run":
-            methods[record["run"]] = record["plan"]["method"]["name"]
+            plans[record["run"]] = record["plan"]
         elif record["kind"] == "consent":
             synthetic = synthetic or bool(record.get("synthetic"))
             if not consents or consents[-1]["consent"] != record["consent"]:
@@ -132,7 +175,7 @@ def build_report(journal: Path, public_key: bytes, *, party: str, federation: st
             refusals.append(record)
         elif record["kind"] == "message":
             outward = record["direction"] == "sent"
-            _add(sent if outward else received, record, methods)
+            _add(sent if outward else received, record)
             certificates = peers.setdefault(record["peer"], [])
             if (digest := record["peer_certificate_sha256"]) and digest not in certificates:
                 certificates.append(digest)
@@ -150,9 +193,6 @@ def build_report(journal: Path, public_key: bytes, *, party: str, federation: st
         )
     except JournalError as error:
         sound, verified = False, f"The record is NOT sound: {error}"
-    order = list(Exposure)
-    for flow in (*sent.values(), *received.values()):
-        flow.method = methods.get(flow.run, "not joined")
     return Report(
         party=party,
         federation=federation,
@@ -160,25 +200,26 @@ def build_report(journal: Path, public_key: bytes, *, party: str, federation: st
         records=count,
         first_time=times[0] if times else None,
         last_time=times[1] if times else None,
-        sent=sorted(sent.values(), key=lambda flow: (flow.run, flow.peer, order.index(flow.exposure))),
-        received=sorted(received.values(), key=lambda flow: (flow.run, flow.peer, order.index(flow.exposure))),
+        sent=sorted(sent.values(), key=_by_telling),
+        received=sorted(received.values(), key=_by_telling),
         bytes_sent=bytes_sent,
         bytes_per_round=per_round,
         consents=consents,
         refusals=refusals,
         peers=peers,
+        plans=plans,
         verified=verified,
         sound=sound,
         synthetic=synthetic,
     )
 
 
-def _add(flows: dict[tuple[str, str, Exposure], Flow], record: Mapping[str, Any], methods: Mapping[str, str]) -> None:
-    run = record["run"] or "before any run"
+def _add(flows: dict[tuple[str, str, Exposure], Flow], record: Mapping[str, Any]) -> None:
+    run = record["run"] or BEFORE
     peer = record["peer"]
     for name, count in record["classes"].items():
         exposure = Exposure(name)
-        flow = flows.setdefault((run, peer, exposure), Flow(run, methods.get(run, ""), peer, exposure))
+        flow = flows.setdefault((run, peer, exposure), Flow(run, peer, exposure))
         flow.bytes += count
         flow.messages += 1
         if record["round"] is not None:
@@ -191,8 +232,12 @@ def _add(flows: dict[tuple[str, str, Exposure], Flow], record: Mapping[str, Any]
         exposure = Exposure(tensor["class"])
         key = (run, peer, exposure)
         # A manifest may come whose bytes never did.
-        flow = flows.setdefault(key, Flow(run, methods.get(run, ""), peer, exposure))
+        flow = flows.setdefault(key, Flow(run, peer, exposure))
         flow.tensors[tensor["name"]] = f"{'×'.join(map(str, tensor['shape'])) or 'one number'} {tensor['dtype']}"
+
+
+def _by_telling(flow: Flow) -> tuple[bool, str, str, bool, int]:
+    return (flow.run == BEFORE, flow.run, flow.peer, flow.exposure not in TELLING, list(Exposure).index(flow.exposure))
 
 
 def readable_bytes(count: int) -> str:

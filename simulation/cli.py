@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from privacy.console import application
+from privacy.console import application, output
 from privacy.console import run as run_app
 from simulation.experiment import ExperimentConfig, run_experiment
 from simulation.results import draw, markdown, read_runs, tabulate
 
 app = application("Experiments: the daemons' methods with no network.")
-out = Console(highlight=False)
+out = output()
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The experiment (YAML).")]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of the runs' files.")]

@@ -15,9 +15,9 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
+from privacy.console import output
 from privacy.errors import DataError, MedsiloError
 from silo.datasets import ImageDataset, load_pathmnist, open_dataset, save_npz
 from silo.pictures import draw_label_distribution
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 HOSPITALS = ("hospital1", "hospital2", "hospital3")
 COLOURS = dict(zip(("coordinator", *HOSPITALS), ("white", "cyan", "magenta", "green"), strict=True))
 _MARK = ".made-by-make-demo"
-console = Console(highlight=False)
+console = output()
 
 
 def main() -> None:
