@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
-import torchvision
 from torch import Tensor, nn
 
 from algorithms.tensors import TensorSpec
@@ -121,6 +120,8 @@ def _make(plan: ModelPlan, trusted: tuple[str, ...]) -> nn.Module:
 
 
 def _from_torchvision(name: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    import torchvision  # takes seconds to load, and most models do without it
+
     if name not in torchvision.models.list_models(module=torchvision.models):
         raise ConfigurationError(f"torchvision has no classifier named {name!r}; see torchvision.models.list_models()")
     model: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=classes)

@@ -62,7 +62,10 @@ def _signature_of(origin: str, signatures: str) -> bytes:
         dash, _, rest = line.partition(" ")
         name, _, encoded = rest.partition(" ")
         if dash == "—" and name == origin:
-            return base64.b64decode(encoded, validate=True)
+            blob = base64.b64decode(encoded, validate=True)
+            if base64.b64encode(blob).decode() != encoded:
+                raise ValueError("its signature is not in canonical base64")
+            return blob
     raise ValueError(f"it has no signature by {origin}")
 
 

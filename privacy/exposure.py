@@ -99,17 +99,19 @@ MEANING: dict[Exposure, str] = {
 
 
 def expand(names: Iterable[str]) -> frozenset[Exposure]:
-    """Exposure classes by name; a name such as ``MODEL_PARAMETERS`` stands for all classes it is the start of.
+    """Exposure classes by name; ``MODEL_PARAMETERS`` stands for extractor and classifier.
 
     Raises ``ValueError`` naming the first unknown name and the known ones.
     """
     classes: set[Exposure] = set()
     for name in names:
-        found = [exposure for exposure in Exposure if exposure == name or exposure.startswith(f"{name}_")]
-        if not found:
+        if name == "MODEL_PARAMETERS":
+            classes.update(MODEL)
+        elif name in Exposure.__members__:
+            classes.add(Exposure[name])
+        else:
             known = ", ".join(["MODEL_PARAMETERS", *Exposure])
             raise ValueError(f"{name!r} is not an exposure class; the classes are {known}")
-        classes.update(found)
     return frozenset(classes)
 
 

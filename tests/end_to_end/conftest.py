@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from federation import Federation
+
+from silo.datasets import ImageDataset
+from silo.sharding import PracticalGroups, cut
+from silo.synthetic import generate_tissue
+
+
+@pytest.fixture(scope="session")
+def shards() -> list[ImageDataset]:
+    """Three small synthetic shards."""
+    setting = PracticalGroups(groups=(1, 1, 1), train_per_silo=90, test_per_silo=30)
+    return cut(generate_tissue(seed=1, train=900, test=270), setting, seed=1)
+
+
+@pytest.fixture
+def federation(tmp_path: Path, shards: list[ImageDataset]) -> Iterator[Callable[..., Federation]]:
+    """Makes federations whose processes end with the test."""
+    made: list[Federation] = []
+
+    def make(**options: Any) -> Federation:
+        folder = tmp_path / f"federation{len(made)}"
+        folder.mkdir()
+        made.append(Federation(folder, options.pop("shards", shards), **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.kill_everything()

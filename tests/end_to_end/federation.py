@@ -1,0 +1,221 @@
+"""A federation of real processes for the tests: CA, keys, shards, configurations, daemons."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from algorithms.registry import make
+from coordinator.config import CoordinatorConfig
+from privacy.pki import Identity, create_authority, create_keys, issue
+from silo.datasets import ImageDataset, save_npz
+from simulation.federation import Simulation
+
+BIN = Path(sys.executable).parent
+PATIENCE = 180
+"""Seconds after which a state that does not come is a failure."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Federation:
+    """Parties below one folder, each with its own configuration, keys and state."""
+
+    def __init__(
+        self,
+        folder: Path,
+        shards: Sequence[ImageDataset],
+        *,
+        run: Mapping[str, Any] | None = None,
+        exposures: Sequence[str] = ("PROTOCOL", "IDENTITY", "MODEL_PARAMETERS", "PEER_DERIVED", "LOCAL_METRICS"),
+        insecure: bool = False,
+        coordinator: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.shards = list(shards)
+        self.silos = [shard.name for shard in shards]
+        self.insecure = insecure
+        self.exposures = list(exposures)
+        self.processes: list[subprocess.Popen[bytes]] = []
+        first = self.shards[0]
+        settings: dict[str, Any] = {
+            "name": "test",
+            "method": {"name": "diversifed"},
+            "model": {
+                "name": "diversifed-cnn",
+                "input_shape": list(first.image_shape),
+                "classes": first.num_classes,
+            },
+            "training": {"epochs": 1, "batch_size": 32},
+            "rounds": 3,
+            "ask_for": ["LOCAL_METRICS"],
+        }
+        settings.update(run or {})
+        self.coordinator_config: dict[str, Any] = {
+            "federation": "test",
+            "listen": f"127.0.0.1:{self.port}",
+            "state": "state/coordinator",
+            "silos": self.silos,
+            "insecure": insecure,
+            "run": settings,
+            **(coordinator or {}),
+        }
+        create_authority(folder / "ca", "test")
+        self.write("coordinator.yaml", self.coordinator_config)
+        self.enrol(Identity("test", "coordinator", "coordinator"))
+        for shard in self.shards:
+            self.add_silo(shard)
+
+    def add_silo(self, shard: ImageDataset) -> None:
+        save_npz(self.folder / f"{shard.name}.npz", shard)
+        self.write_silo(shard.name)
+        self.write_consent(shard.name)
+        self.enrol(Identity("test", "silo", shard.name))
+
+    def write_silo(self, name: str, *, port: int | None = None, **changes: Any) -> None:
+        content = {
+            "federation": "test",
+            "name": name,
+            "coordinator": {"address": f"127.0.0.1:{port or self.port}"},
+            "state": f"state/{name}",
+            "shard": f"{name}.npz",
+            "consent": f"{name}.consent.yaml",
+            "device": "cpu",
+            "threads": 1,
+            "insecure": self.insecure,
+        }
+        self.write(f"{name}.yaml", {**content, **changes})
+
+    def write_consent(self, name: str, **changes: Any) -> None:
+        content = {
+            "coordinator": "spiffe://test/coordinator/coordinator",
+            "methods": [self.coordinator_config["run"]["method"]["name"]],
+            "exposures": self.exposures,
+            "rounds": 100,
+        }
+        self.write(f"{name}.consent.yaml", {**content, **changes})
+
+    def enrol(self, identity: Identity) -> None:
+        keys = self.keys(identity.name)
+        paths = create_keys(keys, identity)
+        issue(self.folder / "ca", identity.name, paths.request, keys / "tls.pem")
+        shutil.copy(self.folder / "ca" / "ca.pem", keys / "ca.pem")
+
+    def keys(self, name: str) -> Path:
+        return self.folder / "state" / name / "keys"
+
+    def write(self, name: str, content: object) -> None:
+        (self.folder / name).write_text(yaml.safe_dump(content))
+
+    def start(self, *command: str, prefix: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        """Starts a console script; what it says goes to ``NAME.log``."""
+        log = self.log(command[-1] if command[0] == "silo" else "coordinator.yaml")
+        with log.open("ab") as file:
+            process = subprocess.Popen(
+                [*prefix, str(BIN / command[0]), *command[1:]],
+                cwd=self.folder,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+        self.processes.append(process)
+        return process
+
+    def start_coordinator(self, *, prefix: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        return self.start("coordinator", "serve", "--until-done", "--config", "coordinator.yaml", prefix=prefix)
+
+    def start_silo(self, name: str, *, prefix: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        return self.start("silo", "train", "--config", f"{name}.yaml", prefix=prefix)
+
+    def log(self, config: str) -> Path:
+        return self.folder / f"{Path(config).stem}.log"
+
+    def said(self, party: str) -> str:
+        path = self.folder / f"{party}.log"
+        return path.read_text() if path.exists() else ""
+
+    def command(self, *words: str, expect: int = 0) -> str:
+        """Runs a console script to its end; returns what it said on both streams."""
+        outcome = subprocess.run(
+            [str(BIN / words[0]), *words[1:]], cwd=self.folder, capture_output=True, text=True, timeout=PATIENCE
+        )
+        assert outcome.returncode == expect, f"{words}: {outcome.returncode}\n{outcome.stdout}{outcome.stderr}"
+        return outcome.stdout + outcome.stderr
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(
+            self.command("coordinator", "status", "--config", "coordinator.yaml", "--json")
+        )
+        return found
+
+    def wait_for(self, what: str, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            for process in self.processes:
+                code = process.poll()
+                assert code in (None, 0, -signal.SIGKILL), (
+                    f"waiting for {what}: a process ended\n{self.everything_said()}"
+                )
+            assert time.monotonic() < deadline, f"{what} did not come\n{self.everything_said()}"
+            time.sleep(0.02)
+
+    def wait_to_say(self, party: str, text: str) -> None:
+        self.wait_for(f"{party} saying {text!r}", lambda: text in self.said(party))
+
+    def finish(self, *processes: subprocess.Popen[bytes]) -> None:
+        """Waits for the ends of processes, which must be good."""
+        for process in processes:
+            code = process.wait(timeout=PATIENCE)
+            assert code == 0, self.everything_said()
+
+    def run_to_the_end(self) -> None:
+        coordinator = self.start_coordinator()
+        self.finish(*[self.start_silo(name) for name in self.silos], coordinator)
+
+    def everything_said(self) -> str:
+        return "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in sorted(self.folder.glob("*.log")))
+
+    def kill_everything(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+    def run_folder(self, name: str) -> Path:
+        return self.folder / "state" / name / "runs" / str(self.coordinator_config["run"]["name"])
+
+    def records(self, party: str) -> list[dict[str, Any]]:
+        path = self.folder / "state" / party / "journal" / "records.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def messages(self, party: str, direction: str) -> list[dict[str, Any]]:
+        return [r for r in self.records(party) if r["kind"] == "message" and r["direction"] == direction]
+
+    def simulate(self) -> dict[str, dict[str, torch.Tensor]]:
+        """The personalised models that an undisturbed run gives, by simulation with the same plan and shards."""
+        torch.set_num_threads(1)
+        plan = CoordinatorConfig.read(self.folder / "coordinator.yaml").plan()
+        method = make(plan.method.name, plan.method.parameters)
+        simulation = Simulation(plan, method, self.shards, device=torch.device("cpu"))
+        for _ in range(plan.rounds):
+            simulation.step()
+        simulation.finish()
+        return {name: half.personal() for name, half in simulation.silos.items()}

@@ -1,0 +1,101 @@
+"""What a signed checkpoint promises."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from privacy.checkpoint import Checkpoint, verify
+from privacy.errors import JournalError
+
+ORIGIN = "medsilo/test/silo/hospital1"
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+PUBLIC = KEY.public_key().public_bytes_raw()
+CHECKPOINT = Checkpoint(ORIGIN, 12, hashlib.sha256(b"root").digest())
+
+
+def test_a_signed_checkpoint_is_verified_and_read_back() -> None:
+    assert verify(CHECKPOINT.sign(KEY), PUBLIC) == CHECKPOINT
+
+
+def test_the_note_has_the_form_of_c2sp() -> None:
+    note = CHECKPOINT.sign(KEY)
+    lines = note.split("\n")
+    assert lines[:4] == [ORIGIN, "12", base64.b64encode(CHECKPOINT.root).decode(), ""]
+    dash, name, encoded = lines[4].split(" ")
+    assert (dash, name, lines[5:]) == ("—", ORIGIN, [""])
+    blob = base64.b64decode(encoded)
+    # Signed note: key hash = SHA-256(name ‖ newline ‖ 0x01 ‖ public key)[:4]; what is signed ends with a newline.
+    assert blob[:4] == hashlib.sha256(ORIGIN.encode() + b"\n\x01" + PUBLIC).digest()[:4]
+    Ed25519PublicKey.from_public_bytes(PUBLIC).verify(blob[4:], "\n".join(lines[:3]).encode() + b"\n")
+
+
+def test_every_change_of_a_signed_byte_is_refused() -> None:
+    note = CHECKPOINT.sign(KEY).encode()
+    signed = len(CHECKPOINT.text().encode()) + 1
+    for position in range(signed):
+        for change in (1, 2, 4, 8, 16, 32, 64, 128):
+            changed = bytearray(note)
+            changed[position] ^= change
+            with pytest.raises(JournalError):
+                verify(changed.decode("utf-8", errors="replace"), PUBLIC)
+
+
+def test_every_change_of_a_signature_byte_is_refused() -> None:
+    """The last byte, the line's end, apart: a line may end with the text."""
+    note = CHECKPOINT.sign(KEY).encode()
+    accepted = []
+    for position in range(len(CHECKPOINT.text().encode()) + 1, len(note) - 1):
+        for value in range(256):
+            changed = bytearray(note)
+            changed[position] = value
+            if bytes(changed) == note:
+                continue
+            try:
+                verify(changed.decode("utf-8", errors="replace"), PUBLIC)
+            except JournalError:
+                continue
+            accepted.append((position - len(note), chr(note[position]), chr(value)))
+    assert accepted == []
+
+
+def test_another_key_is_refused() -> None:
+    other = Ed25519PrivateKey.from_private_bytes(bytes(32))
+    with pytest.raises(JournalError, match="not signed with this key"):
+        verify(CHECKPOINT.sign(other), PUBLIC)
+    with pytest.raises(JournalError, match="not signed with this key"):
+        verify(CHECKPOINT.sign(KEY), other.public_key().public_bytes_raw())
+
+
+def test_a_signature_moved_to_another_checkpoint_is_refused() -> None:
+    signature = CHECKPOINT.sign(KEY).partition("\n\n")[2]
+    other = Checkpoint(ORIGIN, 13, CHECKPOINT.root)
+    with pytest.raises(JournalError, match=f"signature does not hold for {ORIGIN}"):
+        verify(f"{other.text()}\n{signature}", PUBLIC)
+
+
+def test_a_signature_of_another_name_is_refused() -> None:
+    note = CHECKPOINT.sign(KEY).replace(f"— {ORIGIN}", "— somebody-else")
+    with pytest.raises(JournalError, match=f"no signature by {ORIGIN}"):
+        verify(note, PUBLIC)
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        "",
+        "\n",
+        "\n\n",
+        "a\nb",
+        "a\nb\nc\n\n",
+        "a\n1\n!!!\n\n— a AAAA\n",
+        "a\n1\nAAAA\n\n— a AAAA\n",
+        "a\n1\n\n\n— a \n",
+    ],
+)
+def test_what_is_no_checkpoint_is_refused(note: str) -> None:
+    with pytest.raises(JournalError, match="cannot be used"):
+        verify(note, PUBLIC)
