@@ -42,7 +42,9 @@ def results(
     found = read_runs(runs / experiment.name)
     rows = tabulate(found)
     to.mkdir(parents=True, exist_ok=True)
-    command = f"simulation run --config {config} --data {found[0]['data']}\nsimulation results --config {config}"
+    name = found[0]["data"]
+    source = name if name == "pathmnist" else "synthetic" if found[0]["synthetic"] else f"{name}.npz"
+    command = f"simulation run --config {config} --data {source}\nsimulation results --config {config}"
     page = markdown(found, rows, command)
     (to / f"{experiment.name}.md").write_text(page, encoding="utf-8")
     draw(found, rows, to / f"{experiment.name}.png")

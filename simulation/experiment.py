@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,9 +77,14 @@ def runs(config: ExperimentConfig, data: str, folder: Path) -> Iterator[Run]:
         parameters = dict(entry)
         name = str(parameters.pop("name"))
         method = make(name, parameters)
-        label = "-".join([name, *(f"{key}={value}" for key, value in parameters.items())])
+        label = label_of(entry)
         for seed in config.seeds:
             yield Run(config, data, label, method, seed, folder / f"{label}-seed{seed}.json")
+
+
+def label_of(entry: Mapping[str, Any]) -> str:
+    """A method's name with the hyper-parameters that the experiment gives it."""
+    return "-".join([str(entry["name"]), *(f"{key}={value}" for key, value in entry.items() if key != "name")])
 
 
 def run_experiment(config: ExperimentConfig, data: str, folder: Path, *, workers: int, console: Console) -> None:

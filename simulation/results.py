@@ -12,6 +12,7 @@ import matplotlib
 import numpy as np
 
 from privacy.errors import DataError
+from simulation.experiment import label_of
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -52,6 +53,8 @@ def tabulate(found: list[dict[str, Any]]) -> list[Row]:
             # Its personal model is the average as received: what a round made is measured at the next one.
             rounds = [*rounds[1:], 100 * float(np.mean(list(run["final_accuracy"].values())))]
         curves[run["label"]][run["seed"]] = np.asarray(rounds)
+    order = [label_of(entry) for entry in found[0]["experiment"]["methods"]]
+    curves = dict(sorted(curves.items(), key=lambda item: order.index(item[0])))
     alone = curves.get("local", {})
     rows = []
     for label, by_seed in curves.items():
