@@ -167,9 +167,9 @@ def all_finite(data: bytes | memoryview, dtype: str) -> bool:
     if dtype not in _FLOATS:
         return True
     values = np.frombuffer(data, dtype=_FLOATS[dtype])
-    # If the sum of squares is finite, so is every number; only if not is it worth looking closer.
+    # If the sum is finite, so is every number; only if not (it may have overflowed) is it worth looking closer.
     with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(np.dot(values, values)) or np.isfinite(values).all())
+        return bool(np.isfinite(values.sum()) or np.isfinite(values).all())
 
 
 Payload = Mapping[Exposure, Part]

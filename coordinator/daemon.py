@@ -10,6 +10,7 @@ from types import FrameType
 
 import torch
 
+from algorithms.allocation import reuse_freed_memory
 from coordinator.config import CoordinatorConfig
 from coordinator.rounds import Rounds
 from coordinator.service import CoordinatorService, PlanGate, serve
@@ -42,6 +43,7 @@ def origin(config: CoordinatorConfig) -> str:
 
 def run(config: CoordinatorConfig, *, until_done: bool) -> None:
     """Serves until a signal arrives, the rounds fail, or (``until_done``) every silo has fetched the end."""
+    reuse_freed_memory()
     torch.set_num_threads(1)  # its sums are bound by memory, and often it shares the machine
     plan = config.plan()
     method = config.make_method()

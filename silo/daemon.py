@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from algorithms.allocation import reuse_freed_memory
 from algorithms.method import LOCAL_METRICS, SiloHalf
 from algorithms.models import build
 from algorithms.registry import make
@@ -23,7 +26,7 @@ from protos.medsilo.v1 import coordinator_pb2 as wire
 from silo.config import SiloConfig
 from silo.datasets import ImageDataset, load_npz
 from silo.display import Display
-from silo.run_state import RunState
+from silo.run_state import Measured, RunState
 from silo.training import LocalSite, Measurement, Progress, choose_device
 from silo.uplink import LateError, Uplink
 
@@ -51,6 +54,7 @@ def train(config: SiloConfig, display: Display) -> Outcome:
     Everything that can be wrong on this machine (consent, shard, keys, device) is checked before the first byte
     leaves. Raises the ``MedsiloError`` that says what is wrong.
     """
+    reuse_freed_memory()
     consent = ConsentFile.read(config.consent)
     if missing := consent.missing_to_ask(config.coordinator_identity):
         raise consent.refusal(missing, f"asking {config.coordinator_identity.uri} for its plan")
@@ -128,6 +132,7 @@ class _Participation:
         self._half: SiloHalf = make(plan.method.name, plan.method.parameters).silo_half(self._site)
         self._state = RunState(config.runs / plan.run, plan, config.name, dataset)
         self._half.memory = self._state.memory()
+        self._last: Measurement | Measured | None = self._state.measured[-1] if self._state.measured else None
 
     def run(self) -> None:
         """Joins and works off tasks until the run has ended."""
@@ -144,16 +149,28 @@ class _Participation:
             self._train(task.round, payload)
 
     def _train(self, round_number: int, payload: Payload) -> None:
-        if round_number >= self._state.trained_rounds:
-            start = self._begin(payload)
-            self._half.train(round_number, _without_start(payload))
-            measured = self._site.measure(self._half.personal())
-            self._state.save(
+        if round_number < self._state.trained_rounds:
+            self._send(round_number, self._half.upload())
+            return
+        start = self._begin(payload)
+        self._half.train(round_number, _without_start(payload))
+        upload = self._half.upload()
+        try:
+            check_finite(upload)
+        except RefusedError as error:
+            raise TrainingError(f"round {round_number}: {error}; nothing of this round was sent") from None
+        measured = self._site.measure(self._half.personal())
+        self._last = measured or self._last
+        # The results reach the disk while the update is on its way; its last message waits for them.
+        with ThreadPoolExecutor(1, thread_name_prefix="save") as saver:
+            saving = saver.submit(
+                self._state.save,
                 self._half.memory,
                 trained_rounds=round_number + 1,
                 measurements={**start, round_number + 1: measured},
             )
-        self._send(round_number, self._half.upload())
+            self._send(round_number, upload, before_last=saving.result)
+            saving.result()
 
     def _finish(self, payload: Payload) -> None:
         rounds = self._plan.rounds
@@ -168,6 +185,7 @@ class _Participation:
                 measurements={**start, **last},
                 finished=True,
             )
+            self._last = last.get(rounds) or self._last
         self._send(rounds, {})
 
     def _begin(self, payload: Payload) -> dict[int, Measurement | None]:
@@ -186,23 +204,18 @@ class _Participation:
         self._half.begin(initial)
         return {0: self._site.measure(initial)}
 
-    def _send(self, round_number: int, payload: Payload) -> None:
-        payload = dict(payload)
-        last = self._state.measured[-1] if self._state.measured else None
-        if self._metrics and last is not None:
-            values = (last.accuracy, last.loss)
+    def _send(self, round_number: int, upload: Payload, *, before_last: Callable[[], object] = lambda: None) -> None:
+        payload = dict(upload)
+        if self._metrics and self._last is not None:
+            values = (self._last.accuracy, self._last.loss)
             payload[Exposure.LOCAL_METRICS] = Part.of(
                 {spec.name: torch.tensor(value) for spec, value in zip(LOCAL_METRICS, values, strict=True)}
             )
         try:
-            check_finite(payload)
-        except RefusedError as error:
-            raise TrainingError(f"round {round_number}: {error}; nothing of this round was sent") from None
-        try:
-            self._uplink.submit(self._plan, round_number, payload)
+            self._uplink.submit(self._plan, round_number, payload, before_last=before_last)
         except LateError as late:
             self._display.notice(f"{late}; going on with the next task")
-        self._display.sent(round_number, last.accuracy if last else None, self._uplink.bytes_sent)
+        self._display.sent(round_number, self._last.accuracy if self._last else None, self._uplink.bytes_sent)
 
     def _progress(self, progress: Progress) -> None:
         self._display.training(progress)

@@ -137,9 +137,12 @@ class Uplink:
             if (found := self._persistently(ask)) is not None:
                 return found
 
-    def submit(self, plan: RunPlan, round_number: int, payload: Payload) -> journal_pb2.Receipt:
+    def submit(
+        self, plan: RunPlan, round_number: int, payload: Payload, *, before_last: Callable[[], object]
+    ) -> journal_pb2.Receipt:
         """Sends a round's update and returns the coordinator's receipt.
 
+        ``before_last`` is called before the last message is sent: without that the update counts for nothing.
         Raises ``LateError`` if the round has ended meanwhile, ``RefusedError`` if the update or the receipt is
         not acceptable.
         """
@@ -158,7 +161,8 @@ class Uplink:
             )
 
             failure: list[Exception] = []
-            messages = self._counted(_keep_failure(send(self._door, call, header, payload), failure))
+            messages = _hold_last(send(self._door, call, header, payload), before_last)
+            messages = self._counted(_keep_failure(messages, failure))
             try:
                 data = self._channel.stream_unary(f"/{_SERVICE}/SubmitUpdate")(messages)
             except grpc.RpcError:
@@ -301,6 +305,15 @@ class _PassingError(MedsiloError):
 
 def _passing(error: BaseException) -> bool:
     return isinstance(error, _PassingError)
+
+
+def _hold_last(messages: Iterator[bytes], action: Callable[[], object]) -> Iterator[bytes]:
+    held = next(messages)
+    for following in messages:
+        yield held
+        held = following
+    action()
+    yield held
 
 
 def _keep_failure(messages: Iterator[bytes], failure: list[Exception]) -> Iterator[bytes]:

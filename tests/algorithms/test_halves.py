@@ -1,0 +1,291 @@
+"""Both halves of each method, run over a small site: what is trained, what is uploaded, what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from algorithms.diversifed import DiversiFed, attract_repel
+from algorithms.fedavg import FedAvg
+from algorithms.local import Local
+from algorithms.method import PERSONAL, Correction, Downloads, Federation
+from algorithms.models import Layout, state_of
+from algorithms.tensors import BLOCK, MemoryWorkspace, Part, Payload, Stack, payload_tensors
+from privacy.errors import RefusedError
+from privacy.exposure import MODEL, Exposure
+
+EXTRACTOR, CLASSIFIER = MODEL
+
+
+def small_model(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2))
+
+
+@dataclass
+class SmallSite:
+    """A site whose local training is ``steps`` of SGD on a loss that pulls every parameter to 1.
+
+    The correction is applied between backward and step, as a runtime has to.
+    """
+
+    name: str = "a"
+    num_samples: int = 7
+    steps: int = 3
+    pull: float = 1.0
+    model: nn.Module = field(default_factory=small_model)
+    fits: int = 0
+
+    @property
+    def layout(self) -> Layout:
+        return Layout.of(self.model)
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        self.model.load_state_dict(state, strict=False)
+
+    def fit(self, round_number: int, *, correction: Correction | None = None) -> None:
+        self.fits += 1
+        self.model.train()
+        self.model(torch.randn(8, 4, generator=torch.Generator().manual_seed(round_number)))  # moves the buffers
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        for _ in range(self.steps):
+            optimizer.zero_grad()
+            loss = sum(((parameter - 1) ** 2).sum() for parameter in self.model.parameters())
+            (self.pull / 2 * loss).backward()
+            if correction is not None:
+                correction()
+            optimizer.step()
+
+
+def half_at(method: Any, site: SmallSite) -> Any:
+    half = method.silo_half(site)
+    half.begin(state_of(site.model))
+    return half
+
+
+def payload_of(model: nn.Module) -> Payload:
+    state, parts = state_of(model), Layout.of(model).model_parts()
+    return {e: Part.of({spec.name: state[spec.name] for spec in specs}) for e, specs in parts.items()}
+
+
+def peer(tensors: Mapping[str, Tensor]) -> Payload:
+    return {Exposure.PEER_DERIVED: Part.of(tensors)}
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def federation(model: nn.Module) -> Federation:
+    return Federation(Layout.of(model), rounds=3, seed=1)
+
+
+def test_diversifed_without_a_centre_trains_plainly() -> None:
+    one, two = SmallSite(), SmallSite()
+    half_at(DiversiFed(), one).train(0, {})
+    two.fit(0)
+    assert torch.equal(flat(one.model), flat(two.model))
+
+
+def test_diversifeds_proximal_term_pulls_towards_z() -> None:
+    site = SmallSite(steps=1, pull=0.0)
+    before = flat(site.model)
+    centre = {spec.name: torch.full(spec.shape, 5.0) for spec in site.layout.parameters}
+    half_at(DiversiFed(proximal_weight=3.0, step_size=2.0), site).train(1, peer(centre))
+    # One step of rate 0.1 along lambda/alpha (w - z) = 1.5 (w - z).
+    torch.testing.assert_close(flat(site.model), before - 0.1 * 1.5 * (before - 5))
+
+
+def test_diversifed_with_lambda_0_is_separate_training() -> None:
+    site, alone = SmallSite(), SmallSite()
+    centre = {spec.name: torch.full(spec.shape, 5.0) for spec in site.layout.parameters}
+    half_at(DiversiFed(proximal_weight=0.0), site).train(1, peer(centre))
+    half_at(Local(), alone).train(1, {})
+    assert torch.equal(flat(site.model), flat(alone.model))
+
+
+@pytest.mark.parametrize(("start", "found"), [("own", 2.0), ("z", 5.0)])
+def test_diversifed_continues_its_own_model_unless_told_to_start_from_z(start: str, found: float) -> None:
+    site = SmallSite(steps=0)
+    half = half_at(DiversiFed(start=start), site)  # type: ignore[arg-type]
+    for spec in site.layout.parameters:
+        half.memory[PERSONAL][spec.name].fill_(2.0)
+    half.train(1, peer({spec.name: torch.full(spec.shape, 5.0) for spec in site.layout.parameters}))
+    assert flat(site.model).unique().tolist() == [found]
+
+
+def test_diversifed_uploads_exactly_the_models_parameters() -> None:
+    site = SmallSite()
+    half = half_at(DiversiFed(), site)
+    half.train(0, {})
+    upload = half.upload()
+    assert list(upload) == [EXTRACTOR, CLASSIFIER]
+    found = payload_tensors(upload, MODEL)
+    parameters = dict(site.model.named_parameters())
+    assert list(found) == list(parameters)  # no running statistics among them
+    assert all(torch.equal(found[name], parameter) for name, parameter in parameters.items())
+    coordinator = DiversiFed().coordinator_half(federation(site.model))
+    assert {e: part.specs for e, part in upload.items()} == coordinator.upload_parts(0, "a")
+
+
+@pytest.mark.parametrize("method", [DiversiFed(), FedAvg(), FedAvg(weighting="uniform"), Local()])
+def test_uploading_twice_gives_the_same_bytes_and_changes_nothing(method: Any) -> None:
+    half = half_at(method, SmallSite())
+    half.train(0, {})
+    memory = {group: {name: t.clone() for name, t in state.items()} for group, state in half.memory.items()}
+    one, two = half.upload(), half.upload()
+    for exposure in one:
+        size = one[exposure].nbytes
+        assert bytes(one[exposure].source.read(0, size)) == bytes(two[exposure].source.read(0, size))
+    assert {group: list(state) for group, state in half.memory.items()} == {g: list(s) for g, s in memory.items()}
+    assert all(torch.equal(half.memory[g][n], t) for g, state in memory.items() for n, t in state.items())
+
+
+@pytest.mark.parametrize("method", [DiversiFed(), FedAvg(), FedAvg(weighting="uniform"), Local()])
+def test_a_rehearsal_has_the_names_and_shapes_of_a_real_upload(method: Any) -> None:
+    rehearsed, trained = half_at(method, SmallSite()), half_at(method, SmallSite())
+    rehearsed.rehearse()
+    trained.train(0, {})
+    assert rehearsed.site.fits == 0
+    real = {e: part.specs for e, part in trained.upload().items()}
+    assert {e: part.specs for e, part in rehearsed.upload().items()} == real
+    wanted = method.coordinator_half(federation(small_model())).upload_parts(0, "a")
+    assert {e: tuple(specs) for e, specs in wanted.items()} == real
+    assert set(real) == method.uploads
+
+
+@pytest.mark.parametrize("method", [DiversiFed(), FedAvg()])
+def test_a_download_of_another_shape_is_refused(method: Any) -> None:
+    half = half_at(method, SmallSite())
+    names = [spec.name for spec in half.site.layout.parameters]
+    for wrong in (
+        peer({name: torch.zeros(2) for name in names}),
+        peer({spec.name: torch.zeros(spec.shape) for spec in half.site.layout.parameters[:-1]}),
+        {Exposure.INITIAL_MODEL: Part.of({"x": torch.zeros(1)})},
+    ):
+        with pytest.raises(RefusedError, match="names and shapes"):
+            half.train(1, wrong)
+
+
+def test_the_coordinators_z_is_that_of_the_pure_function() -> None:
+    models = [small_model(seed) for seed in range(4)]
+    uploads = {f"h{n}": payload_of(model) for n, model in enumerate(models)}
+    half = DiversiFed(temperature=0.7, step_size=0.9).coordinator_half(federation(models[0]))
+    downloads = half.aggregate(0, uploads, uploads, MemoryWorkspace())
+    order = Layout.of(models[0]).parameters
+    rows = torch.stack([torch.cat([state_of(m)[spec.name].reshape(-1) for spec in order]) for m in models])
+    expected = attract_repel(rows, temperature=0.7, step_size=0.9)
+    for n in range(4):
+        part = downloads.for_silo(f"h{n}")[Exposure.PEER_DERIVED]
+        assert part.specs == order
+        found = torch.cat([t.reshape(-1) for t in part.tensors().values()])
+        torch.testing.assert_close(found, expected[n], rtol=0, atol=1e-6)
+
+
+def test_z_does_not_depend_on_how_a_model_is_cut_into_blocks() -> None:
+    generator = torch.Generator().manual_seed(3)
+    size = 2 * BLOCK + 11
+    rows = torch.randn(3, size, generator=generator)
+    uploads: dict[str, Payload] = {
+        str(n): {EXTRACTOR: Part.of({"w": row[:-5]}), CLASSIFIER: Part.of({"b": row[-5:]})}
+        for n, row in enumerate(rows)
+    }
+    half = DiversiFed().coordinator_half(federation(small_model()))
+    downloads = half.aggregate(0, uploads, uploads, MemoryWorkspace())
+    centre = rows.double()
+    d = torch.cdist(centre, centre, compute_mode="donot_use_mm_for_euclid_dist")
+    for i, (j, k) in enumerate(((1, 2), (0, 2), (0, 1))):
+        softmax = torch.softmax(torch.stack([d[i, j], d[i, k]]) / 0.5, 0)
+        expected = centre[i]
+        for other, share in ((j, softmax[0]), (k, softmax[1])):
+            expected = expected - (0.5 - share) * (centre[i] - centre[other]) / (0.5 * d[i, other])
+        found = torch.cat([t for t in downloads.for_silo(str(i))[Exposure.PEER_DERIVED].tensors().values()])
+        torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_hundred_silos_with_ten_thousand_parameters() -> None:
+    models = torch.randn(100, 10_000, generator=torch.Generator().manual_seed(1))
+    z = attract_repel(models, temperature=0.5)
+    assert z.dtype == torch.float32
+    steps = torch.linalg.vector_norm(z.double() - models.double(), dim=1)
+    assert (steps <= 4 * (1 - 1 / 99) + 1e-3).all()
+    assert (steps > 0).all()
+
+
+@pytest.mark.parametrize(("stale", "kept"), [("reuse", False), ("none", True)])
+def test_a_silo_that_missed_the_round_keeps_its_z_or_gets_none(stale: str, kept: bool) -> None:
+    uploads = {f"h{n}": payload_of(small_model(n)) for n in range(3)}
+    latest = {**uploads, "absent": payload_of(small_model(9))}
+    half = DiversiFed(stale=stale).coordinator_half(federation(small_model()))  # type: ignore[arg-type]
+    downloads = half.aggregate(1, uploads, latest, MemoryWorkspace())
+    assert {"h0", "h1", "h2"} <= set(downloads.own)
+    assert ("absent" in downloads.own) is kept  # an empty download replaces the old one, no download leaves it
+    assert downloads.for_silo("absent") == {}
+
+
+def fedavg_of(counts: list[int] | None) -> dict[str, Tensor]:
+    uploads = {}
+    for n, value in enumerate((1.0, 2.0, 4.0)):
+        payload = {
+            EXTRACTOR: Part.of({"a": torch.full((2, 2), value)}),
+            CLASSIFIER: Part.of({"b": torch.full((3,), 10 * value)}),
+        }
+        if counts:
+            payload[Exposure.SAMPLE_COUNT] = Part.of({"samples": torch.tensor(counts[n])})
+        uploads[str(n)] = payload
+    half = FedAvg(weighting="samples" if counts else "uniform").coordinator_half(federation(small_model()))
+    everyone = half.aggregate(0, uploads, uploads, MemoryWorkspace()).everyone
+    assert everyone is not None
+    return everyone[Exposure.PEER_DERIVED].tensors()
+
+
+@pytest.mark.parametrize(
+    ("counts", "average"),
+    [([1, 1, 2], 2.75), ([3, 1, 0], 1.25), (None, 7 / 3), ([0, 0, 0], 7 / 3), ([-4, 0, 8], 4.0)],
+)
+def test_fedavg_averages_by_samples_or_uniformly(counts: list[int] | None, average: float) -> None:
+    found = fedavg_of(counts)
+    torch.testing.assert_close(found["a"], torch.full((2, 2), average))
+    torch.testing.assert_close(found["b"], torch.full((3,), 10 * average))
+
+
+def test_fedavgs_silo_takes_the_global_parameters_and_keeps_its_own_running_statistics() -> None:
+    half = half_at(FedAvg(), SmallSite())
+    half.train(0, {})
+    own = state_of(half.site.model)
+    half.finish(peer({spec.name: torch.full(spec.shape, 5.0) for spec in half.site.layout.parameters}))
+    personal = half.personal()
+    assert set(personal) == set(own)
+    for name, tensor in personal.items():
+        if "running" in name or "batches" in name:
+            assert torch.equal(tensor, own[name]), name
+        else:
+            assert tensor.unique().tolist() == [5.0], name
+
+
+def test_fedavg_uploads_its_number_of_images_only_where_it_weighs() -> None:
+    for weighting, wanted in (("samples", 7), ("uniform", None)):
+        half = half_at(FedAvg(weighting=weighting), SmallSite())  # type: ignore[arg-type]
+        half.train(0, {})
+        counts = payload_tensors(half.upload(), [Exposure.SAMPLE_COUNT])
+        assert [int(count) for count in counts.values()] == ([] if wanted is None else [wanted])
+
+
+def test_separate_training_exposes_nothing() -> None:
+    half = half_at(Local(), SmallSite())
+    half.train(0, {})
+    assert half.upload() == {}
+    assert Local().uploads == Local().downlink == frozenset()
+    coordinator = Local().coordinator_half(federation(small_model()))
+    assert coordinator.upload_parts(0, "a") == {}
+    assert coordinator.aggregate(0, {}, {}, MemoryWorkspace()) == Downloads()
+
+
+def test_only_float32_is_mixed() -> None:
+    with pytest.raises(RefusedError, match="float32"):
+        Stack([[Part.of({"a": torch.zeros(3, dtype=torch.float64)})]])

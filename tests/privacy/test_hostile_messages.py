@@ -1,0 +1,201 @@
+"""What another party sends is data: whatever it holds, it is taken or refused, and a refusal is a record."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from algorithms.diversifed import DiversiFed
+from algorithms.fedavg import FedAvg
+from algorithms.method import Method
+from privacy.door import Call, Door, nonce
+from privacy.errors import ConsentError, JournalError, RefusedError
+from privacy.exposure import Exposure
+from privacy.journal import Journal, read_records
+from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from protos.medsilo.v1 import coordinator_pb2 as wire
+from protos.medsilo.v1 import plan_pb2, tensor_pb2
+
+
+class Anything:
+    def check(self, classes: Iterable[Exposure]) -> None:
+        pass
+
+
+class NoCounts:
+    def check(self, classes: Iterable[Exposure]) -> None:
+        if Exposure.SAMPLE_COUNT in set(classes):
+            raise ConsentError("SAMPLE_COUNT may not leave")
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with Journal(tmp_path / "journal", key=Ed25519PrivateKey.generate(), origin="medsilo/test/silo/a") as opened:
+        yield opened
+
+
+@pytest.fixture
+def door(journal: Journal) -> Door:
+    return Door(journal, identity="spiffe://test/silo/a", federation="test", gate=Anything())
+
+
+def call() -> Call:
+    return Call("GetTask", "spiffe://test/coordinator/c", "ab" * 32, "a test")
+
+
+def plan_message(method: Method | None = None) -> plan_pb2.RunPlan:
+    chosen = method or DiversiFed()
+    return RunPlan(
+        federation="test",
+        coordinator="c",
+        run="r",
+        method=MethodPlan(name=chosen.name, parameters=chosen.parameters()),
+        model=ModelPlan(name="diversifed-cnn", input_shape=(3, 28, 28), classes=9),
+        training=TrainingPlan(),
+        rounds=5,
+        seed=1,
+        required=chosen.required,
+    ).to_message()
+
+
+@pytest.mark.parametrize("method", [DiversiFed(temperature=1.0, step_size=2.0), DiversiFed(temperature=0.1), FedAvg()])
+def test_a_plan_keeps_its_hash_whatever_its_hyper_parameters(method: Method) -> None:
+    message = plan_message(method)
+    plan = RunPlan.from_message(message)
+    again = RunPlan.from_message(plan_pb2.RunPlan.FromString(message.SerializeToString()))
+    assert plan.sha256 == again.sha256 == RunPlan.from_message(again.to_message()).sha256
+    assert RunPlan.model_validate_json(plan.model_dump_json()).sha256 == plan.sha256
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "3",
+        '{"temperature": [1]}',
+        '{"temperature": {"a": 1}}',
+        '{"temperature": NaN}',
+        '{"temperature": Infinity}',
+        '{"temperature": 1e999}',
+        '{"temperature": 1152921504606846976}',
+        '{"temperature": "\\ud800"}',
+        "[" * 100_000,
+    ],
+)
+def test_hyper_parameters_that_cannot_be_hashed_are_refused_with_the_plan(parameters: str) -> None:
+    message = plan_message()
+    message.method.parameters_json = parameters
+    with pytest.raises(RefusedError, match="plan"):
+        _ = RunPlan.from_message(message).sha256
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (plan_pb2.RunPlan(federation="Test!"), "federation"),
+        (plan_pb2.RunPlan(run="../../etc"), "run"),
+        (plan_pb2.RunPlan(seed=2**53), "seed"),
+        (plan_pb2.RunPlan(rounds=1_000_001), "rounds"),
+        (plan_pb2.RunPlan(participation=1.5), "participation"),
+        (plan_pb2.RunPlan(participation=float("nan")), "participation"),
+        (plan_pb2.RunPlan(required=[0]), "exposure class 0"),
+        (plan_pb2.RunPlan(optional=[99]), "exposure class 99"),
+        (plan_pb2.RunPlan(model=plan_pb2.Model(input_shape=[5])), "input_shape"),
+        (plan_pb2.RunPlan(model=plan_pb2.Model(classes=100_001)), "classes"),
+        (plan_pb2.RunPlan(training=plan_pb2.Training(learning_rate=float("nan"))), "learning_rate"),
+        (plan_pb2.RunPlan(training=plan_pb2.Training(learning_rate=float("inf"))), "learning_rate"),
+        (plan_pb2.RunPlan(training=plan_pb2.Training(optimizer="lion")), "optimizer"),
+    ],
+)
+def test_a_plan_with_an_unusable_value_is_refused_by_its_name(change: plan_pb2.RunPlan, words: str) -> None:
+    message = plan_message()
+    message.MergeFrom(change)
+    with pytest.raises(RefusedError, match=words):
+        RunPlan.from_message(message)
+
+
+def test_an_empty_plan_is_refused() -> None:
+    with pytest.raises(RefusedError):
+        RunPlan.from_message(plan_pb2.RunPlan())
+
+
+@pytest.mark.parametrize("size", [2**53, 2**60, 2**64 - 1])
+def test_a_manifest_with_a_size_beyond_json_is_refused_and_recorded(door: Door, journal: Journal, size: int) -> None:
+    spec = tensor_pb2.TensorSpec(name="w", shape=[size], dtype="F32")
+    part = tensor_pb2.PartManifest(exposure_class=Exposure.PEER_DERIVED.number, tensors=[spec])
+    data = wire.GetTaskResponse(task=wire.Task(nonce=nonce(), parts=[part])).SerializeToString()
+    with pytest.raises(RefusedError):
+        door.admit(data, wire.GetTaskResponse, call())
+    assert [record["kind"] for record in read_records(journal.directory)] == ["refusal"]
+
+
+def test_a_manifest_with_an_unknown_class_is_refused_and_recorded(door: Door, journal: Journal) -> None:
+    spec = tensor_pb2.TensorSpec(name="w", shape=[1], dtype="F32")
+    part = tensor_pb2.PartManifest(exposure_class=77, tensors=[spec])  # type: ignore[arg-type]
+    data = wire.GetTaskResponse(task=wire.Task(nonce=nonce(), parts=[part])).SerializeToString()
+    with pytest.raises(RefusedError, match="exposure class 77"):
+        door.admit(data, wire.GetTaskResponse, call())
+    assert [record["kind"] for record in read_records(journal.directory)] == ["refusal"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        wire.GetTaskResponse(),
+        wire.GetTaskResponse(task=wire.Task()),
+        wire.GetTaskResponse(task=wire.Task(nonce=bytes(15))),
+        wire.GetTaskResponse(chunk=tensor_pb2.TensorChunk(nonce=bytes(17), prototypes=b"x")),
+    ],
+)
+def test_a_message_without_its_nonce_is_neither_taken_nor_sent(
+    door: Door, journal: Journal, message: wire.GetTaskResponse
+) -> None:
+    with pytest.raises(RefusedError, match="nonce"):
+        door.admit(message.SerializeToString(), wire.GetTaskResponse, call())
+    with pytest.raises(RefusedError, match="nonce"):
+        door.release([message], call())
+    assert [record["kind"] for record in read_records(journal.directory)] == ["refusal", "refusal"]
+
+
+def test_text_that_is_no_text_is_refused_and_recorded(door: Door, journal: Journal) -> None:
+    data = wire.GetPlanRequest(nonce=bytes(16), silo="ab").SerializeToString().replace(b"ab", b"\xff\xfe")
+    with pytest.raises(RefusedError):
+        door.admit(data, wire.GetPlanRequest, call())
+    assert [record["kind"] for record in read_records(journal.directory)] == ["refusal"]
+
+
+def test_a_refusal_describes_the_bytes_that_did_not_leave(door: Door, journal: Journal) -> None:
+    chunk = wire.SubmitUpdateRequest(chunk=tensor_pb2.TensorChunk(nonce=nonce(), sample_count=bytes(8)))
+    with pytest.raises(ConsentError):
+        door.through(NoCounts()).release([chunk], call())
+    (record,) = read_records(journal.directory)
+    assert (record["direction"], record["length"]) == ("sent", len(chunk.SerializeToString()))
+    assert record["reason"] == "SAMPLE_COUNT may not leave"
+
+
+def test_a_failing_disk_is_a_journal_error_and_nothing_is_released(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    real = os.fsync
+    monkeypatch.setattr("privacy.journal.os.fsync", fail)
+    header = wire.SubmitUpdateRequest(update=wire.Update(nonce=nonce(), silo="a"))
+    try:
+        with pytest.raises(JournalError, match="Input/output error"):
+            door.release([header], call())
+    finally:
+        monkeypatch.setattr("privacy.journal.os.fsync", real)
+
+
+def test_bytes_are_in_the_records_file_before_they_are_handed_over(door: Door, journal: Journal) -> None:
+    header = wire.SubmitUpdateRequest(update=wire.Update(nonce=nonce(), silo="a"))
+    for count in range(1, 4):
+        door.release([header], call())
+        assert len((journal.directory / "records.jsonl").read_bytes().splitlines()) == count

@@ -1,0 +1,237 @@
+"""Local training: the same seed gives the same bits, every image counts, and divergence is an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from algorithms.diversifed import DiversiFed
+from algorithms.local import Local
+from algorithms.models import build, state_of
+from algorithms.tensors import Part
+from privacy.errors import ConfigurationError, DataError, TrainingError
+from privacy.exposure import Exposure
+from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from silo.datasets import ImageDataset, ImageSplit, to_tensor
+from silo.training import LocalSite, Progress, choose_device, make_optimizer
+
+CPU = torch.device("cpu")
+
+
+def dataset(train: int = 10, test: int = 5, size: int = 16) -> ImageDataset:
+    numbers = np.random.default_rng(train)
+
+    def split(count: int) -> ImageSplit:
+        images = numbers.integers(0, 256, (count, size, size, 3), dtype=np.uint8)
+        return ImageSplit(images, np.arange(count, dtype=np.int64) % 3)
+
+    return ImageDataset("h", "a test", True, ("a", "b", "c"), split(train), None, split(test))
+
+
+def plan(*, seed: int = 1, classes: int = 3, size: int = 16, **training: Any) -> RunPlan:
+    return RunPlan(
+        federation="test",
+        coordinator="c",
+        run="r",
+        method=MethodPlan(name="local", parameters={}),
+        model=ModelPlan(name="diversifed-cnn", input_shape=(3, size, size), classes=classes),
+        training=TrainingPlan(**{"epochs": 2, "batch_size": 4, **training}),
+        rounds=3,
+        seed=seed,
+        required=Local().required,
+    )
+
+
+class Recording(nn.Module):
+    """Keeps the batches it is trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3 * 16 * 16, 3)
+        self.batches: list[torch.Tensor] = []
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.batches.append(images.clone())
+        found: torch.Tensor = self.linear(images.flatten(1))
+        return found
+
+
+def site(run: RunPlan, data: ImageDataset | None = None, name: str = "h", **options: Any) -> LocalSite:
+    model = options.pop("model", None) or build(run.model, seed=run.seed)
+    return LocalSite(name, data or dataset(), model, run, device=CPU, **options)
+
+
+def trained(run: RunPlan, *, name: str = "h", round_number: int = 0) -> dict[str, torch.Tensor]:
+    torch.manual_seed(torch.seed())  # whatever went before must not matter
+    one = site(run, name=name)
+    one.fit(round_number)
+    return state_of(one.model)
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_the_same_seed_gives_bit_equal_models(optimizer: str) -> None:
+    run = plan(optimizer=optimizer, momentum=0.9)
+    assert equal(trained(run), trained(run))
+
+
+def test_seed_silo_and_round_each_change_the_order_of_images() -> None:
+    base = trained(plan())
+    assert not equal(base, trained(plan(), name="other"))
+    assert not equal(base, trained(plan(), round_number=1))
+    other = site(plan(seed=2), model=build(plan().model, seed=1))
+    other.fit(0)
+    assert not equal(base, state_of(other.model))
+
+
+def test_dropout_is_seeded_too() -> None:
+    def dropping() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(3 * 16 * 16, 3))
+
+    states = []
+    for _ in range(2):
+        one = site(plan(), model=dropping())
+        torch.manual_seed(torch.seed())
+        one.fit(0)
+        states.append(state_of(one.model))
+    assert equal(*states)
+
+
+@pytest.mark.parametrize(
+    ("train", "batch", "sizes"),
+    [
+        (10, 4, [4, 4, 2]),
+        (9, 4, [4, 5]),  # the last image would stand alone: it joins the batch before
+        (8, 4, [4, 4]),
+        (3, 100, [3]),
+        (1, 4, [1]),
+        (5, 1, [1, 1, 1, 2]),
+    ],
+)
+def test_every_epoch_visits_every_image_once_the_incomplete_last_batch_included(
+    train: int, batch: int, sizes: list[int]
+) -> None:
+    model = Recording()
+    data = dataset(train)
+    site(plan(epochs=2, batch_size=batch), data, model=model).fit(0)
+    assert [len(images) for images in model.batches] == 2 * sizes
+    images = to_tensor(data.train.images)
+    everything = sorted(image.sum().item() for image in images)
+    half = len(sizes)
+    epochs = [torch.cat(model.batches[:half]), torch.cat(model.batches[half:])]
+    for epoch in epochs:
+        assert sorted(image.sum().item() for image in epoch) == pytest.approx(everything)
+    if train > 3:
+        assert not torch.equal(*epochs)
+
+
+def test_a_step_of_sgd_is_what_pytorch_computes_by_hand() -> None:
+    run = plan(epochs=1, batch_size=100, optimizer="sgd", learning_rate=0.1, weight_decay=0.01)
+    data = dataset()
+    by_hand = build(run.model, seed=1)
+    loss = nn.functional.cross_entropy(by_hand(to_tensor(data.train.images)), torch.as_tensor(data.train.labels))
+    loss.backward()
+    one = site(run, data)
+    one.fit(0)
+    for own, parameter in zip(one.model.parameters(), by_hand.parameters(), strict=True):
+        assert parameter.grad is not None
+        expected = parameter.detach() - 0.1 * (parameter.grad + 0.01 * parameter.detach())
+        torch.testing.assert_close(own.detach(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_correction_comes_after_the_gradient_and_before_the_step() -> None:
+    one = site(plan(optimizer="sgd", learning_rate=0.5))
+    before = state_of(one.model)
+    calls = []
+
+    def cancel() -> None:
+        calls.append(all(parameter.grad is not None for parameter in one.model.parameters()))
+        for parameter in one.model.parameters():
+            parameter.grad = None
+
+    one.fit(0, correction=cancel)
+    assert calls == [True] * 6  # two epochs of three batches
+    assert equal(before, state_of(one.model))
+
+
+def test_the_optimiser_is_the_plans() -> None:
+    model = build(plan().model)
+    adam = make_optimizer(model, TrainingPlan(learning_rate=0.25, weight_decay=0.5))
+    assert isinstance(adam, torch.optim.Adam)
+    assert (adam.defaults["lr"], adam.defaults["weight_decay"]) == (0.25, 0.5)
+    sgd = make_optimizer(model, TrainingPlan(optimizer="sgd", momentum=0.5))
+    assert isinstance(sgd, torch.optim.SGD)
+    assert sgd.defaults["momentum"] == 0.5
+
+
+def test_divergence_is_an_error_that_says_so() -> None:
+    with pytest.raises(TrainingError, match=r"diverged in round 2, epoch 1.*smaller learning rate"):
+        site(plan(optimizer="sgd", learning_rate=1e30)).fit(2)
+
+
+def test_divergence_in_the_very_last_step_is_an_error_too() -> None:
+    # One batch, one epoch: the only loss is finite, the step taken on it is not.
+    run = plan(optimizer="sgd", learning_rate=1e38, weight_decay=1e38, epochs=1, batch_size=100)
+    one = site(run)
+    with pytest.raises(TrainingError):
+        one.fit(0)
+    assert not all(torch.isfinite(tensor).all() for tensor in one.model.state_dict().values())
+
+
+def test_progress_is_told_after_every_epoch() -> None:
+    told: list[Progress] = []
+    site(plan(epochs=3), progress=told.append).fit(4)
+    ends = [p for p in told if p.step == p.steps]
+    assert [(p.round, p.epoch, p.epochs, p.steps) for p in ends] == [(4, n, 3, 3) for n in (1, 2, 3)]
+
+
+def test_a_measurement_is_accuracy_and_mean_cross_entropy_in_evaluation_mode() -> None:
+    data = dataset(test=7)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.9), nn.BatchNorm1d(3 * 16 * 16), nn.Linear(3 * 16 * 16, 3))
+    one = site(plan(), data, model=model)
+    state = state_of(model)
+    found = one.measure(state)
+    assert found is not None
+    model.eval()
+    logits = model(to_tensor(data.test.images)).detach()
+    labels = torch.as_tensor(data.test.labels)
+    assert found.accuracy == pytest.approx((logits.argmax(1) == labels).double().mean().item())
+    assert found.loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
+    assert equal(state, state_of(model))
+
+
+def test_a_shard_that_does_not_fit_the_plan_is_a_data_error() -> None:
+    with pytest.raises(DataError, match="3×16×16.*3×28×28"):
+        site(plan(size=28))
+    with pytest.raises(DataError, match="has 3 classes, but run r is for 2"):
+        site(plan(classes=2))
+
+
+def test_a_device_that_is_not_there_is_a_configuration_error() -> None:
+    assert choose_device("cpu") == CPU
+    if not torch.cuda.is_available():
+        assert choose_device("auto") == CPU
+        with pytest.raises(ConfigurationError, match="cuda:3"):
+            choose_device("cuda:3")
+
+
+@pytest.mark.parametrize("weight", [0.0, 50.0])
+def test_a_large_lambda_holds_the_model_at_z(weight: float) -> None:
+    one = site(plan(optimizer="sgd", learning_rate=0.01, epochs=10))
+    half = DiversiFed(proximal_weight=weight).silo_half(one)
+    initial = state_of(one.model)
+    half.begin(initial)
+    z = {spec.name: initial[spec.name] + 0.01 for spec in one.layout.parameters}
+    start = sum(((initial[name] - z[name]) ** 2).sum().item() for name in z)
+    half.train(1, {Exposure.PEER_DERIVED: Part.of(z)})
+    end = sum(((half.personal()[name] - z[name]) ** 2).sum().item() for name in z)
+    assert (end < 0.05 * start) == (weight > 0)

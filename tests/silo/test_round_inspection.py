@@ -1,0 +1,189 @@
+"""``silo inspect`` counts the bytes of messages that are really built."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from algorithms.method import LOCAL_METRICS
+from algorithms.models import build, state_of
+from algorithms.registry import make
+from algorithms.tensors import Part
+from algorithms.transfer import manifest, send
+from privacy.consent import ConsentFile, ConsentGate
+from privacy.door import Call, Door, nonce
+from privacy.errors import ConfigurationError
+from privacy.exposure import Exposure
+from privacy.journal import Journal, read_records
+from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from protos.medsilo.v1 import coordinator_pb2 as wire
+from silo.config import SiloConfig
+from silo.datasets import ImageDataset, ImageSplit, load_npz, save_npz
+from silo.inspection import Inspection, inspect, known_plan, read_plan
+from silo.training import LocalSite
+
+ALL = ["PROTOCOL", "IDENTITY", "MODEL_PARAMETERS", "PEER_DERIVED", "SAMPLE_COUNT", "LOCAL_METRICS"]
+
+
+def make_plan(method: str, *, metrics: bool = True, **parameters: Any) -> RunPlan:
+    chosen = make(method, parameters)
+    return RunPlan(
+        federation="test",
+        coordinator="c",
+        run="r",
+        method=MethodPlan(name=chosen.name, parameters=chosen.parameters()),
+        model=ModelPlan(name="mlp-64", input_shape=(3, 80, 80), classes=3),  # 1.2 million parameters: several chunks
+        training=TrainingPlan(epochs=1, batch_size=4),
+        rounds=3,
+        seed=1,
+        required=chosen.required,
+        optional=(Exposure.LOCAL_METRICS,) if metrics else (),
+        downlink=tuple(chosen.downlink),
+    )
+
+
+def configured(folder: Path, exposures: Iterable[str]) -> SiloConfig:
+    images = np.random.default_rng(0).integers(0, 256, (6, 80, 80, 3), dtype=np.uint8)
+    split = ImageSplit(images, np.arange(6, dtype=np.int64) % 3)
+    save_npz(folder / "h.npz", ImageDataset("h", "a test", True, ("a", "b", "c"), split, None, split))
+    consent = {
+        "coordinator": "spiffe://test/coordinator/c",
+        "methods": ["diversifed", "fedavg", "local"],
+        "exposures": list(exposures),
+        "rounds": 3,
+    }
+    (folder / "consent.yaml").write_text(yaml.safe_dump(consent))
+    content = {
+        "federation": "test",
+        "name": "hospital1",
+        "coordinator": {"address": "127.0.0.1:1", "name": "c"},
+        "state": "state",
+        "shard": "h.npz",
+        "consent": "consent.yaml",
+    }
+    (folder / "h.yaml").write_text(yaml.safe_dump(content))
+    return SiloConfig.read(folder / "h.yaml")
+
+
+def really_sent(folder: Path, config: SiloConfig, plan: RunPlan) -> tuple[int, dict[str, int], dict[str, int]]:
+    """Messages, bytes by class and bytes by field of a trained round's update, as the silo's door records them."""
+    site = LocalSite("hospital1", load_npz(config.shard), build(plan.model, seed=1), plan, device=torch.device("cpu"))
+    half = make(plan.method.name, plan.method.parameters).silo_half(site)
+    half.begin(state_of(site.model))
+    half.train(0, {})
+    payload = dict(half.upload())
+    consent = ConsentFile.read(config.consent)
+    if Exposure.LOCAL_METRICS in set(plan.optional) & consent.consent.classes:
+        payload[Exposure.LOCAL_METRICS] = Part.of({spec.name: torch.rand(()) for spec in LOCAL_METRICS})
+    header = wire.Update(nonce=nonce(), silo="hospital1", plan_sha256=plan.sha256, parts=manifest(payload))
+    gate = ConsentGate(consent, plan.coordinator_identity, plan)
+    with Journal(folder / "journal", key=Ed25519PrivateKey.generate(), origin="o") as journal:
+        door = Door(journal, identity="i", federation="test", gate=gate)
+        sent = list(
+            send(door, Call("SubmitUpdate", "p", "", "t"), wire.SubmitUpdateRequest(update=header), payload)
+        )
+        records = list(read_records(journal.directory))
+    assert [record["length"] for record in records] == [len(data) for data in sent]
+    classes: dict[str, int] = {}
+    fields: dict[str, int] = {}
+    for record in records:
+        for into, what in ((classes, "classes"), (fields, "fields")):
+            for name, count in record[what].items():
+                into[name] = into.get(name, 0) + count
+    return len(sent), classes, fields
+
+
+def leaving(inspection: Inspection) -> dict[str, int]:
+    return {item.exposure.value: item.bytes for item in inspection.content if item.leaves}
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters"),
+    [("diversifed", {}), ("fedavg", {}), ("fedavg", {"weighting": "uniform"}), ("local", {})],
+)
+@pytest.mark.parametrize("metrics", [True, False])
+def test_the_bytes_shown_are_those_of_the_messages_really_sent(
+    tmp_path: Path, method: str, parameters: dict[str, Any], metrics: bool
+) -> None:
+    config, plan = configured(tmp_path, ALL), make_plan(method, metrics=metrics, **parameters)
+    shown = inspect(config, plan)
+    messages, classes, fields = really_sent(tmp_path, config, plan)
+    assert not shown.missing
+    assert shown.messages == messages
+    assert leaving(shown) == classes
+    assert shown.total == sum(classes.values())
+    assert {name: count for item in shown.content for name, count in item.fields.items()} == fields
+    for item in shown.content:
+        assert item.bytes == sum(item.fields.values())
+
+
+def test_what_the_consent_does_not_let_out_is_not_counted_as_leaving(tmp_path: Path) -> None:
+    config, plan = configured(tmp_path, ALL[:-1]), make_plan("diversifed")
+    shown = inspect(config, plan)
+    _, classes, _ = really_sent(tmp_path, config, plan)
+    assert not shown.missing
+    assert leaving(shown) == classes
+    assert shown.total == sum(classes.values())
+
+
+def test_without_consent_to_the_run_nothing_leaves_and_what_is_missing_is_named(tmp_path: Path) -> None:
+    shown = inspect(configured(tmp_path, ALL[:2]), make_plan("diversifed"))
+    assert shown.missing.classes == (
+        Exposure.MODEL_PARAMETERS_EXTRACTOR,
+        Exposure.MODEL_PARAMETERS_CLASSIFIER,
+        Exposure.PEER_DERIVED,
+    )
+    assert shown.total == 0
+    assert not any(item.leaves for item in shown.content)
+
+
+def test_tensors_are_shown_with_name_shape_and_type(tmp_path: Path) -> None:
+    shown = inspect(configured(tmp_path, ALL), make_plan("fedavg"))
+    tensors = {item.exposure: item.tensors for item in shown.content}
+    assert tensors[Exposure.SAMPLE_COUNT] == (("samples", (), "I64"),)
+    assert tensors[Exposure.MODEL_PARAMETERS_CLASSIFIER] == (
+        ("classifier.weight", (3, 64), "F32"),
+        ("classifier.bias", (3,), "F32"),
+    )
+    assert tensors[Exposure.PROTOCOL] == ()
+
+
+def test_inspecting_writes_nothing(tmp_path: Path) -> None:
+    config = configured(tmp_path, ALL)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    inspect(config, make_plan("diversifed"))
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_a_plan_is_read_from_its_file_or_what_is_wrong_is_named(tmp_path: Path) -> None:
+    path, plan = tmp_path / "plan.json", make_plan("diversifed")
+    path.write_text(plan.model_dump_json())
+    assert read_plan(path) == plan
+    for content, words in (
+        ("{", "is not a plan"),
+        ("[]", "plan.json"),
+        (json.dumps({**json.loads(plan.model_dump_json()), "rouns": 3}), "did you mean `rounds`"),
+        (json.dumps({**json.loads(plan.model_dump_json()), "seed": -1}), "`seed`"),
+    ):
+        path.write_text(content)
+        with pytest.raises(ConfigurationError, match=words):
+            read_plan(path)
+    with pytest.raises(ConfigurationError, match="no such file"):
+        read_plan(tmp_path / "none.json")
+
+
+def test_a_silo_that_has_seen_no_plan_is_told_where_to_get_one(tmp_path: Path) -> None:
+    config = configured(tmp_path, ALL)
+    with pytest.raises(ConfigurationError, match=r"--plan"):
+        known_plan(config)
+    (config.runs / "r").mkdir(parents=True)
+    (config.runs / "r" / "plan.json").write_text(make_plan("local").model_dump_json())
+    assert known_plan(config) == make_plan("local")
