@@ -20,6 +20,7 @@ import numpy as np
 from torch import Tensor
 
 from algorithms.tensors import FileSource, Part, Payload, TensorSpec
+from privacy.durable import fsync_folder
 from privacy.errors import DataError
 from privacy.exposure import Exposure
 
@@ -117,6 +118,7 @@ class PayloadWriter:
         self._file.truncate()
         os.fsync(self._file.fileno())
         self._partial.replace(self.path)
+        fsync_folder(self.path.parent)
 
 
 _numbers = itertools.count()
@@ -142,17 +144,24 @@ def read_payload(path: Path) -> Payload:
             if length > _HEADER_LIMIT:
                 raise ValueError("its header is too long")
             header = json.loads(file.read(length))
-        found: dict[Exposure, list[tuple[int, TensorSpec]]] = {}
+        found: dict[Exposure, list[TensorSpec]] = {}
+        starts: dict[Exposure, int] = {}
+        end = 0
         for key, entry in header.items():
-            exposure, _, name = key.partition("/")
+            name, exposure = key.partition("/")[2], Exposure(key.partition("/")[0])
             spec = TensorSpec(name, tuple(entry["shape"]), entry["dtype"])
-            found.setdefault(Exposure(exposure), []).append((entry["data_offsets"][0], spec))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            if not all(type(size) is int and size >= 0 for size in spec.shape):
+                raise ValueError(f"tensor {name} has the shape {spec.shape}")
+            if entry["data_offsets"] != [end, end + spec.nbytes]:
+                raise ValueError(f"tensor {name} does not follow the one before it")
+            found.setdefault(exposure, []).append(spec)
+            starts.setdefault(exposure, 8 + length + end)
+            end += spec.nbytes
+        if path.stat().st_size != 8 + length + end:
+            raise ValueError(f"it should hold {8 + length + end} bytes, not {path.stat().st_size}")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path}: cannot be read as a payload: {error}") from None
-    return {
-        exposure: Part(tuple(spec for _, spec in entries), FileSource(path, 8 + length + entries[0][0]))
-        for exposure, entries in found.items()
-    }
+    return {exposure: Part(tuple(specs), FileSource(path, starts[exposure])) for exposure, specs in found.items()}
 
 
 class FileWorkspace:

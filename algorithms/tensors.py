@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privacy.errors import RefusedError
+from privacy.errors import DataError, RefusedError
 from privacy.exposure import Exposure
 
 DTYPES: dict[str, torch.dtype] = {
@@ -107,7 +107,10 @@ class FileSource:
 
     def read(self, start: int, stop: int) -> bytes:
         """See ``Source``."""
-        return os.pread(self._file, stop - start, self.offset + start)
+        data = os.pread(self._file, stop - start, self.offset + start)
+        if len(data) != stop - start:
+            raise DataError(f"{self.path}: ends after {self.offset + start + len(data)} bytes")
+        return data
 
     def __del__(self) -> None:
         if "_file" in self.__dict__:

@@ -157,9 +157,14 @@ class MemorySink:
     """Keeps a transfer's bytes in memory."""
 
     def __init__(self, parts: Parts) -> None:
+        """Raises ``RefusedError`` if there is no memory for what is announced."""
         self._parts = parts
         self._end = 0
-        self._data = torch.empty(sum(s.nbytes for specs in parts.values() for s in specs), dtype=torch.uint8)
+        size = sum(s.nbytes for specs in parts.values() for s in specs)
+        try:
+            self._data = torch.empty(size, dtype=torch.uint8)
+        except RuntimeError:
+            raise RefusedError(f"{size} bytes are announced, which is more than this machine can hold") from None
         self._view = memoryview(cast("Any", self._data.numpy()))
 
     def write(self, data: bytes) -> None:

@@ -165,6 +165,7 @@ def prepare(folder: Path, size: str, rounds: int, method: str) -> None:
             "ca",
             "issue",
             party,
+            *((), ("--role", "coordinator"))[index == 0],
             "--request",
             str(keys / "tls.csr"),
             "--out",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,13 @@ from privacy.pki import create_authority, issue
 
 ca_app = typer.Typer(help="The federation's certificate authority.", no_args_is_help=True)
 _out = output()
+
+
+class IssuedRole(StrEnum):
+    """The roles that a certificate can be for."""
+
+    silo = "silo"
+    coordinator = "coordinator"
 
 
 @ca_app.command()
@@ -32,10 +40,11 @@ def issue_certificate(
     request: Annotated[Path, typer.Option("--request", help="Its request, made by `silo keys`.")],
     authority: Annotated[Path, typer.Option("--authority", help="The CA's folder.")] = Path("ca"),
     out: Annotated[Path | None, typer.Option("--out", help="The certificate; default NAME.pem.")] = None,
+    role: Annotated[IssuedRole, typer.Option("--role", help="What the party may be.")] = IssuedRole.silo,
     days: Annotated[int, typer.Option("--days", min=1, help="How long the certificate is valid.")] = 365,
 ) -> None:
     """Sign a party's certificate request, after making sure by phone or in person that it is theirs."""
     target = out or Path(f"{name}.pem")
-    identity = issue(authority, name, request, target, days=days)
+    identity = issue(authority, name, request, target, role=role.value, days=days)
     _out.print(f"{target}: certificate of {identity.uri}, valid for {days} days", soft_wrap=True)
     _out.print(f"Give it to {name} together with {authority / 'ca.pem'}.", soft_wrap=True)

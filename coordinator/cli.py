@@ -33,7 +33,7 @@ def keys(config: Config) -> None:
     paths = create_keys(settings.keys, settings.identity)
     out.print(f"Keys are in {settings.keys}; they stay on this machine.")
     out.print(
-        f"Next, where the CA is:\n  coordinator ca issue {settings.name} --request {paths.request} "
+        f"Next, where the CA is:\n  coordinator ca issue {settings.name} --role coordinator --request {paths.request} "
         f"--out {settings.tls_files.certificate}\nand copy the CA's ca.pem to {settings.tls_files.ca}",
         soft_wrap=True,
     )

@@ -40,7 +40,7 @@ def _mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]
     seen = set()
     for key_node, _ in node.value:
         key = loader.construct_object(key_node, deep=True)
-        if isinstance(key, dict | list):
+        if not isinstance(key, str | int | float | bool | None):
             raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key_node.start_mark)
         if key in seen:
             raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", key_node.start_mark)

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from privacy.configuration import StrictModel, load
-from privacy.errors import ConsentError
+from privacy.errors import ConsentError, IdentityError
 from privacy.exposure import Exposure, expand
 from privacy.pki import Identity
 from privacy.plan import RunPlan
@@ -35,7 +35,11 @@ class Consent(StrictModel):
     @field_validator("coordinator")
     @classmethod
     def _identity(cls, uri: str | None) -> str | None:
-        if uri is not None and Identity.parse(uri).role != "coordinator":
+        try:
+            good = uri is None or Identity.parse(uri).role == "coordinator"
+        except IdentityError as error:
+            raise ValueError(str(error)) from None
+        if not good:
             raise ValueError("should be spiffe://FEDERATION/coordinator/NAME")
         return uri
 
@@ -122,7 +126,7 @@ class ConsentFile:
         lines = "".join(f"\n  - {line}" for line in missing.lines())
         return ConsentError(
             f"refused: {where} does not cover {purpose}. Missing:{lines}\n"
-            "Nothing of this run has left. If the hospital agrees, add the lines; if not, there is nothing to do."
+            "What needs it is not sent. If the hospital agrees, add the lines; if not, there is nothing to do."
         )
 
     def _missing(self, coordinator: Identity, needed: Iterable[Exposure]) -> Missing:

@@ -20,6 +20,7 @@ from privacy.exposure import SCHEMA_SHA256, Attribution, Exposure, attribute
 from privacy.journal import Journal
 
 NONCE_BYTES = 16
+_LARGEST_SIZE = 2**53  # beyond it, JSON has no exact numbers
 
 
 def nonce() -> bytes:
@@ -203,6 +204,10 @@ def _nonce_of(message: Message) -> bytes:
 def _manifest(message: Message) -> list[Mapping[str, Any]]:
     frame = message.WhichOneof("frame") if "frame" in message.DESCRIPTOR.oneofs_by_name else None
     header = getattr(message, frame) if frame else message
+    for part in getattr(header, "parts", ()):
+        for tensor in part.tensors:
+            if any(size >= _LARGEST_SIZE for size in tensor.shape):
+                raise RefusedError(f"tensor {tensor.name!r} has a size of 2^53 or more")
     return [
         {
             "class": Exposure.from_number(part.exposure_class).value,

@@ -23,6 +23,7 @@ import rfc8785
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from privacy.checkpoint import Checkpoint, verify
+from privacy.durable import fsync_folder
 from privacy.errors import JournalError
 from privacy.merkle import MerkleTree
 
@@ -41,6 +42,7 @@ class Journal:
         self.directory = directory
         self.origin = origin
         self._key = key
+        self._broken = ""
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._file = os.open(directory / RECORDS, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -51,7 +53,7 @@ class Journal:
         except BaseException:
             os.close(self._file)
             raise
-        _fsync_directory(directory)
+        fsync_folder(directory)
         self._append_lock = threading.Lock()
         self._sync_lock = threading.Lock()
         self._durable = self._tree.size
@@ -101,24 +103,42 @@ class Journal:
         note = current.sign(self._key)
         with self._sync_lock:
             self._write(self._checkpoints, rfc8785.dumps({"checkpoint": note}) + b"\n")
-            os.fsync(self._checkpoints)
+            self._fsync(self._checkpoints)
         return note
 
     def close(self) -> None:
-        """Signs a last checkpoint and lets go of the files."""
-        self.checkpoint()
-        os.close(self._checkpoints)
-        os.close(self._file)
+        """Signs a last checkpoint (not over what a failing disk may have lost) and lets go of the files."""
+        try:
+            if not self._broken:
+                self.checkpoint()
+        finally:
+            os.close(self._checkpoints)
+            os.close(self._file)
 
     def _sync(self, size: int) -> None:
         with self._sync_lock:
             if self._durable >= size:
                 return
             reached = self._tree.size
-            os.fsync(self._file)
+            self._fsync(self._file)
             self._durable = max(self._durable, reached)
 
+    def _fsync(self, file: int) -> None:
+        try:
+            os.fsync(file)
+        except OSError as error:
+            # What a failed fsync leaves on disk is unknown, and a second one may report success all the same.
+            self._broken = f"the disk failed to keep records ({error.strerror})"
+            raise self._unusable() from error
+
+    def _unusable(self) -> JournalError:
+        return JournalError(
+            f"{self.directory}: {self._broken}; nothing is sent without a record. Check the disk and start again"
+        )
+
     def _write(self, file: int, data: bytes) -> None:
+        if self._broken:
+            raise self._unusable()
         end = os.fstat(file).st_size
         view = memoryview(data)
         try:
@@ -143,12 +163,12 @@ class Journal:
     def _recover(self) -> None:
         signed = {}
         public = self.public_key
-        for name in (RECORDS, CHECKPOINTS):
-            _cut_torn_line(self.directory / name)
         for note in read_checkpoints(self.directory):
             checkpoint = verify(note, public)
             signed[checkpoint.size] = checkpoint.root
-        for line, _ in _lines(self.directory / RECORDS):
+        for line, complete in _lines(self.directory / RECORDS):
+            if not complete:
+                break
             _parse(line, self._tree.size, self.directory)
             self._tree.append(line)
             root = signed.pop(self._tree.size, None)
@@ -163,6 +183,8 @@ class Journal:
                 f"{self.directory / RECORDS}: holds {self._tree.size} records, but a checkpoint over "
                 f"{max(signed)} was signed; restore the file from a backup, and keep this copy as evidence"
             )
+        for name in (RECORDS, CHECKPOINTS):
+            _cut_torn_line(self.directory / name)
 
 
 def read_records(directory: Path) -> Iterator[dict[str, Any]]:
@@ -234,11 +256,3 @@ def _cut_torn_line(path: Path) -> None:
     whole = sum(len(line) + 1 for line, complete in _lines(path) if complete)
     if path.exists() and path.stat().st_size > whole:
         os.truncate(path, whole)
-
-
-def _fsync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -151,11 +151,12 @@ def create_keys(directory: Path, identity: Identity) -> KeyPaths:
     return paths
 
 
-def issue(authority: Path, name: str, request: Path, out: Path, *, days: int = 365) -> Identity:
+def issue(authority: Path, name: str, request: Path, out: Path, *, role: Role = "silo", days: int = 365) -> Identity:
     """Signs a party's request and writes the certificate.
 
-    Only the public key and the identity are taken from the request; whatever else it asks for is left out. Raises
-    ``IdentityError`` for a request that is not ``name``'s, not of this federation, or not signed by its own key.
+    Only the public key is taken from the request, and the identity once it is the one that is meant; whatever else
+    it asks for is left out. Raises ``IdentityError`` for a request that is not ``name``'s in that role, not of this
+    federation, or not signed by its own key.
     """
     ca = _load_certificate(authority / "ca.pem", "make a CA with `coordinator ca init`")
     ca_key = _load_tls_key(authority / "ca.key")
@@ -166,7 +167,7 @@ def issue(authority: Path, name: str, request: Path, out: Path, *, days: int = 3
         raise IdentityError(
             f"{request}: there is no such file; it is made by `silo keys` (or `coordinator keys`) at its owner's"
         ) from None
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise IdentityError(f"{request}: is not a certificate request (PEM): {error}") from None
     if not asked.is_signature_valid:
         raise IdentityError(f"{request}: is not signed by its own key; it was changed or damaged on the way")
@@ -175,6 +176,11 @@ def issue(authority: Path, name: str, request: Path, out: Path, *, days: int = 3
         raise IdentityError(f"{request}: is for federation {identity.federation}; this CA is {federation}'s")
     if identity.name != name:
         raise IdentityError(f"{request}: the request is for {identity.name}, not {name}")
+    if identity.role != role:
+        raise IdentityError(
+            f"{request}: asks for a {identity.role}'s certificate, not a {role}'s; if that is meant, say so with "
+            f"--role {identity.role}"
+        )
     key = asked.public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise IdentityError(f"{request}: its key is not an elliptic curve key; make it with `silo keys`")
@@ -225,7 +231,8 @@ def load_credentials(*, ca: Path, certificate: Path, key: Path, expected: Identi
             f"{key}: is not the key of {certificate}; ask the CA for a certificate for the present request"
         )
     _check_signature(own, root, f"{certificate}: was issued by another CA than {ca}")
-    _check_dates(own, f"{certificate}")
+    _check_dates(own, f"{certificate}", _RENEW)
+    _check_dates(root, f"{ca}", _RENEW_CA)
     identity = Identity.parse(_single_uri(own, certificate))
     if identity != expected:
         raise IdentityError(
@@ -250,7 +257,8 @@ def identity_of_certificate(pem: bytes, ca_pem: bytes) -> Identity:
     except ValueError as error:
         raise IdentityError(f"the peer's certificate cannot be read: {error}") from None
     _check_signature(certificate, root, "the peer's certificate was issued by another CA")
-    _check_dates(certificate, "the peer's certificate")
+    _check_dates(certificate, "the peer's certificate", _RENEW)
+    _check_dates(root, "the federation's CA certificate", _RENEW_CA)
     return Identity.parse(_single_uri(certificate, Path("the peer's certificate")))
 
 
@@ -317,13 +325,14 @@ def _check_signature(certificate: x509.Certificate, root: x509.Certificate, comp
         ) from None
 
 
-def _check_dates(certificate: x509.Certificate, where: str) -> None:
+_RENEW = "send the request (tls.csr) to the CA again (`coordinator ca issue`)"
+_RENEW_CA = "the federation needs a new CA (`coordinator ca init`) and all its parties new certificates"
+
+
+def _check_dates(certificate: x509.Certificate, where: str, remedy: str) -> None:
     now = datetime.now(UTC)
     if now > certificate.not_valid_after_utc:
-        raise IdentityError(
-            f"{where}: expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; send the request (tls.csr) to "
-            "the CA again (`coordinator ca issue`)"
-        )
+        raise IdentityError(f"{where}: expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; {remedy}")
     if now < certificate.not_valid_before_utc:
         raise IdentityError(
             f"{where}: is valid only from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC; check the clock"

@@ -107,7 +107,7 @@ class RunPlan(StrictModel):
         """Raises ``RefusedError`` naming what is wrong with a plan that does not hold together."""
         try:
             parameters = json.loads(message.method.parameters_json)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RefusedError(f"the plan's hyper-parameters are not JSON: {error}") from None
         fields: dict[str, Any] = {
             "federation": message.federation,
@@ -127,6 +127,10 @@ class RunPlan(StrictModel):
         for kind in ("required", "optional", "downlink"):
             fields[kind] = tuple(Exposure.from_number(number) for number in getattr(message, kind))
         try:
-            return cls.model_validate(fields)
+            plan = cls.model_validate(fields)
+            plan.canonical()
         except ValidationError as error:
             raise RefusedError("the plan is not usable: " + "; ".join(explain(error, cls))) from None
+        except (ValueError, RecursionError) as error:
+            raise RefusedError(f"the plan has no canonical form: {error}") from None
+        return plan

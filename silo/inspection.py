@@ -88,7 +88,7 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
     half.begin(state_of(model))
     half.rehearse()
     payload = dict(half.upload())
-    if Exposure.LOCAL_METRICS in plan.optional:
+    if Exposure.LOCAL_METRICS in set(plan.optional) & consent.consent.classes:
         payload[Exposure.LOCAL_METRICS] = Part.of({spec.name: torch.zeros(()) for spec in LOCAL_METRICS})
     missing = consent.missing_for(plan)
     fields: dict[str, int] = {}

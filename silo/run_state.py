@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from algorithms.method import PERSONAL, Memory
+from privacy.durable import write_atomically
 from privacy.errors import DataError
 from privacy.plan import RunPlan
 from silo.datasets import ImageDataset
@@ -55,8 +56,8 @@ class RunState:
         self._silo = silo
         self._dataset = dataset
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomically(folder / "plan.json", plan.model_dump_json(indent=2).encode())
         self._progress = self._read()
+        write_atomically(folder / "plan.json", plan.model_dump_json(indent=2).encode())
         if self._progress.files:
             self._show()
 
@@ -82,10 +83,7 @@ class RunState:
             try:
                 memory[group] = load_file(self.folder / name)
             except (OSError, SafetensorError) as error:
-                raise DataError(
-                    f"{self.folder / name}: cannot be read ({error}); restore the state folder from a backup, or "
-                    f"move {self.folder} away to start this run anew at this silo"
-                ) from None
+                raise self._damaged(self.folder / name, str(error)) from None
         return memory
 
     def save(
@@ -127,16 +125,19 @@ class RunState:
         try:
             progress = _Progress.model_validate_json(path.read_bytes())
         except ValueError as error:
-            raise DataError(
-                f"{path}: cannot be read ({error}); restore the state folder from a backup, or move {self.folder} "
-                "away to start this run anew at this silo"
-            ) from None
+            raise self._damaged(path, str(error)) from None
         if progress.plan_sha256 != self._plan.sha256.hex():
             raise DataError(
                 f"{self.folder} holds a run of the same name with another plan; move it away, or ask the coordinator "
                 "to give the new run another name"
             )
         return progress
+
+    def _damaged(self, path: Path, why: str) -> DataError:
+        return DataError(
+            f"{path}: cannot be read ({why}); restore the state folder from a backup, or move {self.folder} away to "
+            "start this run anew at this silo"
+        )
 
     def _write(self, name: str, state: Mapping[str, Tensor]) -> None:
         path = self.folder / name
@@ -148,7 +149,11 @@ class RunState:
         """Gives the personalised model its lasting name, without writing its bytes again."""
         link = self.folder / f".{MODEL}.new"
         link.unlink(missing_ok=True)
-        os.link(self.folder / self._progress.files[PERSONAL], link)
+        source = self.folder / self._progress.files[PERSONAL]
+        try:
+            os.link(source, link)
+        except FileNotFoundError:
+            raise self._damaged(source, "it is gone") from None
         link.replace(self.folder / MODEL)
         description = describe(self._plan, self._silo, self._dataset)
         description["rounds_trained"] = self.trained_rounds
@@ -182,13 +187,3 @@ def describe(plan: RunPlan, silo: str, dataset: ImageDataset) -> dict[str, Any]:
         "data_sha256": dataset.fingerprint,
         "synthetic": dataset.synthetic,
     }
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replaces a file's content in one step that a power cut cannot halve."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)

@@ -112,7 +112,7 @@ class LocalSite:
         """The plan's epochs of mini-batches on mean cross entropy, with a fresh optimiser.
 
         Every epoch visits every image once; its last batch takes what is left over (a single image joins the batch
-        before it). Raises ``TrainingError`` if the loss is no longer finite.
+        before it). Raises ``TrainingError`` if the loss or a parameter is no longer finite.
         """
         seed = derive_seed(self._seed, "training", self.name, round_number)
         torch.manual_seed(seed)  # dropout and the like
@@ -137,7 +137,8 @@ class LocalSite:
                     mean = total.item() / step
                     self._progress(Progress(round_number, epoch + 1, epochs, step, len(batches), mean))
             mean = total.item() / len(batches)
-            if not torch.isfinite(total):
+            finite = all(bool(torch.isfinite(p).all()) for p in self._model.parameters())
+            if not (finite and torch.isfinite(total)):
                 raise TrainingError(
                     f"local training diverged in round {round_number}, epoch {epoch + 1}: the loss is {mean}. "
                     "Nothing of this round was sent; ask the coordinator for a smaller learning rate"

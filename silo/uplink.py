@@ -274,7 +274,9 @@ class Uplink:
                 "certificate has not expired"
             )
         if code in _TRANSIENT:
-            return _PassingError(f"the coordinator at {address} does not answer ({code.name}: {details})")
+            # A server that turns a certificate away closes the connection without a word.
+            hint = "; if this goes on, it may not accept this silo's certificate" if "Socket closed" in details else ""
+            return _PassingError(f"the coordinator at {address} does not answer ({code.name}: {details}{hint})")
         return RefusedError(f"the coordinator at {address} answered {code.name}: {details}")
 
     def _connect(self) -> grpc.Channel:

@@ -96,7 +96,8 @@ def _parties(folder: Path) -> None:
         _command(folder, command, "keys", "--config", f"{party}.yaml")
         keys = folder / "state" / party / "keys"
         request, certificate = str(keys / "tls.csr"), str(keys / "tls.pem")
-        _command(folder, "coordinator", "ca", "issue", party, "--request", request, "--out", certificate)
+        role = ("--role", "coordinator") if party == "coordinator" else ()
+        _command(folder, "coordinator", "ca", "issue", party, *role, "--request", request, "--out", certificate)
         shutil.copy(folder / "ca" / "ca.pem", keys / "ca.pem")
     console.print("Made a CA, four sets of keys and four certificates. Starting four processes …")
 

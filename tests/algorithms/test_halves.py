@@ -204,7 +204,7 @@ def test_z_does_not_depend_on_how_a_model_is_cut_into_blocks() -> None:
         expected = centre[i]
         for other, share in ((j, softmax[0]), (k, softmax[1])):
             expected = expected - (0.5 - share) * (centre[i] - centre[other]) / (0.5 * d[i, other])
-        found = torch.cat([t for t in downloads.for_silo(str(i))[Exposure.PEER_DERIVED].tensors().values()])
+        found = torch.cat(list(downloads.for_silo(str(i))[Exposure.PEER_DERIVED].tensors().values()))
         torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
 
 

@@ -86,9 +86,14 @@ def test_a_missing_file_says_so(tmp_path: Path) -> None:
 
 def test_without_commit_no_file_appears_even_after_an_error(tmp_path: Path) -> None:
     parts = {EXTRACTOR: Part.of({"w": torch.zeros(4)}).specs}
-    with pytest.raises(KeyError), PayloadWriter(tmp_path / "x", parts) as writer:
-        writer.write(bytes(16))
-        raise KeyError("the transfer broke off")
+
+    def broken_off() -> None:
+        with PayloadWriter(tmp_path / "x", parts) as writer:
+            writer.write(bytes(16))
+            raise KeyError("the transfer broke off")
+
+    with pytest.raises(KeyError):
+        broken_off()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -201,7 +201,7 @@ def test_threads_deliver_side_by_side_and_nothing_is_lost(store: Store, reopen: 
         try:
             deliver(store, 0, silo)
             store.refuse(silo, "Join", "again")
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             failures.append(error)
 
     threads = [threading.Thread(target=work, args=(silo,)) for silo in silos]

@@ -115,7 +115,7 @@ class Federation:
     def enrol(self, identity: Identity) -> None:
         keys = self.keys(identity.name)
         paths = create_keys(keys, identity)
-        issue(self.folder / "ca", identity.name, paths.request, keys / "tls.pem")
+        issue(self.folder / "ca", identity.name, paths.request, keys / "tls.pem", role=identity.role)
         shutil.copy(self.folder / "ca" / "ca.pem", keys / "ca.pem")
 
     def keys(self, name: str) -> Path:

@@ -236,7 +236,7 @@ def test_model_parameters_stands_for_extractor_and_classifier() -> None:
 
 @pytest.mark.parametrize("name", ["", "MODEL_PARAMETER", "model_parameters", "EVERYTHING", "_", "UNSPECIFIED"])
 def test_a_name_that_is_no_class_is_an_error_that_names_the_classes(name: str) -> None:
-    with pytest.raises(ValueError, match="is not an exposure class; the classes are .*SAMPLE_COUNT"):
+    with pytest.raises(ValueError, match=r"is not an exposure class; the classes are .*SAMPLE_COUNT"):
         expand([name])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -182,4 +181,4 @@ def test_every_checkpoint_covers_what_was_there(tmp_path: Path) -> None:
 def test_the_journal_is_its_owners_alone(tmp_path: Path) -> None:
     open_journal(tmp_path / "journal").close()
     for name in (RECORDS, CHECKPOINTS):
-        assert os.stat(tmp_path / "journal" / name).st_mode & 0o077 == 0
+        assert (tmp_path / "journal" / name).stat().st_mode & 0o077 == 0

@@ -32,7 +32,7 @@ class Authority:
         self._count += 1
         folder = self.folder / str(self._count)
         paths = create_keys(folder, identity)
-        issue(self.folder, identity.name, paths.request, folder / "tls.pem", days=days)
+        issue(self.folder, identity.name, paths.request, folder / "tls.pem", role=identity.role, days=days)
         return Pair(paths.tls_key.read_bytes(), (folder / "tls.pem").read_bytes())
 
 

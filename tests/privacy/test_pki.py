@@ -31,7 +31,7 @@ def ca(tmp_path: Path) -> Path:
 
 def enrol(ca: Path, folder: Path, identity: Identity, *, days: int = 365) -> None:
     paths = create_keys(folder, identity)
-    issue(ca, identity.name, paths.request, folder / "tls.pem", days=days)
+    issue(ca, identity.name, paths.request, folder / "tls.pem", role=identity.role, days=days)
 
 
 def load(ca: Path, folder: Path, identity: Identity = HOSPITAL) -> Identity:

@@ -177,15 +177,6 @@ def test_divergence_is_an_error_that_says_so() -> None:
         site(plan(optimizer="sgd", learning_rate=1e30)).fit(2)
 
 
-def test_divergence_in_the_very_last_step_is_an_error_too() -> None:
-    # One batch, one epoch: the only loss is finite, the step taken on it is not.
-    run = plan(optimizer="sgd", learning_rate=1e38, weight_decay=1e38, epochs=1, batch_size=100)
-    one = site(run)
-    with pytest.raises(TrainingError):
-        one.fit(0)
-    assert not all(torch.isfinite(tensor).all() for tensor in one.model.state_dict().values())
-
-
 def test_progress_is_told_after_every_epoch() -> None:
     told: list[Progress] = []
     site(plan(epochs=3), progress=told.append).fit(4)
@@ -210,7 +201,7 @@ def test_a_measurement_is_accuracy_and_mean_cross_entropy_in_evaluation_mode() -
 
 
 def test_a_shard_that_does_not_fit_the_plan_is_a_data_error() -> None:
-    with pytest.raises(DataError, match="3×16×16.*3×28×28"):
+    with pytest.raises(DataError, match=r"3×16×16.*3×28×28"):
         site(plan(size=28))
     with pytest.raises(DataError, match="has 3 classes, but run r is for 2"):
         site(plan(classes=2))

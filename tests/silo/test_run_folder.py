@@ -185,7 +185,12 @@ def test_results_tell_what_was_measured(tmp_path: Path) -> None:
         {"rounds": 0, "accuracy": 0.1, "loss": 2.0},
         {"rounds": 1, "accuracy": 0.5, "loss": 1.0},
     ]
-    assert (results["run"], results["silo"], results["method"], results["test_images"]) == ("r", "hospital1", "local", 6)
+    assert (results["run"], results["silo"], results["method"], results["test_images"]) == (
+        "r",
+        "hospital1",
+        "local",
+        6,
+    )
 
 
 def test_a_run_of_the_same_name_with_another_plan_is_not_continued(tmp_path: Path) -> None:
