@@ -33,7 +33,7 @@ DTYPES: dict[str, torch.dtype] = {
 }
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _FLOATS = {"F32": "<f4", "F64": "<f8"}
-BLOCK = 1 << 16
+BLOCK = 1 << 17
 """Elements of a row that a stack reads at once; fixed, because sums depend on it in their last bit."""
 
 
