@@ -82,6 +82,7 @@ def inspect(
             "plan_sha256": found.plan.sha256.hex(),
             "messages_per_round": found.messages,
             "bytes_per_round": found.total,
+            "bytes_per_request_for_a_task": found.asking,
             "content": [{**asdict(item), "epsilon": _epsilon(item.exposure.value)} for item in found.content],
             "missing": found.missing.lines(),
         }
@@ -111,8 +112,9 @@ def inspect(
             out.print(f"  - {line}", markup=False)
     else:
         out.print(
-            f"{found.total} bytes in {found.messages} messages a round, once the run is joined. "
-            "Nothing was sent just now."
+            f"{found.total} bytes in {found.messages} messages a round, once the run is joined, and {found.asking} "
+            "bytes (PROTOCOL, IDENTITY) each time it asks for a task. Nothing was sent just now.",
+            soft_wrap=True,
         )
 
 

@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from privacy.durable import fsync_folder
 from privacy.errors import DataError
 
 Images = npt.NDArray[np.uint8]
@@ -406,7 +407,7 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        _sync_folder(path.parent)
+        fsync_folder(path.parent)
     except OSError as error:
         raise DataError(
             f"{path}: cannot be written ({error.strerror or error}); free some space, or choose another place"
@@ -414,14 +415,6 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def load_pathmnist(root: Path | None = None, *, download: bool = True) -> ImageDataset:

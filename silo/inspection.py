@@ -25,6 +25,7 @@ from protos.medsilo.v1 import coordinator_pb2 as wire
 from silo.config import SiloConfig
 from silo.datasets import load_npz
 from silo.training import LocalSite
+from silo.uplink import WAIT_SECONDS
 
 _UPDATE = wire.SubmitUpdateRequest.DESCRIPTOR.full_name
 
@@ -42,10 +43,14 @@ class Leaving:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a silo would send in a round (the first), and whether its consent covers the run."""
+    """What a silo would send in a round (the first), and whether its consent covers the run.
+
+    ``asking``: bytes of one request for a task; a silo asks at least once a round, and again while it waits.
+    """
 
     plan: RunPlan
     messages: int
+    asking: int
     content: tuple[Leaving, ...]
     missing: Missing
 
@@ -112,7 +117,14 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
         )
         for exposure, count in sorted(classes.items(), key=lambda item: list(Exposure).index(item[0]))
     )
-    return Inspection(plan, messages, content, missing)
+    asking = wire.GetTaskRequest(
+        nonce=bytes(NONCE_BYTES),
+        silo=config.name,
+        plan_sha256=plan.sha256,
+        wait_seconds=WAIT_SECONDS,
+        holds_model=True,
+    )
+    return Inspection(plan, messages, asking.ByteSize(), content, missing)
 
 
 def _messages(silo: str, plan: RunPlan, payload: Payload) -> Iterable[wire.SubmitUpdateRequest]:
