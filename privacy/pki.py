@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -31,6 +31,8 @@ Role = Literal["silo", "coordinator"]
 ROLES: tuple[Role, ...] = ("silo", "coordinator")
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _CLOCK_SKEW = timedelta(minutes=5)
+_LONGEST_NAME = 64  # X.509's limit for a common name (RFC 5280, ub-common-name)
+_USAGES = {"silo": ExtendedKeyUsageOID.CLIENT_AUTH, "coordinator": ExtendedKeyUsageOID.SERVER_AUTH}
 _PrivateKey = ec.EllipticCurvePrivateKey | Ed25519PrivateKey
 
 
@@ -96,8 +98,11 @@ class Credentials:
 def create_authority(directory: Path, federation: str, *, days: int = 3650) -> Path:
     """Makes a federation's CA (``ca.key``, ``ca.pem``); returns the certificate's path. Overwrites nothing."""
     Identity(federation, "coordinator", "ca")
+    path = directory / "ca.pem"
+    if path.exists():
+        raise IdentityError(f"{path}: exists already and is not overwritten; move it away first, with its ca.key")
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{federation} federation CA")])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{federation} federation CA"[:_LONGEST_NAME])])
     certificate = (
         _builder(name, name, key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -109,7 +114,6 @@ def create_authority(directory: Path, federation: str, *, days: int = 3650) -> P
         )
         .sign(key, hashes.SHA256())
     )
-    path = directory / "ca.pem"
     _write_private(directory / "ca.key", key)
     _write_public(path, certificate.public_bytes(serialization.Encoding.PEM))
     return path
@@ -160,6 +164,11 @@ def issue(authority: Path, name: str, request: Path, out: Path, *, role: Role = 
     """
     ca = _load_certificate(authority / "ca.pem", "make a CA with `coordinator ca init`")
     ca_key = _load_tls_key(authority / "ca.key")
+    if ca_key.public_key() != ca.public_key():
+        raise IdentityError(
+            f"{authority / 'ca.key'}: is not the key of {authority / 'ca.pem'}; put back the two files that "
+            "`coordinator ca init` made together"
+        )
     federation = _single_uri(ca, authority / "ca.pem").removeprefix("spiffe://")
     try:
         asked = x509.load_pem_x509_csr(request.read_bytes())
@@ -169,6 +178,7 @@ def issue(authority: Path, name: str, request: Path, out: Path, *, role: Role = 
         ) from None
     except (OSError, ValueError) as error:
         raise IdentityError(f"{request}: is not a certificate request (PEM): {error}") from None
+    key = _requested_key(asked, request)
     if not asked.is_signature_valid:
         raise IdentityError(f"{request}: is not signed by its own key; it was changed or damaged on the way")
     identity = Identity.parse(_single_uri(asked, request))
@@ -181,20 +191,16 @@ def issue(authority: Path, name: str, request: Path, out: Path, *, role: Role = 
             f"{request}: asks for a {identity.role}'s certificate, not a {role}'s; if that is meant, say so with "
             f"--role {identity.role}"
         )
-    key = asked.public_key()
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise IdentityError(f"{request}: its key is not an elliptic curve key; make it with `silo keys`")
+    _check_replaceable(out, identity)
     names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(identity.uri)]
-    usage = ExtendedKeyUsageOID.CLIENT_AUTH
     if identity.role == "coordinator":
         names.append(x509.DNSName(identity.server_name))
-        usage = ExtendedKeyUsageOID.SERVER_AUTH
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.name)])
     certificate = (
         _builder(subject, ca.subject, key, days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([_USAGES[identity.role]]), critical=False)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
@@ -239,6 +245,7 @@ def load_credentials(*, ca: Path, certificate: Path, key: Path, expected: Identi
             f"{certificate}: the certificate says {identity.uri}, the configuration says {expected.uri}; use the "
             "certificate issued for this party, or correct `name` and `federation`"
         )
+    _check_usage(own, certificate, expected)
     return Credentials(
         identity=identity,
         certificate_pem=certificate.read_bytes(),
@@ -275,10 +282,53 @@ def load_audit_key(path: Path) -> Ed25519PrivateKey:
     return key
 
 
+def _requested_key(asked: x509.CertificateSigningRequest, where: Path) -> ec.EllipticCurvePublicKey:
+    try:
+        key = asked.public_key()
+    except (UnsupportedAlgorithm, ValueError) as error:
+        raise IdentityError(f"{where}: its key cannot be used: {error}; make it with `silo keys`") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise IdentityError(f"{where}: its key is not an elliptic curve key (P-256); make it with `silo keys`")
+    return key
+
+
+def _check_replaceable(out: Path, identity: Identity) -> None:
+    """A certificate may replace this party's earlier one and nothing else: no key, no CA, no other party's."""
+    if not out.exists():
+        return
+    try:
+        replaced = _single_uri(x509.load_pem_x509_certificate(out.read_bytes()), out)
+    except (OSError, ValueError, IdentityError):
+        replaced = ""
+    if replaced != identity.uri:
+        raise IdentityError(
+            f"{out}: exists already, is not a certificate of {identity.uri} and is not overwritten; choose another "
+            "file with --out"
+        )
+
+
+def _check_usage(certificate: x509.Certificate, where: Path, expected: Identity) -> None:
+    try:
+        usages = list(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+    except (x509.ExtensionNotFound, ValueError):
+        usages = []
+    if usages != [_USAGES[expected.role]]:
+        raise IdentityError(
+            f"{where}: is not made for a {expected.role}'s use alone (extended key usage); ask the CA for another "
+            f"(`coordinator ca issue {expected.name} --role {expected.role}`)"
+        )
+
+
 def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
+    try:
+        not_after = now + timedelta(days=days)
+    except OverflowError:
+        raise IdentityError(
+            f"{days} days is longer than a certificate can be valid; choose fewer with --days"
+        ) from None
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -286,7 +336,7 @@ def _builder(
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _CLOCK_SKEW)
-        .not_valid_after(now + timedelta(days=days))
+        .not_valid_after(not_after)
     )
 
 
@@ -307,7 +357,7 @@ def _key_usage(*, certificates: bool) -> x509.KeyUsage:
 def _single_uri(holder: x509.Certificate | x509.CertificateSigningRequest, where: Path) -> str:
     try:
         names = holder.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (x509.ExtensionNotFound, ValueError):
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError):
         names = x509.SubjectAlternativeName([])
     uris: Sequence[str] = names.get_values_for_type(x509.UniformResourceIdentifier)
     if len(uris) != 1:
@@ -362,26 +412,38 @@ def _load_private(path: Path, remedy: str) -> _PrivateKey:
         key = serialization.load_pem_private_key(path.read_bytes(), password=None)
     except FileNotFoundError:
         raise IdentityError(f"{path}: there is no such file; {remedy}") from None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise IdentityError(f"{path}: is not a private key (PEM): {error}") from None
     return cast("_PrivateKey", key)
 
 
 def _write_private(path: Path, key: _PrivateKey) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(pem)
+            file.flush()
+            os.fsync(file.fileno())
     except FileExistsError:
-        raise IdentityError(f"{path}: exists already and is not overwritten; move it away first") from None
-    with os.fdopen(handle, "wb") as file:
-        file.write(pem)
-        file.flush()
-        os.fsync(file.fileno())
+        raise IdentityError(
+            f"{path}: exists already (or its folder is a file) and is not overwritten; move it away first"
+        ) from None
+    except OSError as error:
+        raise IdentityError(
+            f"{path}: cannot be written: {error.strerror}; check the folder's owner and space"
+        ) from None
 
 
 def _write_public(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(content)
-    partial.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(content)
+        partial.chmod(0o644)  # whatever the umask: the other party's account has to read it
+        partial.replace(path)
+    except OSError as error:
+        raise IdentityError(
+            f"{path}: cannot be written: {error.strerror}; check the folder's owner and space"
+        ) from None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from privacy.errors import IdentityError
 from privacy.pki import (
@@ -52,8 +54,8 @@ def test_a_party_gets_a_certificate_with_its_identity_and_its_use_alone(ca: Path
     assert load(ca, tmp_path / "silo") == HOSPITAL
     assert load(ca, tmp_path / "coordinator", coordinator) == coordinator
     for folder, names, use in (
-        ("silo", [], x509.ExtendedKeyUsageOID.CLIENT_AUTH),
-        ("coordinator", ["c.coordinator.test"], x509.ExtendedKeyUsageOID.SERVER_AUTH),
+        ("silo", [], ExtendedKeyUsageOID.CLIENT_AUTH),
+        ("coordinator", ["c.coordinator.test"], ExtendedKeyUsageOID.SERVER_AUTH),
     ):
         extensions = certificate(tmp_path / folder / "tls.pem").extensions
         alternative = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -153,3 +155,93 @@ def test_an_expired_certificate_says_so(ca: Path, tmp_path: Path) -> None:
 def test_only_identities_are_identities(uri: str) -> None:
     with pytest.raises(IdentityError):
         Identity.parse(uri)
+
+
+def test_a_certificate_made_for_another_use_is_not_loaded(ca: Path, tmp_path: Path) -> None:
+    enrol(ca, tmp_path / "keys", HOSPITAL)
+    path = tmp_path / "keys" / "tls.pem"
+    root, own = certificate(ca / "ca.pem"), certificate(path)
+    signer = serialization.load_pem_private_key((ca / "ca.key").read_bytes(), password=None)
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    for usages in (
+        [],
+        [ExtendedKeyUsageOID.SERVER_AUTH],
+        [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH],
+    ):
+        builder = x509.CertificateBuilder(
+            root.subject, own.subject, own.public_key(), 1, own.not_valid_before_utc, own.not_valid_after_utc
+        ).add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(HOSPITAL.uri)]), critical=False)
+        if usages:
+            builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        path.write_bytes(builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+        with pytest.raises(IdentityError, match=r"not made for a silo's use.*coordinator ca issue hospital1"):
+            load(ca, tmp_path / "keys")
+
+
+def test_a_ca_whose_key_is_kept_elsewhere_is_not_overwritten(ca: Path, tmp_path: Path) -> None:
+    before = (ca / "ca.pem").read_bytes()
+    (ca / "ca.key").rename(tmp_path / "offline.key")
+    with pytest.raises(IdentityError, match=r"ca\.pem: exists already and is not overwritten"):
+        create_authority(ca, "test")
+    assert (ca / "ca.pem").read_bytes() == before
+    assert not (ca / "ca.key").exists()
+
+
+def test_a_certificate_replaces_only_the_same_partys(ca: Path, tmp_path: Path) -> None:
+    enrol(ca, tmp_path / "keys", HOSPITAL)
+    request = tmp_path / "keys" / "tls.csr"
+    enrol(ca, tmp_path / "other", Identity("test", "silo", "hospital2"))
+    for out in (tmp_path / "keys" / "audit.key", ca / "ca.key", ca / "ca.pem", tmp_path / "other" / "tls.pem"):
+        before = out.read_bytes()
+        with pytest.raises(IdentityError, match="choose another file with --out"):
+            issue(ca, "hospital1", request, out)
+        assert out.read_bytes() == before
+    serial = certificate(tmp_path / "keys" / "tls.pem").serial_number
+    issue(ca, "hospital1", request, tmp_path / "keys" / "tls.pem")
+    assert certificate(tmp_path / "keys" / "tls.pem").serial_number != serial
+
+
+def test_a_ca_signs_only_with_the_key_of_its_certificate(ca: Path, tmp_path: Path) -> None:
+    paths = create_keys(tmp_path / "keys", HOSPITAL)
+    create_authority(tmp_path / "twin", "test")
+    (ca / "ca.pem").write_bytes((tmp_path / "twin" / "ca.pem").read_bytes())
+    with pytest.raises(IdentityError, match=r"ca\.key: is not the key of"):
+        issue(ca, "hospital1", paths.request, tmp_path / "out.pem")
+
+
+def test_only_p256_requests_are_signed(ca: Path, tmp_path: Path) -> None:
+    p256, unknown = bytes.fromhex("06082a8648ce3d030107"), bytes.fromhex("06082a8648ce3d030163")
+    made = x509.load_pem_x509_csr(create_keys(tmp_path / "keys", HOSPITAL).request.read_bytes())
+    strange = x509.load_der_x509_csr(made.public_bytes(serialization.Encoding.DER).replace(p256, unknown))
+    names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(HOSPITAL.uri)])
+    builder = x509.CertificateSigningRequestBuilder(x509.Name([])).add_extension(names, critical=False)
+    larger = builder.sign(ec.generate_private_key(ec.SECP384R1()), hashes.SHA256())
+    for asked in (strange, larger):
+        (tmp_path / "r.csr").write_bytes(asked.public_bytes(serialization.Encoding.PEM))
+        with pytest.raises(IdentityError, match=r"its key .*make it with `silo keys`"):
+            issue(ca, "hospital1", tmp_path / "r.csr", tmp_path / "out.pem")
+
+
+def test_the_longest_federation_name_has_a_ca(tmp_path: Path) -> None:
+    create_authority(tmp_path / "long", "f" * 63)
+    assert certificate(tmp_path / "long" / "ca.pem").subject.rfc4514_string().startswith("CN=" + "f" * 63)
+
+
+def test_a_certificate_is_readable_by_its_party_whatever_the_umask(ca: Path, tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        enrol(ca, tmp_path / "keys", HOSPITAL)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "keys" / "tls.pem").stat().st_mode & 0o777 == 0o644
+
+
+def test_what_cannot_be_written_or_dated_is_an_identity_error(ca: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(IdentityError, match="its folder is a file"):
+        create_keys(tmp_path / "file", HOSPITAL)
+    with pytest.raises(IdentityError, match="cannot be written"):
+        create_keys(tmp_path / "file" / "below", HOSPITAL)
+    paths = create_keys(tmp_path / "keys", HOSPITAL)
+    with pytest.raises(IdentityError, match="choose fewer with --days"):
+        issue(ca, "hospital1", paths.request, tmp_path / "out.pem", days=10_000_000)
