@@ -107,6 +107,8 @@ class CoordinatorService:
         missing = [Exposure.from_number(number).value for number in request.missing_classes]
         if request.missing_method:
             missing.insert(0, f"method {self._plan.method.name}")
+        if request.missing_rounds:
+            missing.append(f"{self._plan.rounds} rounds")
         self._store.answer(
             self._plan.run,
             silo,

@@ -106,6 +106,7 @@ class Uplink:
                 accepted=not missing,
                 missing_classes=[exposure.number for exposure in missing.classes] if missing else [],
                 missing_method=bool(missing and missing.method),
+                missing_rounds=bool(missing and missing.rounds is not None),
             )
             self._door.admit(self._unary(request, call), wire.JoinResponse, call)
 

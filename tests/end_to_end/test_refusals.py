@@ -292,7 +292,23 @@ def test_a_plan_outside_the_consent_is_declined_and_the_operator_sees_what_is_mi
     assert [r for r in one.records("hospital1") if r["kind"] == "refusal"]
     (hospital,) = (silo for silo in one.status()["silos"] if silo["silo"] == "hospital1")
     assert hospital["state"] == "declined"
-    assert "method diversifed" in hospital["missing"]
+    assert hospital["missing"] == [
+        "method diversifed",
+        "MODEL_PARAMETERS_EXTRACTOR",
+        "MODEL_PARAMETERS_CLASSIFIER",
+        "PEER_DERIVED",
+        "3 rounds",
+    ]
+
+
+def test_a_run_that_is_only_too_long_is_declined_with_that_reason(federation: Make) -> None:
+    one = federation()
+    one.write_consent("hospital1", rounds=2)
+    one.start_coordinator()
+    one.wait_to_say("coordinator", "listening")
+    assert "3 rounds" in one.command("silo", "train", "--config", "hospital1.yaml", expect=4)
+    (hospital,) = (silo for silo in one.status()["silos"] if silo["silo"] == "hospital1")
+    assert (hospital["state"], hospital["missing"]) == ("declined", ["3 rounds"])
 
 
 def test_a_hospital_that_the_run_does_not_name_is_told_so(federation: Make) -> None:

@@ -1,0 +1,345 @@
+"""Parties with good certificates and bad intentions (or bad networks): what they can and cannot bring about."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent import futures
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from federation import PATIENCE, Federation
+from raw_client import SERVICE, HandMade
+from safetensors.torch import load_file
+from test_refusals import NONCE, RawClient, delivered, refusal, stored_uploads
+
+from algorithms.models import build, state_of
+from algorithms.tensors import Part
+from algorithms.transfer import chunk_message, manifest
+from privacy.exposure import Exposure
+from protos.medsilo.v1 import coordinator_pb2 as wire
+from protos.medsilo.v1 import journal_pb2
+
+Make = Callable[..., Federation]
+
+
+def start(one: Federation) -> list[HandMade]:
+    """A coordinator whose first round is open for hand-made hospitals."""
+    one.start_coordinator()
+    one.wait_to_say("coordinator", "listening")
+    clients = [HandMade(one, name) for name in one.silos]
+    for client in clients:
+        client.join()
+    one.wait_to_say("coordinator", "round 1 of")
+    return clients
+
+
+def test_updates_that_do_not_hold_together_are_refused_and_the_right_one_is_taken(federation: Make) -> None:
+    one = federation()
+    client, *_ = start(one)
+    good = client.constant(1.0)
+    header, *chunks = client.frames(good, 0)
+    extractor = good[Exposure.MODEL_PARAMETERS_EXTRACTOR]
+    double = Part.of({name: tensor.double() for name, tensor in extractor.tensors().items()})
+    renamed = Part.of({f"other.{name}": tensor for name, tensor in extractor.tensors().items()})
+    bad_metrics = Part.of({"accuracy": torch.tensor(float("nan")), "loss": torch.tensor(1.0)})
+    wrong_plan = wire.Update(nonce=NONCE, silo="hospital1", plan_sha256=bytes(32), parts=manifest(good))
+    elsewhere = HandMade(one, "hospital1", keys=one.keys("coordinator"))
+    unjoined = wire.JoinRequest(
+        nonce=NONCE, silo="hospital1", plan_sha256=client.plan.sha256, audit_key=bytes(5), accepted=True
+    )
+
+    def update(**changes: Part) -> Callable[[], object]:
+        return lambda: client.submit({**good, **{Exposure[name]: part for name, part in changes.items()}})
+
+    cases: Mapping[str, tuple[Callable[[], object], grpc.StatusCode, tuple[str, ...]]] = {
+        "an infinity": (
+            lambda: client.submit(client.constant(float("inf"))),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            ("infinite", "MODEL_PARAMETERS_EXTRACTOR"),
+        ),
+        "another dtype": (
+            update(MODEL_PARAMETERS_EXTRACTOR=double),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            ("F64", "F32", "was expected"),
+        ),
+        "other names": (
+            update(MODEL_PARAMETERS_EXTRACTOR=renamed),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            ("convolution1.weight is missing",),
+        ),
+        "a measurement that is none": (
+            update(LOCAL_METRICS=bad_metrics),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            ("LOCAL_METRICS", "NaN"),
+        ),
+        "a part left out": (
+            lambda: client.submit({Exposure.MODEL_PARAMETERS_EXTRACTOR: extractor}),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            ("MODEL_PARAMETERS_CLASSIFIER is missing",),
+        ),
+        "more bytes than announced": (
+            lambda: client.send([header, *chunks, chunks[-1]]),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            ("not what the manifest announced",),
+        ),
+        "a second header": (
+            lambda: client.send([header, header, *chunks]),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            ("chunks only",),
+        ),
+        "chunks without a header": (
+            lambda: client.send(chunks),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            ("begins with its header",),
+        ),
+        "nothing at all": (
+            lambda: client.send([]),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            ("begins with its header",),
+        ),
+        "another plan": (
+            lambda: client.send([wire.SubmitUpdateRequest(update=wrong_plan).SerializeToString(), *chunks]),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            ("another plan",),
+        ),
+        "the coordinator's certificate": (
+            elsewhere.get_plan,
+            grpc.StatusCode.UNAVAILABLE,
+            (),
+        ),
+        "an audit key that is none": (
+            lambda: client.unary("Join", unjoined),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            ("audit key",),
+        ),
+    }
+    wrong = []
+    for what, (action, code, words) in cases.items():
+        try:
+            found, details = refusal(action)
+        except pytest.fail.Exception:
+            wrong.append(f"{what}: was taken")
+            continue
+        if found != code or not all(word in details for word in words):
+            wrong.append(f"{what}: {found} {details}")
+    assert wrong == []
+    assert delivered(one) == 0
+    assert stored_uploads(one) == []
+    assert not client.submit(good).repeated
+    assert delivered(one) == 1
+
+
+def test_an_update_before_joining_is_refused(federation: Make) -> None:
+    one = federation()
+    one.start_coordinator()
+    one.wait_to_say("coordinator", "listening")
+    client = HandMade(one, "hospital1")
+    code, details = refusal(lambda: client.submit(client.constant(1.0)))
+    assert (code, details) == (grpc.StatusCode.INVALID_ARGUMENT, "hospital1 has not joined run test")
+    code, details = refusal(lambda: next(client.task()))
+    assert (code, details) == (grpc.StatusCode.INVALID_ARGUMENT, "hospital1 has not joined run test")
+
+
+def test_what_is_stored_are_the_bytes_that_the_receipt_is_for(federation: Make) -> None:
+    """An upload that was overtaken by another of the same round ends with the other's receipt, and changes nothing."""
+    one = federation()
+    client, *_ = start(one)
+    slow = client.half(list(client.frames(client.constant(1.0), 0)), 2)
+    one.wait_for(
+        "the slow upload's first messages",
+        lambda: len([r for r in one.messages("coordinator", "received") if r["rpc"] == "SubmitUpdate"]) == 2,
+    )
+    overtaking = client.submit(client.constant(2.0))
+    assert not overtaking.repeated
+    (stored,) = stored_uploads(one)
+    answer = slow.go_on()
+    assert answer.repeated
+    assert answer.receipt == overtaking.receipt
+    assert delivered(one) == 1
+    (stored,) = [path for path in stored_uploads(one) if path.suffix == ".safetensors"]
+    assert {value for tensor in load_file(stored).values() for value in tensor.unique().tolist()} == {2.0}
+
+
+def test_a_slow_download_is_what_it_was_and_never_another_hospitals_update(federation: Make) -> None:
+    """Rounds go on by quorum while a hospital is still fetching its task; files are written over meanwhile."""
+    model = {"name": "torchvision:mobilenet_v3_large", "input_shape": [3, 28, 28], "classes": 9}
+    one = federation(
+        run={"method": {"name": "fedavg"}, "model": model, "quorum": 2, "deadline_minutes": 0, "rounds": 6},
+        exposures=["PROTOCOL", "IDENTITY", "MODEL_PARAMETERS", "SAMPLE_COUNT", "PEER_DERIVED"],
+    )
+    first, second, slow = start(one)
+
+    def round_ends(number: int) -> None:
+        for client, value in ((first, 1.0), (second, 2.0)):
+            client.submit(client.constant(10 * number + value, images=10), round_number=number)
+        one.wait_to_say("coordinator", f"round {number + 2} of 6 is open")
+
+    round_ends(0)
+    stream = slow.task()
+    assert wire.GetTaskResponse.FromString(next(stream)).task.round == 1
+    for number in (1, 2, 3, 4):
+        round_ends(number)
+    found: set[float] = set()
+    for data in stream:
+        chunk = wire.GetTaskResponse.FromString(data).chunk.peer_derived
+        found.update(torch.frombuffer(bytearray(chunk), dtype=torch.float32).unique().tolist())
+    assert found == {1.5}, "round 0's average; 31 and 32, 41 and 42 are other hospitals' own models"
+
+
+def test_stalled_uploads_of_one_hospital_do_not_keep_the_others_out(federation: Make) -> None:
+    one = federation()
+    first, second, _ = start(one)
+    header, *_ = first.frames(first.constant(1.0), 0)
+    stalled = [first.half([header], 1) for _ in range(40)]
+    one.wait_for(
+        "stalled uploads",
+        lambda: len([r for r in one.messages("coordinator", "received") if r["rpc"] == "SubmitUpdate"]) >= 20,
+    )
+    try:
+        assert not second.submit(second.constant(2.0)).repeated
+    finally:
+        for call in stalled:
+            call.give_up()
+
+
+class Impostor:
+    """A server that answers like a coordinator, with the given party's keys and changed answers."""
+
+    def __init__(self, one: Federation, party: str, *, tamper: Mapping[str, str] | None = None) -> None:
+        self.plan = RawClient(one, "hospital1").plan
+        self.tamper = tamper or {}
+        self.seen: list[tuple[str, bytes]] = []
+        self._certificate = (one.keys(party) / "tls.pem").read_bytes()
+        handlers = {
+            "GetPlan": grpc.unary_unary_rpc_method_handler(self._get_plan),
+            "Join": grpc.unary_unary_rpc_method_handler(self._join),
+            "GetTask": grpc.unary_stream_rpc_method_handler(self._get_task),
+            "SubmitUpdate": grpc.stream_unary_rpc_method_handler(self._submit),
+        }
+        self.server = grpc.server(futures.ThreadPoolExecutor(8))
+        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE[1:], handlers),))
+        pair = ((one.keys(party) / "tls.key").read_bytes(), self._certificate)
+        ca = (one.folder / "ca" / "ca.pem").read_bytes()
+        credentials = grpc.ssl_server_credentials([pair], root_certificates=ca, require_client_auth=True)
+        self.server.add_secure_port(f"127.0.0.1:{one.port}", credentials)
+        self.server.start()
+
+    def _get_plan(self, data: bytes, _: Any) -> bytes:
+        self.seen.append(("GetPlan", data))
+        silo = wire.GetPlanRequest.FromString(data).silo
+        plan = self.plan.to_message()
+        if self.tamper.get(silo) == "fewer classes":
+            del plan.required[2:]
+        return wire.GetPlanResponse(
+            nonce=NONCE, plan=plan, coordinator_certificate=self._certificate, coordinator_audit_key=bytes(32)
+        ).SerializeToString()
+
+    def _join(self, data: bytes, _: Any) -> bytes:
+        self.seen.append(("Join", data))
+        return wire.JoinResponse(nonce=NONCE).SerializeToString()
+
+    def _get_task(self, data: bytes, _: Any) -> Iterator[bytes]:
+        self.seen.append(("GetTask", data))
+        kind = self.tamper.get(wire.GetTaskRequest.FromString(data).silo)
+        state = state_of(build(self.plan.model, seed=self.plan.seed))
+        payload = {Exposure.INITIAL_MODEL: Part.of(state)}
+        if kind == "a NaN":
+            state["classifier.bias"][0] = float("nan")
+        if kind == "a class that is not announced":
+            payload[Exposure.LABEL_COUNTS] = Part.of({"counts": torch.zeros(9)})
+        if kind == "another model":
+            payload = {Exposure.INITIAL_MODEL: Part.of({"classifier.bias": torch.zeros(9)})}
+        task = wire.Task(nonce=NONCE, kind=wire.TASK_KIND_TRAIN, round=0, parts=manifest(payload))
+        if kind == "a round beyond the end":
+            task.round = 99
+        yield wire.GetTaskResponse(task=task).SerializeToString()
+        for exposure, part in payload.items():
+            chunks = list(part.chunks(1 << 16))
+            for chunk in chunks[: len(chunks) - (kind == "a download cut short")]:
+                yield chunk_message(wire.GetTaskResponse, exposure, chunk, NONCE).SerializeToString()
+
+    def _submit(self, stream: Iterator[bytes], _: Any) -> bytes:
+        messages = list(stream)
+        self.seen.extend(("SubmitUpdate", data) for data in messages)
+        header = wire.SubmitUpdateRequest.FromString(messages[0])
+        receipt = journal_pb2.Receipt(call_id=header.update.nonce, messages=len(messages), sha256=bytes(32))
+        return wire.SubmitUpdateResponse(nonce=NONCE, receipt=receipt).SerializeToString()
+
+
+@pytest.fixture
+def impostor() -> Iterator[Callable[..., Impostor]]:
+    made: list[Impostor] = []
+
+    def make(one: Federation, party: str, **options: Any) -> Impostor:
+        made.append(Impostor(one, party, **options))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.server.stop(0)
+
+
+def test_a_hospital_that_plays_coordinator_gets_not_a_byte(
+    federation: Make, impostor: Callable[..., Impostor]
+) -> None:
+    one = federation()
+    server = impostor(one, "hospital2")
+    said = one.command("silo", "train", "--config", "hospital1.yaml", expect=5)
+    assert "cannot show a valid certificate of spiffe://test/coordinator/coordinator" in said
+    assert server.seen == []
+
+
+def test_a_coordinator_that_does_not_keep_to_the_plan_gets_no_model(
+    federation: Make, impostor: Callable[..., Impostor], shards: Any
+) -> None:
+    """Each hospital meets another breach; every one ends with exit code 6 and words, and no tensor has left."""
+    breaches = {
+        "hospital1": ("fewer classes", "a plan must name all that its method exposes"),
+        "hospital2": ("a NaN", "NaN"),
+        "hospital3": ("a class that is not announced", "LABEL_COUNTS, which the plan does not announce"),
+    }
+    more = {
+        "hospital1": ("another model", "does not have the names and shapes"),
+        "hospital2": ("a round beyond the end", "round 99 lies beyond the plan's 3 rounds"),
+        "hospital3": ("a download cut short", "bytes short in INITIAL_MODEL"),
+    }
+    one = federation()
+    server = impostor(one, "coordinator")
+    for by_silo in (breaches, more):
+        server.tamper = {silo: kind for silo, (kind, _) in by_silo.items()}
+        processes = {name: one.start_silo(name) for name in one.silos}
+        for name, process in processes.items():
+            code = process.wait(timeout=PATIENCE)
+            kind, words = by_silo[name]
+            assert code == 6, f"{kind}: {code}\n{one.said(name)}"
+            assert words in one.said(name).replace("\n", " "), f"{kind}: {one.said(name)}"
+    assert {rpc for rpc, _ in server.seen} <= {"GetPlan", "Join", "GetTask"}
+    for name in one.silos:
+        assert {c for r in one.messages(name, "sent") for c in r["classes"]} == {"PROTOCOL", "IDENTITY"}
+
+
+def test_a_receipt_for_other_bytes_is_not_believed(federation: Make, impostor: Callable[..., Impostor]) -> None:
+    one = federation()
+    impostor(one, "coordinator")
+    said = one.command("silo", "train", "--config", "hospital1.yaml", expect=6)
+    assert "receipt is not for the bytes that were sent" in said.replace("\n", " ")
+
+
+def test_many_uploads_at_once_of_one_update_count_once(federation: Make) -> None:
+    one = federation()
+    client, *_ = start(one)
+    answers: list[wire.SubmitUpdateResponse] = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(client.submit(client.constant(3.0)))) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert len(answers) == 8
+    assert sum(not answer.repeated for answer in answers) == 1
+    assert len({answer.receipt.SerializeToString() for answer in answers}) == 1
+    assert delivered(one) == 1
