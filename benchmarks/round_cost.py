@@ -92,7 +92,7 @@ def measure(folder: Path, size: str, rounds: int, method: str) -> dict[str, obje
         time.sleep(0.1)
     if any(process.wait() for process in silos) or coordinator.returncode:
         sys.exit((folder / "coordinator.log").read_text())
-    upload = next(folder.glob("state/coordinator/runs/*/round-*/upload-hospital1.safetensors")).stat().st_size
+    upload = next(folder.glob("state/coordinator/runs/*/round-*/upload-hospital1-*.safetensors")).stat().st_size
     durations = round_durations(folder)
     bare = [bare_round(folder, upload) for _ in range(3)]
     cost, plain = statistics.median(durations[1:]), statistics.median(bare)

@@ -8,9 +8,12 @@ condition.
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -62,6 +65,7 @@ class Rounds:
         self._changed = threading.Condition()
         self._stopping = False
         self._closing = False
+        self._readers: Counter[Path] = Counter()
         self._members = {name for name, m in store.members(plan.run).items() if m.accepted} & set(config.silos)
         self._restore()
         self._thread = threading.Thread(target=self._run, name="rounds", daemon=True)
@@ -107,18 +111,32 @@ class Rounds:
         with self._changed:
             self._changed.notify_all()
 
-    def next_order(self, silo: str, timeout: float, is_active: Callable[[], bool]) -> Order:
-        """The silo's next task; waits for one until ``timeout`` seconds have passed or the caller has gone."""
+    @contextmanager
+    def task(
+        self, silo: str, timeout: float, is_active: Callable[[], bool], *, holds_model: bool
+    ) -> Iterator[tuple[Order, Payload]]:
+        """The silo's next task and what goes with it, which stays as it is while the caller reads it.
+
+        Waits for a task until ``timeout`` seconds have passed or the caller has gone.
+        """
         with self._changed:
             self._changed.wait_for(
                 lambda: self._stopping or self.failure or not is_active() or self._order(silo), timeout
             )
-            return self._order(silo) or Order(wire.TASK_KIND_WAIT, self.round_number)
+            order = self._order(silo) or Order(wire.TASK_KIND_WAIT, self.round_number)
+            payload = self._download(silo, order, holds_model=holds_model)
+            paths = [part.source.path for part in payload.values() if isinstance(part.source, FileSource)]
+            self._readers.update(paths)
+        try:
+            yield order, payload
+        finally:
+            with self._changed:
+                self._readers.subtract(paths)
 
-    def download(self, silo: str, order: Order, *, holds_model: bool) -> Payload:
-        """What goes to the silo with a task."""
-        with self._changed:
-            given = dict(self._current.for_silo(silo))
+    def _download(self, silo: str, order: Order, *, holds_model: bool) -> Payload:
+        if order.kind == wire.TASK_KIND_WAIT:
+            return {}
+        given: Payload = dict(self._current.for_silo(silo))
         if order.kind == wire.TASK_KIND_FINISH and not self._method.downloads_last:
             given = {}
         if not holds_model:
@@ -180,9 +198,9 @@ class Rounds:
             self._changed.notify_all()
         return receipt
 
-    def upload_path(self, silo: str, round_number: int) -> Path:
-        """Where a silo's update of a round lies."""
-        return self._round_folder(round_number) / f"upload-{silo}.safetensors"
+    def new_upload_path(self, silo: str, round_number: int) -> Path:
+        """Where an upload is to lie; never twice the same, so that two at once do not touch each other's."""
+        return self._round_folder(round_number) / f"upload-{silo}-{secrets.token_hex(8)}.safetensors"
 
     def _run(self) -> None:
         try:
@@ -373,8 +391,12 @@ class Rounds:
             if int(folder.name.removeprefix("round-")) > closed - self.config.keep_rounds:
                 continue
             for path in folder.iterdir():
-                if path not in needed:
-                    self.spares.give(path)
+                if path in needed:
+                    continue
+                with self._changed:
+                    # A file that a slow silo is still being sent must not be written over under its hands.
+                    if self._readers[path] == 0:
+                        self.spares.give(path)
             if not any(folder.iterdir()):
                 folder.rmdir()
 

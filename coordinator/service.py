@@ -7,14 +7,17 @@ away ends in a status with a message for the one who sent it, a row in the store
 from __future__ import annotations
 
 import logging
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import grpc
 
 from algorithms.tensor_files import PayloadWriter
-from algorithms.tensors import Payload, TensorSpec
+from algorithms.tensors import TensorSpec
 from algorithms.transfer import MemorySink, Receiver, check_finite, check_parts, manifest, read_manifest, send
 from coordinator.config import CoordinatorConfig
 from coordinator.rounds import LateError, Rounds
@@ -38,6 +41,13 @@ ALLOWED_ROLE: dict[str, str] = {
 }
 """Which role a certificate must have for each RPC."""
 MAX_WAIT_SECONDS = 60.0
+AUDIT_KEY_BYTES = 32
+CALLS_PER_SILO = 8
+"""Calls that a silo may have open at once; it needs one, and another while a cut connection is not yet noticed."""
+
+
+class BusyError(MedsiloError):
+    """A silo has too many calls open; it may try again."""
 
 
 class PlanGate:
@@ -71,6 +81,8 @@ class CoordinatorService:
         self._door = door
         self._credentials = credentials
         self._audit_key = door.journal.public_key
+        self._open_calls: Counter[str] = Counter()
+        self._counting = threading.Lock()
 
     def handler(self) -> Any:
         """The service's methods over raw bytes."""
@@ -104,6 +116,10 @@ class CoordinatorService:
         request = self._door.admit(data, wire.JoinRequest, call)
         silo = self._identify(request.silo, call, context)
         self._check_plan(request.plan_sha256)
+        if len(request.audit_key) != AUDIT_KEY_BYTES:
+            raise RefusedError(
+                f"the audit key has {len(request.audit_key)} bytes; an Ed25519 public key has {AUDIT_KEY_BYTES}"
+            )
         missing = [Exposure.from_number(number).value for number in request.missing_classes]
         if request.missing_method:
             missing.insert(0, f"method {self._plan.method.name}")
@@ -131,13 +147,11 @@ class CoordinatorService:
         self._check_member(silo)
         context.add_callback(self._rounds.wake)
         timeout = min(float(request.wait_seconds), MAX_WAIT_SECONDS)
-        order = self._rounds.next_order(silo, timeout, context.is_active)
-        call.round = order.round
-        payload: Payload = {}
-        if order.kind != wire.TASK_KIND_WAIT:
-            payload = self._rounds.download(silo, order, holds_model=request.holds_model)
-        task = wire.Task(nonce=nonce(), kind=order.kind, round=order.round, parts=manifest(payload))
-        yield from send(self._door, call, wire.GetTaskResponse(task=task), payload)
+        holds_model = request.holds_model
+        with self._rounds.task(silo, timeout, context.is_active, holds_model=holds_model) as (order, payload):
+            call.round = order.round
+            task = wire.Task(nonce=nonce(), kind=order.kind, round=order.round, parts=manifest(payload))
+            yield from send(self._door, call, wire.GetTaskResponse(task=task), payload)
 
     def _submit(self, stream: Iterator[bytes], call: Call, context: grpc.ServicerContext) -> bytes:
         header = self._next(stream, call)
@@ -157,7 +171,7 @@ class CoordinatorService:
         check_parts(parts, expected)
         large = dict(parts)
         measured = large.pop(Exposure.LOCAL_METRICS, None)
-        path = self._rounds.upload_path(silo, update.round)
+        path = self._rounds.new_upload_path(silo, update.round)
         with PayloadWriter(path, large, spares=self._rounds.spares) as writer:
             metrics = MemorySink({} if measured is None else {Exposure.LOCAL_METRICS: measured})
             receiver = Receiver(parts, _Split(parts, writer, metrics))
@@ -174,6 +188,8 @@ class CoordinatorService:
         accepted = self._rounds.accept(
             silo, update.round, file=path if large else None, receipt=receipt, metrics=metrics.payload()
         )
+        if accepted is not receipt:
+            path.unlink(missing_ok=True)
         return self._acknowledge(accepted, call, repeated=accepted is not receipt)
 
     def _receipt(self, call: Call) -> dict[str, Any]:
@@ -246,6 +262,19 @@ class CoordinatorService:
             plan_sha256=self._plan.sha256.hex(),
         )
 
+    @contextmanager
+    def _counted(self, peer: str) -> Iterator[None]:
+        """Keeps one hospital's calls from taking all of the coordinator's threads."""
+        with self._counting:
+            if peer and self._open_calls[peer] >= CALLS_PER_SILO:
+                raise BusyError(f"{peer} has {CALLS_PER_SILO} calls open already; try again when one has ended")
+            self._open_calls[peer] += 1
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._open_calls[peer] -= 1
+
     def _check_plan(self, sha256: bytes) -> None:
         if sha256 != self._plan.sha256:
             raise RefusedError("the silo has another plan than this run's; start it again to read the new one")
@@ -261,7 +290,8 @@ class CoordinatorService:
             call = None
             try:
                 call = self._call(rpc, context)
-                return handle(request, call, context)
+                with self._counted(call.peer):
+                    return handle(request, call, context)
             except Exception as error:
                 self._turn_away(error, rpc, call, context)
 
@@ -274,7 +304,8 @@ class CoordinatorService:
             call = None
             try:
                 call = self._call(rpc, context)
-                yield from handle(request, call, context)
+                with self._counted(call.peer):
+                    yield from handle(request, call, context)
             except Exception as error:
                 self._turn_away(error, rpc, call, context)
 
@@ -333,7 +364,7 @@ class _Split:
 
 def serve(service: CoordinatorService, config: CoordinatorConfig, credentials: Credentials | None) -> grpc.Server:
     """A started gRPC server; raises ``MedsiloError`` if the address cannot be had."""
-    workers = 16 + 3 * len(config.silos)
+    workers = CALLS_PER_SILO * (len(config.silos) + 1)
     server = grpc.server(
         futures.ThreadPoolExecutor(max_workers=workers, thread_name_prefix="rpc"),
         options=[

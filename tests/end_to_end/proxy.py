@@ -1,14 +1,11 @@
-"""A TCP proxy that records every byte, and can hold one direction back; and a reader of the gRPC messages in them."""
+"""A TCP proxy that records every byte, and can hold one direction back."""
 
 from __future__ import annotations
 
-import hashlib
 import socket
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
-
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 @dataclass
@@ -73,35 +70,3 @@ class Proxy:
         for end in (source, sink):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-
-
-def grpc_messages(data: bytes | bytearray, *, from_client: bool) -> dict[int, list[tuple[int, str]]]:
-    """(length, SHA-256) of every complete gRPC message of each HTTP/2 stream, in order."""
-    if from_client:
-        assert data.startswith(_PREFACE), "not HTTP/2"
-        data = data[len(_PREFACE) :]
-    streams: dict[int, bytearray] = {}
-    position = 0
-    while position + 9 <= len(data):
-        length = int.from_bytes(data[position : position + 3], "big")
-        kind, flags = data[position + 3], data[position + 4]
-        stream = int.from_bytes(data[position + 5 : position + 9], "big") & 0x7FFFFFFF
-        content = data[position + 9 : position + 9 + length]
-        position += 9 + length
-        if kind == 0:
-            if flags & 0x8:
-                content = content[1 : len(content) - content[0]]
-            streams.setdefault(stream, bytearray()).extend(content)
-    return {stream: _split(bytes(content)) for stream, content in streams.items()}
-
-
-def _split(content: bytes) -> list[tuple[int, str]]:
-    messages = []
-    while len(content) >= 5:
-        assert content[0] == 0, "a compressed message"
-        length = int.from_bytes(content[1:5], "big")
-        if len(content) < 5 + length:
-            break
-        message, content = content[5 : 5 + length], content[5 + length :]
-        messages.append((length, hashlib.sha256(message).hexdigest()))
-    return messages

@@ -36,7 +36,7 @@ class HandMade(RawClient):
 
     def send(self, messages: Sequence[bytes]) -> wire.SubmitUpdateResponse:
         call = self.channel.stream_unary(f"{SERVICE}/SubmitUpdate")
-        return wire.SubmitUpdateResponse.FromString(call(iter(messages), timeout=60))
+        return wire.SubmitUpdateResponse.FromString(call(iter(messages), timeout=30))
 
     def half(self, messages: Sequence[bytes], first: int) -> HalfSent:
         return HalfSent(self.channel, messages, first)

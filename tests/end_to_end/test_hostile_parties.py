@@ -47,9 +47,6 @@ def test_updates_that_do_not_hold_together_are_refused_and_the_right_one_is_take
     bad_metrics = Part.of({"accuracy": torch.tensor(float("nan")), "loss": torch.tensor(1.0)})
     wrong_plan = wire.Update(nonce=NONCE, silo="hospital1", plan_sha256=bytes(32), parts=manifest(good))
     elsewhere = HandMade(one, "hospital1", keys=one.keys("coordinator"))
-    unjoined = wire.JoinRequest(
-        nonce=NONCE, silo="hospital1", plan_sha256=client.plan.sha256, audit_key=bytes(5), accepted=True
-    )
 
     def update(**changes: Part) -> Callable[[], object]:
         return lambda: client.submit({**good, **{Exposure[name]: part for name, part in changes.items()}})
@@ -110,11 +107,6 @@ def test_updates_that_do_not_hold_together_are_refused_and_the_right_one_is_take
             grpc.StatusCode.UNAVAILABLE,
             (),
         ),
-        "an audit key that is none": (
-            lambda: client.unary("Join", unjoined),
-            grpc.StatusCode.INVALID_ARGUMENT,
-            ("audit key",),
-        ),
     }
     wrong = []
     for what, (action, code, words) in cases.items():
@@ -143,6 +135,22 @@ def test_an_update_before_joining_is_refused(federation: Make) -> None:
     assert (code, details) == (grpc.StatusCode.INVALID_ARGUMENT, "hospital1 has not joined run test")
 
 
+@pytest.mark.parametrize("key", [b"", bytes(5), bytes(1000)], ids=["none", "short", "long"])
+def test_an_audit_key_that_can_check_nothing_is_refused(federation: Make, key: bytes) -> None:
+    """It is what the hospital's journal is checked with later: Ed25519, 32 bytes."""
+    one = federation()
+    one.start_coordinator()
+    one.wait_to_say("coordinator", "listening")
+    client = HandMade(one, "hospital1")
+    request = wire.JoinRequest(
+        nonce=NONCE, silo="hospital1", plan_sha256=client.plan.sha256, audit_key=key, accepted=True
+    )
+    code, details = refusal(lambda: client.unary("Join", request))
+    assert code == grpc.StatusCode.INVALID_ARGUMENT
+    assert "audit key" in details
+    assert one.status()["silos"][0]["state"] == "not yet heard of"
+
+
 def test_what_is_stored_are_the_bytes_that_the_receipt_is_for(federation: Make) -> None:
     """An upload that was overtaken by another of the same round ends with the other's receipt, and changes nothing."""
     one = federation()
@@ -154,7 +162,6 @@ def test_what_is_stored_are_the_bytes_that_the_receipt_is_for(federation: Make) 
     )
     overtaking = client.submit(client.constant(2.0))
     assert not overtaking.repeated
-    (stored,) = stored_uploads(one)
     answer = slow.go_on()
     assert answer.repeated
     assert answer.receipt == overtaking.receipt
@@ -196,10 +203,10 @@ def test_stalled_uploads_of_one_hospital_do_not_keep_the_others_out(federation: 
     stalled = [first.half([header], 1) for _ in range(40)]
     one.wait_for(
         "stalled uploads",
-        lambda: len([r for r in one.messages("coordinator", "received") if r["rpc"] == "SubmitUpdate"]) >= 20,
+        lambda: len([r for r in one.messages("coordinator", "received") if r["rpc"] == "SubmitUpdate"]) >= 8,
     )
     try:
-        assert not second.submit(second.constant(2.0)).repeated
+        assert not second.send(list(second.frames(second.constant(2.0), 0))).repeated
     finally:
         for call in stalled:
             call.give_up()
@@ -282,9 +289,7 @@ def impostor() -> Iterator[Callable[..., Impostor]]:
         server.server.stop(0)
 
 
-def test_a_hospital_that_plays_coordinator_gets_not_a_byte(
-    federation: Make, impostor: Callable[..., Impostor]
-) -> None:
+def test_a_hospital_that_plays_coordinator_gets_not_a_byte(federation: Make, impostor: Callable[..., Impostor]) -> None:
     one = federation()
     server = impostor(one, "hospital2")
     said = one.command("silo", "train", "--config", "hospital1.yaml", expect=5)
@@ -332,9 +337,7 @@ def test_many_uploads_at_once_of_one_update_count_once(federation: Make) -> None
     one = federation()
     client, *_ = start(one)
     answers: list[wire.SubmitUpdateResponse] = []
-    threads = [
-        threading.Thread(target=lambda: answers.append(client.submit(client.constant(3.0)))) for _ in range(8)
-    ]
+    threads = [threading.Thread(target=lambda: answers.append(client.submit(client.constant(3.0)))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from federation import Federation
-from proxy import Proxy, grpc_messages
+from proxy import Proxy
 from safetensors.torch import load_file
 
 from privacy.journal import verify_records
@@ -107,38 +107,6 @@ def test_the_baselines_run_in_the_daemons_as_in_simulation(federation: Make, met
     assert set(map(len, results["silos"].values())) == {0}
 
 
-def test_nothing_leaves_unrecorded(federation: Make) -> None:
-    """The messages on the wire are the journal's, in both directions, one by one."""
-    # 1.5 million parameters: an update of several messages.
-    model = {"name": "torchvision:mobilenet_v3_small", "input_shape": [3, 28, 28], "classes": 9}
-    one = federation(insecure=True, run={"rounds": 2, "model": model})
-    proxies = {name: Proxy(one.port) for name in one.silos}
-    for name, proxy in proxies.items():
-        one.write_silo(name, port=proxy.port)
-    coordinator = one.start_coordinator()
-    # Recording comes before sending: with nobody listening there would be records of messages that never left.
-    one.wait_to_say("coordinator", "listening")
-    one.finish(*[one.start_silo(name) for name in one.silos], coordinator)
-
-    for name, proxy in proxies.items():
-        for direction, from_client in (("sent", True), ("received", False)):
-            on_the_wire = [
-                messages
-                for connection in proxy.connections
-                for messages in grpc_messages(
-                    connection.up if from_client else connection.down, from_client=from_client
-                ).values()
-            ]
-            calls: dict[str, list[tuple[int, str]]] = {}
-            for record in one.messages(name, direction):
-                assert record["frame"] == len(calls.setdefault(record["call_id"], []))
-                calls[record["call_id"]].append((record["length"], record["sha256"]))
-            assert sorted(on_the_wire) == sorted(calls.values())
-            assert max(map(len, on_the_wire)) > 3, "an update should have been cut into several messages"
-        proxy.close()
-    assert_models_are(one, one.simulate())
-
-
 def test_a_silo_killed_in_mid_training_loses_nothing(federation: Make) -> None:
     one = federation(run={"training": {"epochs": 60, "batch_size": 16}})
     coordinator = one.start_coordinator()
@@ -188,7 +156,7 @@ def test_a_coordinator_that_was_killed_goes_on_in_its_round(federation: Make, mo
     one.wait_for("half an upload", proxy.held.is_set)
     if moment == "with an update delivered":
         uploads = one.folder / "state" / "coordinator" / "runs" / "test" / "round-000000"
-        one.wait_for("an update", lambda: (uploads / "upload-hospital1.safetensors").exists())
+        one.wait_for("an update", lambda: list(uploads.glob("upload-hospital1-*.safetensors")))
     coordinator.kill()
     coordinator.wait()
     proxy.release()

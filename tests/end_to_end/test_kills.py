@@ -1,0 +1,95 @@
+"""Killed at any step that it takes on disk, again and again, a process loses nothing and counts nothing twice."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from federation import Federation
+from test_runs import assert_every_round_counted_once, assert_journals_sound, assert_models_are
+
+Make = Callable[..., Federation]
+
+_KILLER = """
+import itertools, os, signal
+_count = itertools.count(1)
+_at, _after = int(os.environ["KILL_AT"]), os.environ["KILL_WHEN"] == "after"
+
+def _deadly(step):
+    def call(*arguments, **options):
+        now = next(_count) == _at
+        if now and not _after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = step(*arguments, **options)
+        if now:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+    return call
+
+for _name in ("fsync", "replace", "link", "unlink", "truncate"):
+    setattr(os, _name, _deadly(getattr(os, _name)))
+"""
+
+
+def deadly(folder: Path, at: int, when: str) -> tuple[str, ...]:
+    """A prefix with which a Python process kills itself before or after the so many-th of its steps on disk."""
+    place = folder / "killer"
+    place.mkdir(exist_ok=True)
+    (place / "sitecustomize.py").write_text(_KILLER)
+    return ("env", f"PYTHONPATH={place}", f"KILL_AT={at}", f"KILL_WHEN={when}")
+
+
+def run_with_kills(one: Federation, coordinator: Sequence[tuple[int, str]], silo: Sequence[tuple[int, str]]) -> None:
+    """A run in which the coordinator and hospital2 are killed at the given steps, each time started again."""
+    waiting = {"coordinator": list(coordinator), "hospital2": list(silo)}
+
+    def begin(party: str) -> subprocess.Popen[bytes]:
+        start = one.start_coordinator if party == "coordinator" else lambda prefix: one.start_silo(party, prefix=prefix)
+        return start(prefix=deadly(one.folder, *waiting[party].pop(0)) if waiting[party] else ())
+
+    running = {party: begin(party) for party in ("coordinator", *one.silos) if party in waiting}
+    others = [one.start_silo(name) for name in one.silos if name not in running]
+
+    def all_ended() -> bool:
+        for party, process in list(running.items()):
+            if process.poll() == -signal.SIGKILL:
+                running[party] = begin(party)
+        return all(process.poll() == 0 for process in running.values())
+
+    one.wait_for("the run's end", all_ended)
+    one.finish(*others)
+    assert waiting == {"coordinator": [], "hospital2": []}, "not every kill has happened"
+
+
+def test_killed_again_and_again_at_its_steps_on_disk_nothing_is_lost(federation: Make) -> None:
+    one = federation(run={"rounds": 2})
+    run_with_kills(
+        one,
+        coordinator=[(9, "before"), (17, "after"), (25, "before"), (33, "after")],
+        silo=[(6, "after"), (12, "before"), (15, "after"), (18, "before")],
+    )
+    assert_every_round_counted_once(one)
+    assert_journals_sound(one)
+    assert_models_are(one, one.simulate())
+    # A round is trained once, or again from the same start: never measured twice.
+    measured = json.loads((one.run_folder("hospital2") / "results.json").read_text())["measured"]
+    assert [m["rounds"] for m in measured] == sorted({m["rounds"] for m in measured})
+
+
+@pytest.mark.parametrize("party", ["coordinator", "hospital1"])
+def test_one_daemon_at_a_time_in_a_state_folder(federation: Make, party: str) -> None:
+    one = federation()
+    one.start_coordinator()
+    one.wait_to_say("coordinator", "listening")
+    if party == "coordinator":
+        said = one.command("coordinator", "serve", "--config", "coordinator.yaml", expect=7)
+    else:
+        one.start_silo(party)
+        one.wait_to_say(party, "joined run")
+        said = one.command("silo", "train", "--config", f"{party}.yaml", expect=7)
+    assert "another process has this journal open" in said
+    assert all(process.poll() is None for process in one.processes), "the first one goes on"
