@@ -25,6 +25,7 @@ from torch import Tensor
 from algorithms.method import (
     PERSONAL,
     CoordinatorHalf,
+    Correction,
     Downloads,
     Federation,
     Method,
@@ -117,13 +118,8 @@ class DiversiFedSilo(SiloHalf):
             centre = load_parameters(download, Exposure.PEER_DERIVED, site.layout.parameters)
             if self.method.start == "z":
                 site.load(centre)
-            named = dict(site.model.named_parameters())
-            parameters = [named[name] for name in centre]
-            targets = [
-                tensor.to(parameter.device) for tensor, parameter in zip(centre.values(), parameters, strict=True)
-            ]
             strength = self.method.proximal_weight / self.method.step_size
-            site.fit(round_number, correction=lambda: proximal_gradient(parameters, targets, strength))
+            site.fit(round_number, correction=Correction(strength, centre))
         self.memory[PERSONAL] = state_of(site.model)
 
     def upload(self) -> Payload:
@@ -168,13 +164,6 @@ class DiversiFedCoordinator(CoordinatorHalf):
         if self.method.stale == "none":
             return Downloads(own={silo: {} for silo in latest} | fresh)
         return Downloads(own=fresh)
-
-
-def proximal_gradient(parameters: Sequence[Tensor], centre: Sequence[Tensor], strength: float) -> None:
-    """Adds the gradient of ``strength/2 · ‖w − centre‖²`` to the parameters' gradients."""
-    with torch.no_grad():
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        torch._foreach_add_(gradients, torch._foreach_sub(list(parameters), list(centre)), alpha=strength)
 
 
 def model_distance_loss(models: Tensor, *, temperature: float) -> Tensor:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -25,6 +25,7 @@ from algorithms.models import Layout
 from algorithms.tensors import Payload, TensorSpec, Workspace
 from privacy.errors import ConfigurationError, RefusedError
 from privacy.exposure import Exposure
+from privacy.plan import TrainingPlan
 
 State = dict[str, Tensor]
 """Tensors by name, on the CPU."""
@@ -35,12 +36,54 @@ Memory = dict[str, State]
 PERSONAL = "personal"
 """The group of a silo's memory that holds its personalised model's whole state (parameters and buffers)."""
 
-Correction = Callable[[], None]
-"""Changes the parameters' ``.grad`` after the backward pass and before the optimiser's step.
+Objective = Callable[[nn.Module, Tensor, Tensor], Tensor]
+"""A loss of a batch: (model, images, labels) to a scalar, the mean over the batch's images."""
 
-A proximal term is added here, not to the loss: it does not depend on data, so under differential privacy it comes
-after the noise and costs nothing.
-"""
+
+@dataclass(frozen=True)
+class Correction:
+    """What is added to the parameters' gradients after the backward pass and before the optimiser's step:
+    ``strength * (w - centre) + linear``.
+
+    It does not depend on data, so under differential privacy it comes after the noise and costs nothing; and as it
+    is plain tensors, many silos' corrections can be stacked.
+
+    Attributes:
+        strength: of the proximal term ``strength/2 * ||w - centre||^2``, at least 0.
+        centre: by parameter name; parameters that are not named are left alone.
+        linear: by parameter name.
+    """
+
+    strength: float = 0.0
+    centre: Mapping[str, Tensor] = field(default_factory=dict)
+    linear: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def bind(self, parameters: Mapping[str, nn.Parameter]) -> Callable[[], None]:
+        """A function that adds the correction to the gradients of these parameters, as they stand when it is called."""
+        pulled = [name for name in parameters if name in self.centre and self.strength]
+        pushed = [name for name in parameters if name in self.linear]
+        centres = [self.centre[name].to(parameters[name].device) for name in pulled]
+        linears = [self.linear[name].to(parameters[name].device) for name in pushed]
+
+        def correct() -> None:
+            with torch.no_grad():
+                if pulled:
+                    distances = torch._foreach_sub([parameters[name] for name in pulled], centres)
+                    torch._foreach_add_(_gradients(parameters, pulled), distances, alpha=self.strength)
+                if pushed:
+                    torch._foreach_add_(_gradients(parameters, pushed), linears)
+
+        return correct
+
+
+def _gradients(parameters: Mapping[str, nn.Parameter], names: Sequence[str]) -> list[Tensor]:
+    found = []
+    for name in names:
+        parameter = parameters[name]
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        found.append(parameter.grad)
+    return found
 
 
 class Site(Protocol):
@@ -49,6 +92,8 @@ class Site(Protocol):
     name: str
     layout: Layout
     num_samples: int
+    num_classes: int
+    training: TrainingPlan
 
     @property
     def model(self) -> nn.Module:
@@ -59,8 +104,50 @@ class Site(Protocol):
         """Loads a whole state, or only some of its tensors, into the model."""
         ...
 
-    def fit(self, round_number: int, *, correction: Correction | None = None) -> None:
-        """The plan's local training: minimises the mean cross entropy over the silo's training images."""
+    def fit(
+        self,
+        round_number: int,
+        *,
+        correction: Correction | None = None,
+        objective: Objective | None = None,
+        trainable: Collection[str] | None = None,
+        extra: nn.Module | None = None,
+        epochs: int | None = None,
+        phase: str = "training",
+    ) -> int:
+        """The plan's local training, with a fresh optimiser; returns the number of its steps.
+
+        Args:
+            round_number: enters the order of the images.
+            correction: added to every gradient.
+            objective: the loss of a batch; the mean cross entropy by default.
+            trainable: names of the parameters to train, the others stay as they are; all by default.
+            extra: a module of the method's own that is trained along with the model (on the model's device).
+            epochs: instead of the plan's.
+            phase: several trainings in one round take different phases, and with them different orders.
+        """
+        ...
+
+    def batches(
+        self, round_number: int, *, epochs: int | None = None, phase: str = "training"
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The mini-batches (images, labels) that ``fit`` would go through, for training of a method's own."""
+        ...
+
+    def train_data(self) -> tuple[Tensor, Tensor]:
+        """All training images ``[n, C, H, W]``, in network scale, and labels ``[n]``."""
+        ...
+
+    def reserve(self, share: float) -> None:
+        """Sets a share of the training images aside for validation, drawn by the run's seed; once, before training."""
+        ...
+
+    def reserved_data(self) -> tuple[Tensor, Tensor]:
+        """The images and labels that ``reserve`` set aside."""
+        ...
+
+    def holds_any(self, hashes: Collection[bytes]) -> int:
+        """How many of the silo's images (training and test) have one of these SHA-256 hashes of their pixels."""
         ...
 
 
@@ -87,21 +174,38 @@ class SiloHalf(ABC):
         """Takes the last download, after the last round."""
 
     def rehearse(self) -> None:  # noqa: B027 most methods have nothing to do
-        """Brings ``memory`` to the form it has after training, without training: ``upload`` then has the names and
-        shapes of a real one."""
+        """Brings ``memory`` to the form it has after the first training, without training: ``upload`` then has the
+        names and shapes of a real one."""
 
     def personal(self) -> State:
         """The personalised model's whole state."""
         return self.memory[PERSONAL]
 
 
+class PublicSet(Protocol):
+    """Public images at the coordinator, with which it may measure models."""
+
+    def accuracy(self, parameters: Mapping[str, Tensor]) -> float:
+        """Share of the public images that a model with these parameters (buffers as at the start) gets right."""
+        ...
+
+    def hashes(self) -> Tensor:
+        """``uint8 [n, 32]``: SHA-256 of each image's pixels."""
+        ...
+
+
 @dataclass
 class Federation:
-    """What a coordinator's runtime gives to the coordinator half of a method."""
+    """What a coordinator's runtime gives to the coordinator half of a method.
+
+    ``silos``: all that may ever take part, sorted. ``public``: the coordinator's public images, where it has some.
+    """
 
     layout: Layout
     rounds: int
     seed: int
+    silos: tuple[str, ...] = ()
+    public: PublicSet | None = None
 
 
 @dataclass
@@ -158,11 +262,13 @@ class CoordinatorHalf(ABC):
 class Method(ABC):
     """A method's hyper-parameters; its subclass says what it exposes and makes both halves.
 
-    ``downloads_last``: whether silos need what ``aggregate`` gives after the last round.
+    ``downloads_last``: whether silos need what ``aggregate`` gives after the last round. ``needs_public``: whether
+    the coordinator needs public images.
     """
 
     name: ClassVar[str]
     downloads_last: ClassVar[bool] = False
+    needs_public: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -178,8 +284,7 @@ class Method(ABC):
     def required(self) -> tuple[Exposure, ...]:
         """What a silo must consent to: what it sends, and that what is made from it reaches other silos."""
         asked = {Exposure.PROTOCOL, Exposure.IDENTITY} | self.uploads
-        if Exposure.PEER_DERIVED in self.downlink:
-            asked.add(Exposure.PEER_DERIVED)
+        asked |= self.downlink & {Exposure.PEER_DERIVED, Exposure.PEER_MODELS}
         return tuple(exposure for exposure in Exposure if exposure in asked)
 
     @abstractmethod

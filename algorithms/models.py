@@ -9,7 +9,7 @@ import importlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ def diversifed_cnn(input_shape: tuple[int, int, int], classes: int) -> nn.Module
     of 120, 84 and ``classes`` units. 44,641 parameters for 28×28×3 and nine classes; 62,006 for 32×32×3 and ten.
     """
     channels, height, width = input_shape
-    flat = 16 * _after_two_convolutions(height) * _after_two_convolutions(width)
+    flat = 16 * _after_two_convolutions("diversifed-cnn", height) * _after_two_convolutions("diversifed-cnn", width)
     return nn.Sequential(
         OrderedDict(
             convolution1=nn.Conv2d(channels, 6, 5),
@@ -46,10 +46,10 @@ def diversifed_cnn(input_shape: tuple[int, int, int], classes: int) -> nn.Module
     )
 
 
-def _after_two_convolutions(size: int) -> int:
+def _after_two_convolutions(name: str, size: int) -> int:
     left = ((size - 4) // 2 - 4) // 2
     if left < 1:
-        raise ConfigurationError(f"diversifed-cnn needs images of at least 16×16 pixels, not {size}")
+        raise ConfigurationError(f"{name} needs images of at least 16×16 pixels, not {size}")
     return left
 
 
@@ -66,9 +66,159 @@ def mlp(input_shape: tuple[int, int, int], classes: int) -> nn.Module:
     )
 
 
+def lenet5(input_shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """LeNet-5 with batch normalisation of the pFedSim paper (Table 5, read with its author's code).
+
+    Convolution 6@5×5, batch norm, ReLU, max-pooling 2, convolution 16@5×5, batch norm, ReLU, max-pooling 2, then
+    fully connected layers of 120, 84 and ``classes`` units. The paper's table leaves the first pooling out and its
+    code has it; the flattened size (400 for 32×32) needs it.
+    """
+    channels, height, width = input_shape
+    flat = 16 * _after_two_convolutions("lenet5", height) * _after_two_convolutions("lenet5", width)
+    return nn.Sequential(
+        OrderedDict(
+            convolution1=nn.Conv2d(channels, 6, 5),
+            norm1=nn.BatchNorm2d(6),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(2),
+            convolution2=nn.Conv2d(6, 16, 5),
+            norm2=nn.BatchNorm2d(16),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+            hidden1=nn.Linear(flat, 120),
+            relu3=nn.ReLU(),
+            hidden2=nn.Linear(120, 84),
+            relu4=nn.ReLU(),
+            classifier=nn.Linear(84, classes),
+        )
+    )
+
+
+def cifar_cnn(input_shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """CifarCNN of the FedDFQ paper (A.2.1): convolutions 16@5×5, 32@5×5 (padding 1) and 64@3×3 (padding 1), ReLU and
+    max-pooling 2 after each, then 128 and ``classes`` units."""
+    channels, height, width = input_shape
+
+    def left(size: int) -> int:
+        size = ((size - 4) // 2 - 2) // 2 // 2
+        if size < 1:
+            raise ConfigurationError("cifar-cnn needs images of at least 16×16 pixels")
+        return size
+
+    return nn.Sequential(
+        OrderedDict(
+            convolution1=nn.Conv2d(channels, 16, 5),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(2),
+            convolution2=nn.Conv2d(16, 32, 5, padding=1),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d(2),
+            convolution3=nn.Conv2d(32, 64, 3, padding=1),
+            relu3=nn.ReLU(),
+            pool3=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+            hidden=nn.Linear(64 * left(height) * left(width), 128),
+            relu4=nn.ReLU(),
+            classifier=nn.Linear(128, classes),
+        )
+    )
+
+
+def mnist_cnn(input_shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """MNISTCNN of the FedDFQ paper (A.2.1): convolutions 32@5×5 and 64@5×5, ReLU and max-pooling 2 after each, then
+    512 and ``classes`` units."""
+    channels, height, width = input_shape
+    flat = 64 * _after_two_convolutions("mnist-cnn", height) * _after_two_convolutions("mnist-cnn", width)
+    return nn.Sequential(
+        OrderedDict(
+            convolution1=nn.Conv2d(channels, 32, 5),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(2),
+            convolution2=nn.Conv2d(32, 64, 5),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+            hidden=nn.Linear(flat, 512),
+            relu3=nn.ReLU(),
+            classifier=nn.Linear(512, classes),
+        )
+    )
+
+
+def fedpdc_cnn(input_shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """The network of the FedPDC paper (section VI-B): convolutions 6@5×5 and 16@5×5, each with ReLU and max-pooling
+    2, 120 and 84 units, a projection head of two layers with 256 units (as MOON's), then the classifier."""
+    channels, height, width = input_shape
+    flat = 16 * _after_two_convolutions("fedpdc-cnn", height) * _after_two_convolutions("fedpdc-cnn", width)
+    return nn.Sequential(
+        OrderedDict(
+            convolution1=nn.Conv2d(channels, 6, 5),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(2),
+            convolution2=nn.Conv2d(6, 16, 5),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+            hidden1=nn.Linear(flat, 120),
+            relu3=nn.ReLU(),
+            hidden2=nn.Linear(120, 84),
+            relu4=nn.ReLU(),
+            projection1=nn.Linear(84, 84),
+            relu5=nn.ReLU(),
+            projection2=nn.Linear(84, 256),
+            classifier=nn.Linear(256, classes),
+        )
+    )
+
+
+class _ResidualBlock(nn.Module):
+    """Two 3×3 convolutions with batch norm and a shortcut, which is a 1×1 convolution where the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.convolution1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.convolution2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        self.shortcut = (
+            nn.Identity()
+            if stride == 1 and inputs == outputs
+            else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs))
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        inner = torch.relu(self.norm1(self.convolution1(images)))
+        result: Tensor = torch.relu(self.norm2(self.convolution2(inner)) + self.shortcut(images))
+        return result
+
+
+def resnet8(input_shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """ResNet-8: one convolution and three residual blocks of 16, 32 and 64 channels (He et al. 2016, section 4.2, with
+    n = 1), as used on CIFAR-100 in the DiversiFed paper."""
+    return nn.Sequential(
+        OrderedDict(
+            convolution=nn.Conv2d(input_shape[0], 16, 3, padding=1, bias=False),
+            norm=nn.BatchNorm2d(16),
+            relu=nn.ReLU(),
+            block1=_ResidualBlock(16, 16, 1),
+            block2=_ResidualBlock(16, 32, 2),
+            block3=_ResidualBlock(32, 64, 2),
+            pool=nn.AdaptiveAvgPool2d(1),
+            flatten=nn.Flatten(),
+            classifier=nn.Linear(64, classes),
+        )
+    )
+
+
 ARCHITECTURES: dict[str, Callable[[tuple[int, int, int], int], nn.Module]] = {
     "diversifed-cnn": diversifed_cnn,
     "mlp-64": mlp,
+    "lenet5": lenet5,
+    "resnet8": resnet8,
+    "cifar-cnn": cifar_cnn,
+    "mnist-cnn": mnist_cnn,
+    "fedpdc-cnn": fedpdc_cnn,
 }
 
 
@@ -150,6 +300,49 @@ def _take_channels(model: nn.Module, channels: int) -> None:
     raise ConfigurationError("this torchvision model takes RGB images only")
 
 
+def classifier_of(model: nn.Module) -> tuple[str, nn.Module]:
+    """The classifier's path and module: the last linear layer, or, in a model without one, the last layer with
+    trainable parameters."""
+    layers = [
+        (path, module)
+        for path, module in model.named_modules()
+        if any(parameter.requires_grad for parameter in module.parameters(recurse=False))
+    ]
+    return ([(path, module) for path, module in layers if isinstance(module, nn.Linear)] or layers)[-1]
+
+
+class Features:
+    """Catches what goes into a model's classifier while the model runs.
+
+    >>> model = mlp((1, 28, 28), 10)
+    >>> with Features(model) as features:
+    ...     logits = model(torch.zeros(2, 1, 28, 28))
+    >>> features.last.shape
+    torch.Size([2, 64])
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.classifier = classifier_of(model)[1]
+        self._last: Tensor | None = None
+
+    @property
+    def last(self) -> Tensor:
+        """The features ``[n, F]`` of the last batch, with their gradient's history."""
+        if self._last is None:
+            raise RuntimeError("the model has not run yet")
+        return self._last
+
+    def __enter__(self) -> Self:
+        self._hook = self.classifier.register_forward_pre_hook(self._catch)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hook.remove()
+
+    def _catch(self, _module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self._last = inputs[0]
+
+
 @dataclass(frozen=True)
 class Layout:
     """Which of a model's tensors are what.
@@ -166,13 +359,7 @@ class Layout:
     @classmethod
     def of(cls, model: nn.Module) -> Layout:
         """Reads the layout off a model."""
-        layers = [
-            (path, module)
-            for path, module in model.named_modules()
-            if any(parameter.requires_grad for parameter in module.parameters(recurse=False))
-        ]
-        linear = [path for path, module in layers if isinstance(module, nn.Linear)]
-        last = (linear or [path for path, _ in layers])[-1]
+        last = classifier_of(model)[0]
         prefix = f"{last}." if last else ""
         trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
         specs = {name: TensorSpec.of(name, tensor) for name, tensor in model.state_dict().items()}

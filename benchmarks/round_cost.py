@@ -113,7 +113,7 @@ def measure(folder: Path, size: str, rounds: int, method: str) -> dict[str, obje
 
 
 def prepare(folder: Path, size: str, rounds: int, method: str) -> None:
-    from silo.datasets import save_npz
+    from algorithms.datasets import save_npz
     from silo.sharding import PracticalGroups, cut
     from silo.synthetic import generate_tissue
 

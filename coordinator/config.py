@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
+from torch import nn
 
+from algorithms.datasets import load_npz
 from algorithms.method import Method
+from algorithms.public_set import PublicImages
 from algorithms.registry import make
 from privacy.configuration import FilePath, Name, StrictModel, load
 from privacy.endpoint import TlsFiles, is_loopback
@@ -67,6 +71,7 @@ class CoordinatorConfig(StrictModel):
     of them (default: all) have joined. ``state``: folder for everything the coordinator keeps. ``store``: database
     URL; SQLite in the state folder by default. ``tls``: by default the files in ``state/keys``. ``insecure``: plain
     text, only for a loopback address. ``keep_rounds``: how many past rounds' tensors stay on disk.
+    ``public_data``: an ``.npz`` of public images, for methods that measure models on them (FedPDC).
     ``trusted_models``: users' own model factories that a plan may name.
     """
 
@@ -81,6 +86,7 @@ class CoordinatorConfig(StrictModel):
     start_with: int | None = Field(default=None, ge=1)
     run: RunConfig
     keep_rounds: int = Field(default=2, ge=1)
+    public_data: FilePath | None = None
     trusted_models: tuple[str, ...] = ()
 
     @model_validator(mode="after")
@@ -125,6 +131,19 @@ class CoordinatorConfig(StrictModel):
         parameters = dict(self.run.method)
         name = str(parameters.pop("name"))
         return make(name, parameters)
+
+    def open_public(self, model: nn.Module) -> PublicImages | None:
+        """The public images, to be measured with a copy of ``model``; None where the method needs none.
+
+        Raises ``ConfigurationError`` if it does and there are none.
+        """
+        if not self.make_method().needs_public:
+            return None
+        if self.public_data is None:
+            raise ConfigurationError(
+                f"{self.run.method['name']} measures models on public images; name an .npz of them as `public_data:`"
+            )
+        return PublicImages(load_npz(self.public_data), copy.deepcopy(model), self.run.model.input_shape)
 
     def plan(self) -> RunPlan:
         """The plan that silos are asked to join."""

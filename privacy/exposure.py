@@ -47,6 +47,11 @@ class Exposure(StrEnum):
     LOCAL_METRICS = "LOCAL_METRICS"
     DERIVED_ACCURACY = "DERIVED_ACCURACY"
     PEER_DERIVED = "PEER_DERIVED"
+    MODEL_GRADIENT = "MODEL_GRADIENT"
+    PARAMETER_MASK = "PARAMETER_MASK"
+    PEER_RATINGS = "PEER_RATINGS"
+    PEER_MODELS = "PEER_MODELS"
+    PUBLIC_DATA = "PUBLIC_DATA"
 
     @property
     def number(self) -> exposure_pb2.ExposureClass:
@@ -94,6 +99,14 @@ MEANING: dict[Exposure, str] = {
     Exposure.LOCAL_METRICS: "How well the model did on the hospital's own test images (accuracy, loss).",
     Exposure.DERIVED_ACCURACY: "How well the hospital's model did on the coordinator's public images.",
     Exposure.PEER_DERIVED: "Mixtures made from several hospitals' contributions, handed back to hospitals.",
+    Exposure.MODEL_GRADIENT: "The average direction in which the hospital's images would change the whole model: as "
+    "telling as the model itself, the shares of the classes included.",
+    Exposure.PARAMETER_MASK: "Which of the model's numbers matter most to the hospital's images, yes or no for each.",
+    Exposure.PEER_RATINGS: "How much other hospitals' models helped on the hospital's own images.",
+    Exposure.PEER_MODELS: "Other hospitals' trained models as they are, not mixed: each hospital that takes part sees "
+    "single models of the others, and can try on them what one can try on a model.",
+    Exposure.PUBLIC_DATA: "Fingerprints of the coordinator's public images, so that the hospital can check that none "
+    "of them is its own. Nothing about its patients.",
 }
 """Each class in words for someone who does not know what a gradient is."""
 

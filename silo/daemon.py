@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from algorithms.allocation import reuse_freed_memory
+from algorithms.datasets import ImageDataset, load_npz
 from algorithms.method import LOCAL_METRICS, SiloHalf
 from algorithms.models import build
 from algorithms.registry import make
@@ -24,7 +25,6 @@ from privacy.pki import Credentials, load_audit_key, load_credentials
 from privacy.plan import RunPlan
 from protos.medsilo.v1 import coordinator_pb2 as wire
 from silo.config import SiloConfig
-from silo.datasets import ImageDataset, load_npz
 from silo.display import Display
 from silo.run_state import Measured, RunState
 from silo.training import LocalSite, Measurement, Progress, choose_device

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
+from algorithms.datasets import load_npz
 from algorithms.method import LOCAL_METRICS
 from algorithms.models import build, state_of
 from algorithms.registry import make
@@ -23,7 +24,6 @@ from privacy.exposure import Exposure, attribute, field_exposure
 from privacy.plan import RunPlan
 from protos.medsilo.v1 import coordinator_pb2 as wire
 from silo.config import SiloConfig
-from silo.datasets import load_npz
 from silo.training import LocalSite
 from silo.uplink import WAIT_SECONDS
 

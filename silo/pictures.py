@@ -10,8 +10,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
+from algorithms.datasets import ImageDataset, written_whole
 from privacy.errors import ConfigurationError
-from silo.datasets import ImageDataset, written_whole
 
 _INK = "#1d2733"
 _MUTED = "#66717f"

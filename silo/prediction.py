@@ -14,10 +14,10 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from algorithms.datasets import load_npz, to_tensor
 from algorithms.models import build
 from privacy.errors import DataError
 from privacy.plan import ModelPlan
-from silo.datasets import load_npz, to_tensor
 from silo.run_state import DESCRIPTION, MODEL
 
 PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")

@@ -17,11 +17,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from algorithms.datasets import ImageDataset
 from algorithms.method import PERSONAL, Memory
 from privacy.durable import write_atomically
 from privacy.errors import DataError
 from privacy.plan import RunPlan
-from silo.datasets import ImageDataset
 from silo.training import Measurement
 
 MODEL = "model.safetensors"

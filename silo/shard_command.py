@@ -15,10 +15,11 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
+from algorithms.datasets import ImageDataset, save_npz, written_whole
 from privacy.errors import ConfigurationError
-from silo.datasets import ImageDataset, open_dataset, save_npz, written_whole
 from silo.pictures import draw_label_distribution
 from silo.sharding import ByPatient, Dirichlet, Pathological, PracticalGroups, Setting, TestFrom, cut
+from silo.sources import open_dataset
 
 
 class SettingName(StrEnum):

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from algorithms.datasets import ImageDataset, Images, ImageSplit
 from privacy.errors import ConfigurationError
-from silo.datasets import ImageDataset, Images, ImageSplit
 
 _Floats = npt.NDArray[np.float32]
 

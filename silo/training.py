@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from algorithms.method import Correction, derive_seed
+from algorithms.datasets import ImageDataset, ImageSplit, image_hashes, to_tensor
+from algorithms.method import Correction, Objective, derive_seed
 from algorithms.models import Layout
 from privacy.errors import ConfigurationError, DataError, TrainingError
 from privacy.plan import RunPlan, TrainingPlan
-from silo.datasets import ImageDataset, to_tensor
 
 EVALUATION_BATCH = 1024
 REPORT_SECONDS = 0.5
@@ -86,18 +87,15 @@ class LocalSite:
         self.name = name
         self.layout = Layout.of(model)
         self.num_samples = len(dataset.train)
+        self.num_classes = plan.model.classes
+        self.training = plan.training
         self._model = model.to(device)
-        self._training = plan.training
         self._seed = plan.seed
         self._progress = progress
-        self._train = (
-            to_tensor(dataset.train.images).to(device),
-            torch.as_tensor(dataset.train.labels).to(device),
-        )
-        self._test = (
-            to_tensor(dataset.test.images).to(device),
-            torch.as_tensor(dataset.test.labels).to(device),
-        )
+        self._dataset = dataset
+        self._train = _on(device, dataset.train)
+        self._test = _on(device, dataset.test)
+        self._reserved: tuple[Tensor, Tensor] | None = None
 
     @property
     def model(self) -> nn.Module:
@@ -108,42 +106,95 @@ class LocalSite:
         """Loads a whole state, or only some of its tensors, into the model."""
         self._model.load_state_dict(state, strict=False)
 
-    def fit(self, round_number: int, *, correction: Correction | None = None) -> None:
-        """The plan's epochs of mini-batches on mean cross entropy, with a fresh optimiser.
+    def fit(
+        self,
+        round_number: int,
+        *,
+        correction: Correction | None = None,
+        objective: Objective | None = None,
+        trainable: Collection[str] | None = None,
+        extra: nn.Module | None = None,
+        epochs: int | None = None,
+        phase: str = "training",
+    ) -> int:
+        """See ``algorithms.method.Site``.
 
         Every epoch visits every image once; its last batch takes what is left over (a single image joins the batch
         before it). Raises ``TrainingError`` if the loss or a parameter is no longer finite.
         """
-        seed = derive_seed(self._seed, "training", self.name, round_number)
-        torch.manual_seed(seed)  # dropout and the like
-        order = torch.Generator().manual_seed(seed)
-        optimizer = make_optimizer(self._model, self._training)
+        loss_of = objective or _cross_entropy
+        chosen = {
+            name: parameter
+            for name, parameter in self._model.named_parameters()
+            if parameter.requires_grad and (trainable is None or name in trainable)
+        }
+        trained = [*chosen.values(), *(extra.parameters() if extra is not None else ())]
+        optimizer = make_optimizer(trained, self.training)
+        correct = correction.bind(chosen) if correction is not None else _nothing
         self._model.train()
-        epochs = self._training.epochs
+        epochs = epochs or self.training.epochs
         reported = time.monotonic()
-        for epoch in range(epochs):
-            batches = list(self._batches(order))
-            total = torch.zeros((), device=self._train[0].device)
-            for step, (images, labels) in enumerate(batches, start=1):
-                optimizer.zero_grad(set_to_none=True)
-                loss = F.cross_entropy(self._model(images), labels)
-                loss.backward()  # type: ignore[no-untyped-call]
-                if correction is not None:
-                    correction()
-                optimizer.step()
-                total += loss.detach()
-                if time.monotonic() - reported > REPORT_SECONDS:
-                    reported = time.monotonic()
-                    mean = total.item() / step
-                    self._progress(Progress(round_number, epoch + 1, epochs, step, len(batches), mean))
-            mean = total.item() / len(batches)
-            finite = all(bool(torch.isfinite(p).all()) for p in self._model.parameters())
-            if not (finite and torch.isfinite(total)):
-                raise TrainingError(
-                    f"local training diverged in round {round_number}, epoch {epoch + 1}: the loss is {mean}. "
-                    "Nothing of this round was sent; ask the coordinator for a smaller learning rate"
-                )
-            self._progress(Progress(round_number, epoch + 1, epochs, step, len(batches), mean))
+        steps = 0
+        with _only(self._model, chosen):
+            for epoch, batches in enumerate(self._epochs(round_number, epochs, phase)):
+                total = torch.zeros((), device=self._train[0].device)
+                for step, (images, labels) in enumerate(batches, start=1):
+                    optimizer.zero_grad(set_to_none=True)
+                    loss = loss_of(self._model, images, labels)
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    correct()
+                    optimizer.step()
+                    steps += 1
+                    total += loss.detach()
+                    if time.monotonic() - reported > REPORT_SECONDS:
+                        reported = time.monotonic()
+                        mean = total.item() / step
+                        self._progress(Progress(round_number, epoch + 1, epochs, step, len(batches), mean))
+                mean = total.item() / len(batches)
+                finite = all(bool(torch.isfinite(p).all()) for p in trained)
+                if not (finite and torch.isfinite(total)):
+                    raise TrainingError(
+                        f"local training diverged in round {round_number}, epoch {epoch + 1}: the loss is {mean}. "
+                        "Nothing of this round was sent; ask the coordinator for a smaller learning rate"
+                    )
+                self._progress(Progress(round_number, epoch + 1, epochs, step, len(batches), mean))
+        return steps
+
+    def batches(
+        self, round_number: int, *, epochs: int | None = None, phase: str = "training"
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """See ``algorithms.method.Site``."""
+        for batches in self._epochs(round_number, epochs or self.training.epochs, phase):
+            yield from batches
+
+    def train_data(self) -> tuple[Tensor, Tensor]:
+        """See ``algorithms.method.Site``."""
+        return self._train
+
+    def reserve(self, share: float) -> None:
+        """See ``algorithms.method.Site``. At least one image is set aside, and at least one is left."""
+        if self._reserved is not None:
+            raise ValueError("validation images have been set aside already")
+        images, labels = self._train
+        count = min(max(1, round(share * len(labels))), len(labels) - 1)
+        order = torch.Generator().manual_seed(derive_seed(self._seed, "reserve", self.name))
+        permutation = torch.randperm(len(labels), generator=order).to(labels.device)
+        aside, rest = permutation[:count].sort().values, permutation[count:].sort().values
+        self._reserved = (images[aside], labels[aside])
+        self._train = (images[rest], labels[rest])
+        self.num_samples = len(rest)
+
+    def reserved_data(self) -> tuple[Tensor, Tensor]:
+        """See ``algorithms.method.Site``."""
+        if self._reserved is None:
+            raise ValueError("no validation images have been set aside")
+        return self._reserved
+
+    def holds_any(self, hashes: Collection[bytes]) -> int:
+        """See ``algorithms.method.Site``."""
+        looked_for = frozenset(hashes)
+        splits = (self._dataset.train, self._dataset.test)
+        return sum(digest in looked_for for split in splits for digest in image_hashes(split.images))
 
     def measure(self, state: Mapping[str, Tensor]) -> Measurement | None:
         """A state's accuracy and loss on the silo's test images; None where there are none."""
@@ -161,22 +212,49 @@ class LocalSite:
                 loss += float(F.cross_entropy(logits, truth, reduction="sum"))
         return Measurement(correct / len(labels), loss / len(labels))
 
-    def _batches(self, order: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    def _epochs(self, round_number: int, epochs: int, phase: str) -> Iterator[list[tuple[Tensor, Tensor]]]:
+        seed = derive_seed(self._seed, phase, self.name, round_number)
+        torch.manual_seed(seed)  # dropout and the like
+        order = torch.Generator().manual_seed(seed)
         images, labels = self._train
-        permutation = torch.randperm(len(labels), generator=order).to(labels.device)
-        pieces = list(torch.split(permutation, self._training.batch_size))
-        if len(pieces) > 1 and len(pieces[-1]) == 1:
-            # Batch normalisation cannot take a batch of one image.
-            pieces[-2:] = [torch.cat(pieces[-2:])]
-        for index in pieces:
-            yield images[index], labels[index]
+        for _ in range(epochs):
+            permutation = torch.randperm(len(labels), generator=order).to(labels.device)
+            pieces = list(torch.split(permutation, self.training.batch_size))
+            if len(pieces) > 1 and len(pieces[-1]) == 1:
+                # Batch normalisation cannot take a batch of one image.
+                pieces[-2:] = [torch.cat(pieces[-2:])]
+            yield [(images[index], labels[index]) for index in pieces]
 
 
-def make_optimizer(model: nn.Module, training: TrainingPlan) -> torch.optim.Optimizer:
-    """The plan's optimiser over a model's trainable parameters."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+def make_optimizer(parameters: Sequence[nn.Parameter], training: TrainingPlan) -> torch.optim.Optimizer:
+    """The plan's optimiser."""
     if training.optimizer == "adam":
         return torch.optim.Adam(parameters, lr=training.learning_rate, weight_decay=training.weight_decay, fused=True)
     return torch.optim.SGD(
         parameters, lr=training.learning_rate, momentum=training.momentum, weight_decay=training.weight_decay
     )
+
+
+def _on(device: torch.device, split: ImageSplit) -> tuple[Tensor, Tensor]:
+    return to_tensor(split.images).to(device), torch.as_tensor(split.labels).to(device)
+
+
+def _cross_entropy(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(model(images), labels)
+
+
+@contextmanager
+def _only(model: nn.Module, chosen: Collection[str]) -> Iterator[None]:
+    """Inside, only the chosen parameters have gradients."""
+    frozen = [p for name, p in model.named_parameters() if p.requires_grad and name not in chosen]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+
+
+def _nothing() -> None:
+    pass

@@ -17,11 +17,12 @@ from pathlib import Path
 
 from rich.table import Table
 
+from algorithms.datasets import ImageDataset, load_pathmnist, save_npz
 from privacy.console import output
 from privacy.errors import DataError, MedsiloError
-from silo.datasets import ImageDataset, load_pathmnist, open_dataset, save_npz
 from silo.pictures import draw_label_distribution
 from silo.sharding import PracticalGroups, cut
+from silo.sources import open_dataset
 
 ROOT = Path(__file__).parents[1]
 HOSPITALS = ("hospital1", "hospital2", "hospital3")

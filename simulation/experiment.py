@@ -15,12 +15,13 @@ from pydantic import Field, TypeAdapter
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from algorithms.datasets import ImageDataset
 from algorithms.method import Method
 from algorithms.registry import make
 from privacy.configuration import Name, StrictModel, load
 from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
-from silo.datasets import ImageDataset, open_dataset
 from silo.sharding import ByPatient, Dirichlet, Pathological, PracticalGroups, Setting, cut
+from silo.sources import open_dataset
 from simulation.federation import Simulation
 
 _SETTINGS: dict[str, type[Setting]] = {

@@ -9,24 +9,33 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from algorithms.method import Downloads, Federation, Method, SiloHalf, participants
+from algorithms.datasets import ImageDataset
+from algorithms.method import Downloads, Federation, Method, PublicSet, SiloHalf, participants
 from algorithms.models import Layout, build, state_of
 from algorithms.tensors import MemoryWorkspace, Payload
 from privacy.plan import RunPlan
-from silo.datasets import ImageDataset
 from silo.training import LocalSite, Measurement
 
 
 class Simulation:
     """One run. Silos are named after their shards; ``step`` trains one round."""
 
-    def __init__(self, plan: RunPlan, method: Method, shards: Sequence[ImageDataset], *, device: torch.device) -> None:
+    def __init__(
+        self,
+        plan: RunPlan,
+        method: Method,
+        shards: Sequence[ImageDataset],
+        *,
+        device: torch.device,
+        public: PublicSet | None = None,
+    ) -> None:
         self.plan = plan
         self.round = 0
         self._method = method
         model = build(plan.model, seed=plan.seed)
         initial = state_of(model)
-        self._coordinator = method.coordinator_half(Federation(Layout.of(model), plan.rounds, plan.seed))
+        names = tuple(sorted(shard.name for shard in shards))
+        self._coordinator = method.coordinator_half(Federation(Layout.of(model), plan.rounds, plan.seed, names, public))
         self._sites: dict[str, LocalSite] = {}
         self._halves: dict[str, SiloHalf] = {}
         for shard in sorted(shards, key=lambda shard: shard.name):

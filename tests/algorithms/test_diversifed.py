@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from algorithms.diversifed import (
     DiversiFed,
@@ -16,9 +16,9 @@ from algorithms.diversifed import (
     mixing_weights,
     model_distance_loss,
     pairwise_distances,
-    proximal_gradient,
     squared_distances,
 )
+from algorithms.method import Correction
 from privacy.errors import ConfigurationError
 from privacy.exposure import Exposure
 
@@ -69,10 +69,10 @@ def test_the_step_is_the_gradient_of_the_loss_as_the_paper_prints_it(temperature
 
 
 def test_the_golden_proximal_gradient() -> None:
-    parameter = torch.tensor([0.2, 0.1], requires_grad=True)
+    parameter = nn.Parameter(torch.tensor([0.2, 0.1]))
     parameter.grad = torch.tensor([1.0, 1.0])
     centre = torch.tensor([0.294011, -0.214008])
-    proximal_gradient([parameter], [centre], strength=2.0)  # lambda 2, alpha 1
+    Correction(2.0, {"w": centre}).bind({"w": parameter})()  # lambda 2, alpha 1
     assert parameter.grad.tolist() == pytest.approx([1 - 0.188022, 1 + 0.628016], abs=1e-6)
 
 

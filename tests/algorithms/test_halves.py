@@ -3,63 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
+from small_site import SmallSite, small_model
 from torch import Tensor, nn
 
 from algorithms.diversifed import DiversiFed, attract_repel
 from algorithms.fedavg import FedAvg
 from algorithms.local import Local
-from algorithms.method import PERSONAL, Correction, Downloads, Federation
+from algorithms.method import PERSONAL, Downloads, Federation
 from algorithms.models import Layout, state_of
 from algorithms.tensors import BLOCK, MemoryWorkspace, Part, Payload, Stack, payload_tensors
 from privacy.errors import RefusedError
 from privacy.exposure import MODEL, Exposure
 
 EXTRACTOR, CLASSIFIER = MODEL
-
-
-def small_model(seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2))
-
-
-@dataclass
-class SmallSite:
-    """A site whose local training is ``steps`` of SGD on a loss that pulls every parameter to 1.
-
-    The correction is applied between backward and step, as a runtime has to.
-    """
-
-    name: str = "a"
-    num_samples: int = 7
-    steps: int = 3
-    pull: float = 1.0
-    model: nn.Module = field(default_factory=small_model)
-    fits: int = 0
-
-    @property
-    def layout(self) -> Layout:
-        return Layout.of(self.model)
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        self.model.load_state_dict(state, strict=False)
-
-    def fit(self, round_number: int, *, correction: Correction | None = None) -> None:
-        self.fits += 1
-        self.model.train()
-        self.model(torch.randn(8, 4, generator=torch.Generator().manual_seed(round_number)))  # moves the buffers
-        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        for _ in range(self.steps):
-            optimizer.zero_grad()
-            loss = sum(((parameter - 1) ** 2).sum() for parameter in self.model.parameters())
-            (self.pull / 2 * loss).backward()
-            if correction is not None:
-                correction()
-            optimizer.step()
 
 
 def half_at(method: Any, site: SmallSite) -> Any:
@@ -269,7 +229,7 @@ def test_fedavgs_silo_takes_the_global_parameters_and_keeps_its_own_running_stat
 
 
 def test_fedavg_uploads_its_number_of_images_only_where_it_weighs() -> None:
-    for weighting, wanted in (("samples", 7), ("uniform", None)):
+    for weighting, wanted in (("samples", 8), ("uniform", None)):
         half = half_at(FedAvg(weighting=weighting), SmallSite())  # type: ignore[arg-type]
         half.train(0, {})
         counts = payload_tensors(half.upload(), [Exposure.SAMPLE_COUNT])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from federation import Federation
 
-from silo.datasets import ImageDataset
+from algorithms.datasets import ImageDataset
 from silo.sharding import PracticalGroups, cut
 from silo.synthetic import generate_tissue
 

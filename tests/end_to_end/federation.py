@@ -17,10 +17,10 @@ from typing import Any
 import torch
 import yaml
 
+from algorithms.datasets import ImageDataset, save_npz
 from algorithms.registry import make
 from coordinator.config import CoordinatorConfig
 from privacy.pki import Identity, create_authority, create_keys, issue
-from silo.datasets import ImageDataset, save_npz
 from simulation.federation import Simulation
 
 BIN = Path(sys.executable).parent

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from federation import Federation
 
-from silo.datasets import ImageDataset, load_npz
+from algorithms.datasets import ImageDataset, load_npz
 from silo.sharding import PracticalGroups, cut
 
 REAL_IMAGES = Path(__file__).parents[2].parent / "shared" / "data" / "coloncells.npz"

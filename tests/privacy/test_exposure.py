@@ -95,9 +95,11 @@ def test_a_chunks_bytes_with_tag_and_length_are_its_classs() -> None:
             continue
         chunk = tensor_pb2.TensorChunk(nonce=bytes(16), **{exposure.chunk_field: bytes(300)})  # type: ignore[arg-type]
         data = wire.SubmitUpdateRequest(chunk=chunk).SerializeToString()
-        # 1 byte tag + 2 bytes length + 300; the rest is the nonce (18 bytes) and the outer tag and length (3 bytes).
+        # A tag (two bytes from field 16 on), 2 bytes of length and 300; the rest is the nonce (18 bytes) and the
+        # outer tag and length (3 bytes).
+        tag = 1 if exposure.number < 16 else 2
         assert attribute(data, wire.SubmitUpdateRequest.DESCRIPTOR).classes == {
-            exposure: 303,
+            exposure: tag + 302,
             Exposure.PROTOCOL: 21,
         }
 

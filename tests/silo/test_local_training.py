@@ -9,14 +9,15 @@ import pytest
 import torch
 from torch import nn
 
+from algorithms.datasets import ImageDataset, ImageSplit, to_tensor
 from algorithms.diversifed import DiversiFed
 from algorithms.local import Local
+from algorithms.method import Correction
 from algorithms.models import build, state_of
 from algorithms.tensors import Part
 from privacy.errors import ConfigurationError, DataError, TrainingError
 from privacy.exposure import Exposure
 from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
-from silo.datasets import ImageDataset, ImageSplit, to_tensor
 from silo.training import LocalSite, Progress, choose_device, make_optimizer
 
 CPU = torch.device("cpu")
@@ -147,27 +148,46 @@ def test_a_step_of_sgd_is_what_pytorch_computes_by_hand() -> None:
         torch.testing.assert_close(own.detach(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_correction_comes_after_the_gradient_and_before_the_step() -> None:
-    one = site(plan(optimizer="sgd", learning_rate=0.5))
+def test_the_correction_is_added_to_the_gradient_of_every_step() -> None:
+    """With plain SGD the whole training moves by the linear term times learning rate and number of steps."""
+    plain, pushed = (site(plan(optimizer="sgd", learning_rate=1e-6)) for _ in range(2))
+    before = state_of(plain.model)
+    linear = {name: torch.full_like(parameter, 3.0) for name, parameter in plain.model.named_parameters()}
+    assert plain.fit(0) == 6  # two epochs of three batches
+    pushed.fit(0, correction=Correction(linear=linear))
+    for name, tensor in state_of(pushed.model).items():
+        if name in linear:
+            moved = tensor - state_of(plain.model)[name]
+            torch.testing.assert_close(moved, torch.full_like(moved, -6 * 3e-6), rtol=0.2, atol=1e-6)
+    assert not equal(before, state_of(pushed.model))
+
+
+def test_only_what_is_trainable_is_trained() -> None:
+    one = site(plan())
     before = state_of(one.model)
-    calls = []
+    one.fit(0, trainable={spec.name for spec in one.layout.classifier})
+    after = state_of(one.model)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {spec.name for spec in one.layout.classifier}
+    assert all(parameter.requires_grad for parameter in one.model.parameters())
 
-    def cancel() -> None:
-        calls.append(all(parameter.grad is not None for parameter in one.model.parameters()))
-        for parameter in one.model.parameters():
-            parameter.grad = None
 
-    one.fit(0, correction=cancel)
-    assert calls == [True] * 6  # two epochs of three batches
-    assert equal(before, state_of(one.model))
+def test_validation_images_are_set_aside_and_not_trained_on() -> None:
+    one = site(plan())
+    images, labels = one.train_data()
+    one.reserve(0.25)
+    assert len(one.reserved_data()[1]) == round(0.25 * len(labels))
+    assert one.num_samples == len(one.train_data()[1]) == len(labels) - len(one.reserved_data()[1])
+    together = torch.cat([one.train_data()[0], one.reserved_data()[0]]).flatten(1)
+    assert sorted(together.sum(1).tolist()) == sorted(images.flatten(1).sum(1).tolist())
 
 
 def test_the_optimiser_is_the_plans() -> None:
     model = build(plan().model)
-    adam = make_optimizer(model, TrainingPlan(learning_rate=0.25, weight_decay=0.5))
+    adam = make_optimizer(list(model.parameters()), TrainingPlan(learning_rate=0.25, weight_decay=0.5))
     assert isinstance(adam, torch.optim.Adam)
     assert (adam.defaults["lr"], adam.defaults["weight_decay"]) == (0.25, 0.5)
-    sgd = make_optimizer(model, TrainingPlan(optimizer="sgd", momentum=0.5))
+    sgd = make_optimizer(list(model.parameters()), TrainingPlan(optimizer="sgd", momentum=0.5))
     assert isinstance(sgd, torch.optim.SGD)
     assert sgd.defaults["momentum"] == 0.5
 

@@ -13,6 +13,7 @@ import torch
 import yaml
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from algorithms.datasets import ImageDataset, ImageSplit, load_npz, save_npz
 from algorithms.method import LOCAL_METRICS
 from algorithms.models import build, state_of
 from algorithms.registry import make
@@ -26,7 +27,6 @@ from privacy.journal import Journal, read_records
 from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from protos.medsilo.v1 import coordinator_pb2 as wire
 from silo.config import SiloConfig
-from silo.datasets import ImageDataset, ImageSplit, load_npz, save_npz
 from silo.inspection import Inspection, inspect, known_plan, read_plan
 from silo.training import LocalSite
 

@@ -12,13 +12,13 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from algorithms.datasets import ImageDataset, ImageSplit, save_npz
 from algorithms.local import Local
 from algorithms.method import PERSONAL, Memory
 from algorithms.models import build, state_of
 from privacy.errors import DataError
 from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from silo import run_state
-from silo.datasets import ImageDataset, ImageSplit, save_npz
 from silo.prediction import find_run, predict
 from silo.run_state import DESCRIPTION, MODEL, RESULTS, RunState
 from silo.training import Measurement

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from algorithms.datasets import ImageDataset, ImageSplit, load_npz
 from privacy.errors import ConfigurationError, DataError
-from silo.datasets import ImageDataset, ImageSplit, load_npz
 from silo.sharding import (
     ByPatient,
     Dirichlet,

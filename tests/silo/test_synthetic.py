@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from algorithms.datasets import ImageDataset, to_tensor
 from privacy.errors import ConfigurationError
-from silo.datasets import ImageDataset, to_tensor
 from silo.synthetic import generate_tissue
 
 

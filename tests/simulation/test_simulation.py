@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from algorithms.datasets import ImageDataset
 from algorithms.diversifed import DiversiFed, attract_repel
 from algorithms.method import PERSONAL, Method
 from algorithms.registry import make
 from privacy.errors import DataError
 from privacy.exposure import Exposure
 from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
-from silo.datasets import ImageDataset
 from silo.sharding import Dirichlet, cut
 from silo.synthetic import generate_tissue
 from simulation.federation import Simulation

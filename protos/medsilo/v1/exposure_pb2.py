@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import descriptor_pb2 as google_dot_protobuf_dot_descriptor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19medsilo/v1/exposure.proto\x12\nmedsilo.v1\x1a google/protobuf/descriptor.proto*\xa6\x04\n\rExposureClass\x12\x1e\n\x1a\x45XPOSURE_CLASS_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x45XPOSURE_CLASS_PROTOCOL\x10\x01\x12\x1b\n\x17\x45XPOSURE_CLASS_IDENTITY\x10\x02\x12 \n\x1c\x45XPOSURE_CLASS_INITIAL_MODEL\x10\x03\x12-\n)EXPOSURE_CLASS_MODEL_PARAMETERS_EXTRACTOR\x10\x04\x12.\n*EXPOSURE_CLASS_MODEL_PARAMETERS_CLASSIFIER\x10\x05\x12%\n!EXPOSURE_CLASS_RUNNING_STATISTICS\x10\x06\x12&\n\"EXPOSURE_CLASS_CLASSIFIER_GRADIENT\x10\x07\x12\"\n\x1e\x45XPOSURE_CLASS_DATA_IDENTIFIER\x10\x08\x12\x1d\n\x19\x45XPOSURE_CLASS_PROTOTYPES\x10\t\x12\x1f\n\x1b\x45XPOSURE_CLASS_SAMPLE_COUNT\x10\n\x12\x1f\n\x1b\x45XPOSURE_CLASS_LABEL_COUNTS\x10\x0b\x12 \n\x1c\x45XPOSURE_CLASS_LOCAL_METRICS\x10\x0c\x12#\n\x1f\x45XPOSURE_CLASS_DERIVED_ACCURACY\x10\r\x12\x1f\n\x1b\x45XPOSURE_CLASS_PEER_DERIVED\x10\x0e:L\n\x08\x65xposure\x12\x1d.google.protobuf.FieldOptions\x18\xae\x96\x03 \x01(\x0e\x32\x19.medsilo.v1.ExposureClassb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19medsilo/v1/exposure.proto\x12\nmedsilo.v1\x1a google/protobuf/descriptor.proto*\xcd\x05\n\rExposureClass\x12\x1e\n\x1a\x45XPOSURE_CLASS_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x45XPOSURE_CLASS_PROTOCOL\x10\x01\x12\x1b\n\x17\x45XPOSURE_CLASS_IDENTITY\x10\x02\x12 \n\x1c\x45XPOSURE_CLASS_INITIAL_MODEL\x10\x03\x12-\n)EXPOSURE_CLASS_MODEL_PARAMETERS_EXTRACTOR\x10\x04\x12.\n*EXPOSURE_CLASS_MODEL_PARAMETERS_CLASSIFIER\x10\x05\x12%\n!EXPOSURE_CLASS_RUNNING_STATISTICS\x10\x06\x12&\n\"EXPOSURE_CLASS_CLASSIFIER_GRADIENT\x10\x07\x12\"\n\x1e\x45XPOSURE_CLASS_DATA_IDENTIFIER\x10\x08\x12\x1d\n\x19\x45XPOSURE_CLASS_PROTOTYPES\x10\t\x12\x1f\n\x1b\x45XPOSURE_CLASS_SAMPLE_COUNT\x10\n\x12\x1f\n\x1b\x45XPOSURE_CLASS_LABEL_COUNTS\x10\x0b\x12 \n\x1c\x45XPOSURE_CLASS_LOCAL_METRICS\x10\x0c\x12#\n\x1f\x45XPOSURE_CLASS_DERIVED_ACCURACY\x10\r\x12\x1f\n\x1b\x45XPOSURE_CLASS_PEER_DERIVED\x10\x0e\x12!\n\x1d\x45XPOSURE_CLASS_MODEL_GRADIENT\x10\x0f\x12!\n\x1d\x45XPOSURE_CLASS_PARAMETER_MASK\x10\x10\x12\x1f\n\x1b\x45XPOSURE_CLASS_PEER_RATINGS\x10\x11\x12\x1e\n\x1a\x45XPOSURE_CLASS_PEER_MODELS\x10\x12\x12\x1e\n\x1a\x45XPOSURE_CLASS_PUBLIC_DATA\x10\x13:L\n\x08\x65xposure\x12\x1d.google.protobuf.FieldOptions\x18\xae\x96\x03 \x01(\x0e\x32\x19.medsilo.v1.ExposureClassb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,5 +33,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'medsilo.v1.exposure_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_EXPOSURECLASS']._serialized_start=76
-  _globals['_EXPOSURECLASS']._serialized_end=626
+  _globals['_EXPOSURECLASS']._serialized_end=793
 # @@protoc_insertion_point(module_scope)

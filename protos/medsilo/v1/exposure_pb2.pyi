@@ -22,6 +22,11 @@ class ExposureClass(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EXPOSURE_CLASS_LOCAL_METRICS: _ClassVar[ExposureClass]
     EXPOSURE_CLASS_DERIVED_ACCURACY: _ClassVar[ExposureClass]
     EXPOSURE_CLASS_PEER_DERIVED: _ClassVar[ExposureClass]
+    EXPOSURE_CLASS_MODEL_GRADIENT: _ClassVar[ExposureClass]
+    EXPOSURE_CLASS_PARAMETER_MASK: _ClassVar[ExposureClass]
+    EXPOSURE_CLASS_PEER_RATINGS: _ClassVar[ExposureClass]
+    EXPOSURE_CLASS_PEER_MODELS: _ClassVar[ExposureClass]
+    EXPOSURE_CLASS_PUBLIC_DATA: _ClassVar[ExposureClass]
 EXPOSURE_CLASS_UNSPECIFIED: ExposureClass
 EXPOSURE_CLASS_PROTOCOL: ExposureClass
 EXPOSURE_CLASS_IDENTITY: ExposureClass
@@ -37,5 +42,10 @@ EXPOSURE_CLASS_LABEL_COUNTS: ExposureClass
 EXPOSURE_CLASS_LOCAL_METRICS: ExposureClass
 EXPOSURE_CLASS_DERIVED_ACCURACY: ExposureClass
 EXPOSURE_CLASS_PEER_DERIVED: ExposureClass
+EXPOSURE_CLASS_MODEL_GRADIENT: ExposureClass
+EXPOSURE_CLASS_PARAMETER_MASK: ExposureClass
+EXPOSURE_CLASS_PEER_RATINGS: ExposureClass
+EXPOSURE_CLASS_PEER_MODELS: ExposureClass
+EXPOSURE_CLASS_PUBLIC_DATA: ExposureClass
 EXPOSURE_FIELD_NUMBER: _ClassVar[int]
 exposure: _descriptor.FieldDescriptor

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from privacy.errors import DataError
-from silo import datasets
-from silo.datasets import (
+from algorithms import datasets
+from algorithms.datasets import (
     ImageDataset,
     ImageSplit,
     load_npz,
     load_pathmnist,
-    open_dataset,
     save_npz,
     to_tensor,
     written_whole,
 )
+from privacy.errors import DataError
+from silo.sources import open_dataset
 
 
 def pathmnist_arrays() -> dict[str, np.ndarray[Any, Any]]:

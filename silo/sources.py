@@ -1,0 +1,28 @@
+"""Data sets by name: PathMNIST, the generated tissue set, or a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from algorithms.datasets import ImageDataset, load_npz, load_pathmnist
+from privacy.errors import DataError
+from silo.synthetic import generate_tissue
+
+
+def open_dataset(spec: str, *, seed: int = 0) -> ImageDataset:
+    """The data set that a configuration or option names.
+
+    Args:
+        spec: ``pathmnist``, ``synthetic``, or the path of an ``.npz`` file.
+        seed: of the generator; only ``synthetic`` uses it.
+
+    Raises:
+        DataError: there is no such data set, or its file cannot be used.
+    """
+    if spec == "pathmnist":
+        return load_pathmnist()
+    if spec == "synthetic":
+        return generate_tissue(seed=seed)
+    if not spec.endswith(".npz"):
+        raise DataError(f"{spec!r} is not a data set; give 'pathmnist', 'synthetic', or the path of an .npz file")
+    return load_npz(Path(spec))
