@@ -12,6 +12,7 @@ from torch import Tensor
 
 from algorithms.method import (
     PERSONAL,
+    TRAINED,
     CoordinatorHalf,
     Downloads,
     Federation,
@@ -26,7 +27,6 @@ from algorithms.models import state_of
 from algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace, combine
 from privacy.exposure import MODEL, Exposure
 
-_TRAINED = "trained"
 _COUNT = TensorSpec("samples", (), "I64")
 
 
@@ -41,6 +41,7 @@ class FedAvg(Method):
 
     name: ClassVar[str] = "fedavg"
     downloads_last: ClassVar[bool] = True
+    measures_received: ClassVar[bool] = True
     weighting: Literal["samples", "uniform"] = "samples"
 
     def __post_init__(self) -> None:
@@ -80,23 +81,23 @@ class FedAvgSilo(SiloHalf):
         self.finish(download)
         self.site.load(self.memory[PERSONAL])
         self.site.fit(round_number)
-        self.memory[_TRAINED] = state_of(self.site.model)
+        self.memory[TRAINED] = state_of(self.site.model)
 
     def rehearse(self) -> None:
         """As if training had changed nothing."""
-        self.memory[_TRAINED] = self.memory[PERSONAL]
+        self.memory[TRAINED] = self.memory[PERSONAL]
 
     def finish(self, download: Payload) -> None:
         """The global model becomes the silo's model, with the silo's own buffers as last trained."""
         layout = self.site.layout
-        buffers = subset(self.memory.get(_TRAINED, self.memory[PERSONAL]), layout.buffers)
+        buffers = subset(self.memory.get(TRAINED, self.memory[PERSONAL]), layout.buffers)
         self.memory[PERSONAL] = {**self.memory[PERSONAL], **buffers}
         if download:
             self.memory[PERSONAL].update(load_parameters(download, Exposure.PEER_DERIVED, layout.parameters))
 
     def upload(self) -> Payload:
         """The trained model."""
-        trained = self.memory[_TRAINED]
+        trained = self.memory[TRAINED]
         parts = self.site.layout.model_parts()
         payload = {exposure: Part.of(subset(trained, specs)) for exposure, specs in parts.items()}
         if self.method.weighting == "samples":

@@ -36,6 +36,9 @@ Memory = dict[str, State]
 PERSONAL = "personal"
 """The group of a silo's memory that holds its personalised model's whole state (parameters and buffers)."""
 
+TRAINED = "trained"
+"""The group of a silo's memory that holds the model as it left local training, where that is not the personal one."""
+
 Objective = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """A loss of a batch: (model, images, labels) to a scalar, the mean over the batch's images."""
 
@@ -94,6 +97,7 @@ class Site(Protocol):
     num_samples: int
     num_classes: int
     training: TrainingPlan
+    rounds: int
 
     @property
     def model(self) -> nn.Module:
@@ -198,13 +202,15 @@ class PublicSet(Protocol):
 class Federation:
     """What a coordinator's runtime gives to the coordinator half of a method.
 
-    ``silos``: all that may ever take part, sorted. ``public``: the coordinator's public images, where it has some.
+    ``silos``: all that may ever take part, sorted. ``input_shape``: channels, height and width of an image.
+    ``public``: the coordinator's public images, where it has some.
     """
 
     layout: Layout
     rounds: int
     seed: int
     silos: tuple[str, ...] = ()
+    input_shape: tuple[int, int, int] = (3, 28, 28)
     public: PublicSet | None = None
 
 
@@ -263,12 +269,15 @@ class Method(ABC):
     """A method's hyper-parameters; its subclass says what it exposes and makes both halves.
 
     ``downloads_last``: whether silos need what ``aggregate`` gives after the last round. ``needs_public``: whether
-    the coordinator needs public images.
+    the coordinator needs public images. ``measures_received``: whether the personalised model is what the coordinator
+    hands out (one global model), so that a round's outcome is measured with what its aggregation gave, not right
+    after local training.
     """
 
     name: ClassVar[str]
     downloads_last: ClassVar[bool] = False
     needs_public: ClassVar[bool] = False
+    measures_received: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -282,9 +291,9 @@ class Method(ABC):
 
     @property
     def required(self) -> tuple[Exposure, ...]:
-        """What a silo must consent to: what it sends, and that what is made from it reaches other silos."""
+        """What a silo must consent to: what it sends, what is measured on that, and what of it reaches other silos."""
         asked = {Exposure.PROTOCOL, Exposure.IDENTITY} | self.uploads
-        asked |= self.downlink & {Exposure.PEER_DERIVED, Exposure.PEER_MODELS}
+        asked |= self.downlink & {Exposure.PEER_DERIVED, Exposure.PEER_MODELS, Exposure.DERIVED_ACCURACY}
         return tuple(exposure for exposure in Exposure if exposure in asked)
 
     @abstractmethod

@@ -349,12 +349,14 @@ class Layout:
 
     ``extractor`` and ``classifier`` hold trainable parameters (the classifier is the last linear layer, or, in a
     model without one, the last layer with parameters); ``buffers`` holds the rest of the state, for example
-    batch normalisation's running statistics.
+    batch normalisation's running statistics. ``normalisation`` names the trainable parameters (they stand in
+    ``extractor`` or ``classifier`` as well) that belong to batch normalisation: its scales and shifts.
     """
 
     extractor: tuple[TensorSpec, ...]
     classifier: tuple[TensorSpec, ...]
     buffers: tuple[TensorSpec, ...]
+    normalisation: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, model: nn.Module) -> Layout:
@@ -367,6 +369,7 @@ class Layout:
             extractor=tuple(specs[name] for name in trainable if not name.startswith(prefix)),
             classifier=tuple(specs[name] for name in trainable if name.startswith(prefix)),
             buffers=tuple(spec for name, spec in specs.items() if name not in trainable),
+            normalisation=_normalisation(model),
         )
 
     @property
@@ -374,12 +377,29 @@ class Layout:
         """All trainable parameters, extractor first."""
         return self.extractor + self.classifier
 
+    @property
+    def statistics(self) -> tuple[TensorSpec, ...]:
+        """The buffers that can be averaged: batch normalisation's running means and variances."""
+        return tuple(spec for spec in self.buffers if spec.dtype == "F32")
+
     def model_parts(self) -> dict[Exposure, tuple[TensorSpec, ...]]:
         """A whole model's trainable parameters, by exposure class."""
         return {
             Exposure.MODEL_PARAMETERS_EXTRACTOR: self.extractor,
             Exposure.MODEL_PARAMETERS_CLASSIFIER: self.classifier,
         }
+
+
+def _normalisation(model: nn.Module) -> tuple[str, ...]:
+    layers = {
+        path: module for path, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)
+    }
+    return tuple(
+        f"{path}.{name}" if path else name
+        for path, module in layers.items()
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.requires_grad
+    )
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:

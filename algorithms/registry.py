@@ -7,13 +7,66 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from algorithms.apple import Apple
+from algorithms.ditto import Ditto
 from algorithms.diversifed import DiversiFed
+from algorithms.fedamp import FedAMP
+from algorithms.fedap import FedAP
 from algorithms.fedavg import FedAvg
+from algorithms.fedbabu import FedBABU
+from algorithms.fedbn import FedBN
+from algorithms.fedcac import FedCAC
+from algorithms.feddbe import FedDBE
+from algorithms.feddfq import FedDFQ
+from algorithms.feddyn import FedDyn
+from algorithms.fedfomo import FedFomo
+from algorithms.fedgh import FedGH
+from algorithms.fedpdc import FedPDC
+from algorithms.fedper import FedPer
+from algorithms.fedproto import FedProto
+from algorithms.fedprox import FedProx
+from algorithms.fedrep import FedRep
+from algorithms.fedrod import FedRoD
 from algorithms.local import Local
 from algorithms.method import Method
+from algorithms.moon import Moon
+from algorithms.perfedavg import PerFedAvg
+from algorithms.pfedme import PFedMe
+from algorithms.pfedsim import PFedSim
+from algorithms.scaffold import Scaffold
 from privacy.errors import ConfigurationError
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in (Local, FedAvg, DiversiFed)}
+METHODS: dict[str, type[Method]] = {
+    method.name: method
+    for method in (
+        Local,
+        FedAvg,
+        DiversiFed,
+        PFedSim,
+        FedDFQ,
+        FedPDC,
+        FedProx,
+        Scaffold,
+        Moon,
+        FedDyn,
+        PerFedAvg,
+        PFedMe,
+        Ditto,
+        FedAMP,
+        FedFomo,
+        Apple,
+        FedPer,
+        FedRep,
+        FedBN,
+        FedBABU,
+        FedRoD,
+        FedProto,
+        FedCAC,
+        FedAP,
+        FedGH,
+        FedDBE,
+    )
+}
 
 
 def make(name: str, parameters: Mapping[str, Any]) -> Method:

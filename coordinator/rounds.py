@@ -62,7 +62,14 @@ class Rounds:
             write_payload(self._initial, {Exposure.INITIAL_MODEL: Part.of(state_of(model))})
         self.spares = Spares(self.folder / "spare", most=2 * len(config.silos))
         self._half = method.coordinator_half(
-            Federation(Layout.of(model), plan.rounds, plan.seed, tuple(sorted(config.silos)), config.open_public(model))
+            Federation(
+                Layout.of(model),
+                plan.rounds,
+                plan.seed,
+                tuple(sorted(config.silos)),
+                plan.model.input_shape,
+                config.open_public(model),
+            )
         )
         self._changed = threading.Condition()
         self._stopping = False

@@ -71,7 +71,7 @@ def inspect(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Show exactly what would leave in a round. Sends nothing."""
+    """Show exactly what would leave in the first round, and what else in others. Sends nothing."""
     from silo import inspection
 
     settings = SiloConfig.read(config)
@@ -84,13 +84,14 @@ def inspect(
             "bytes_per_round": found.total,
             "bytes_per_request_for_a_task": found.asking,
             "content": [{**asdict(item), "epsilon": _epsilon(item.exposure.value)} for item in found.content],
+            "also_in_other_rounds": [exposure.value for exposure in found.other_rounds],
             "missing": found.missing.lines(),
         }
         typer.echo(json.dumps(content, indent=2))
         return
     table = Table(
-        title=f"Run {found.plan.run}, {found.plan.method.name}: what would leave {settings.name} in each of "
-        f"{found.plan.rounds} rounds, to {settings.coordinator_identity.uri}",
+        title=f"Run {found.plan.run}, {found.plan.method.name}: what would leave {settings.name} in the "
+        f"first of {found.plan.rounds} rounds, to {settings.coordinator_identity.uri}",
         title_justify="left",
     )
     for column in ("exposure class", "what", "bytes", "ε", "consented"):
@@ -106,6 +107,9 @@ def inspect(
             "yes" if item.leaves else "no: stays here",
         )
     out.print(table)
+    if found.other_rounds:
+        also = ", ".join(exposure.value for exposure in found.other_rounds)
+        out.print(f"In another round, as the method's phases have it, also: {also}.")
     if found.missing:
         out.print("The consent does not cover this run; nothing of it would leave. Missing:")
         for line in found.missing.lines():

@@ -1,4 +1,4 @@
-"""``silo inspect``: what would leave in one round, message by message, without sending anything."""
+"""``silo inspect``: what would leave in the first round, message by message, without sending anything."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ class Leaving:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a silo would send in a round (the first), and whether its consent covers the run.
+    """What a silo would send in the first round, and whether its consent covers the run.
 
     ``asking``: bytes of one request for a task; a silo asks at least once a round, and again while it waits.
+    ``other_rounds``: classes that do not leave in the first round but, as the method's phases have it, in another.
     """
 
     plan: RunPlan
@@ -53,6 +54,7 @@ class Inspection:
     asking: int
     content: tuple[Leaving, ...]
     missing: Missing
+    other_rounds: tuple[Exposure, ...]
 
     @property
     def total(self) -> int:
@@ -89,7 +91,8 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
     dataset = load_npz(config.shard)
     model = build(plan.model, seed=plan.seed, trusted=config.trusted_models)
     site = LocalSite(config.name, dataset, model, plan, device=torch.device("cpu"))
-    half = make(plan.method.name, plan.method.parameters).silo_half(site)
+    method = make(plan.method.name, plan.method.parameters)
+    half = method.silo_half(site)
     half.begin(state_of(model))
     half.rehearse()
     payload = dict(half.upload())
@@ -124,7 +127,8 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
         wait_seconds=WAIT_SECONDS,
         holds_model=True,
     )
-    return Inspection(plan, messages, asking.ByteSize(), content, missing)
+    other_rounds = tuple(exposure for exposure in plan.required if exposure in method.uploads - set(classes))
+    return Inspection(plan, messages, asking.ByteSize(), content, missing, other_rounds)
 
 
 def _messages(silo: str, plan: RunPlan, payload: Payload) -> Iterable[wire.SubmitUpdateRequest]:

@@ -203,7 +203,7 @@ def cut(dataset: ImageDataset, setting: Setting, *, seed: int, prefix: str = "ho
         ConfigurationError: the data set has too few classes, images or patients for the setting.
         DataError: the setting needs to know the patients, and the data set does not tell them.
     """
-    indices = _indices(dataset, setting, seed=seed)
+    indices = deal(dataset, setting, seed=seed)
     shards = []
     for number, shard in enumerate(indices, start=1):
         tested = dataset.test if shard.test_from == "test" else dataset.train
@@ -221,7 +221,14 @@ def cut(dataset: ImageDataset, setting: Setting, *, seed: int, prefix: str = "ho
     return shards
 
 
-def _indices(dataset: ImageDataset, setting: Setting, *, seed: int) -> list[ShardIndices]:
+def deal(dataset: ImageDataset, setting: Setting, *, seed: int) -> list[ShardIndices]:
+    """Which images each silo gets; what ``cut`` cuts along.
+
+    Args:
+        dataset: what to cut.
+        setting: how to cut it.
+        seed: at least 0; the same seed gives the same indices.
+    """
     if isinstance(setting, ByPatient):
         return by_patient(
             _patients(dataset, dataset.train, "training"),

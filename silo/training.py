@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -89,6 +90,7 @@ class LocalSite:
         self.num_samples = len(dataset.train)
         self.num_classes = plan.model.classes
         self.training = plan.training
+        self.rounds = plan.rounds
         self._model = model.to(device)
         self._seed = plan.seed
         self._progress = progress
@@ -101,6 +103,12 @@ class LocalSite:
     def model(self) -> nn.Module:
         """The plan's architecture; its contents are whatever was loaded or trained last."""
         return self._model
+
+    def with_model(self, model: nn.Module) -> LocalSite:
+        """The same silo, with the same images in the same orders, that trains another module of the same kind."""
+        twin = copy.copy(self)
+        twin._model = model
+        return twin
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Loads a whole state, or only some of its tensors, into the model."""
@@ -136,11 +144,12 @@ class LocalSite:
         reported = time.monotonic()
         steps = 0
         with _only(self._model, chosen):
-            for epoch, batches in enumerate(self._epochs(round_number, epochs, phase)):
+            images, labels = self._train
+            for epoch, batches in enumerate(self.orders(round_number, epochs, phase)):
                 total = torch.zeros((), device=self._train[0].device)
-                for step, (images, labels) in enumerate(batches, start=1):
+                for step, index in enumerate(batches, start=1):
                     optimizer.zero_grad(set_to_none=True)
-                    loss = loss_of(self._model, images, labels)
+                    loss = loss_of(self._model, images[index], labels[index])
                     loss.backward()  # type: ignore[no-untyped-call]
                     correct()
                     optimizer.step()
@@ -151,12 +160,9 @@ class LocalSite:
                         mean = total.item() / step
                         self._progress(Progress(round_number, epoch + 1, epochs, step, len(batches), mean))
                 mean = total.item() / len(batches)
-                finite = all(bool(torch.isfinite(p).all()) for p in trained)
+                finite = all(_finite(parameter.detach()) for parameter in trained)
                 if not (finite and torch.isfinite(total)):
-                    raise TrainingError(
-                        f"local training diverged in round {round_number}, epoch {epoch + 1}: the loss is {mean}. "
-                        "Nothing of this round was sent; ask the coordinator for a smaller learning rate"
-                    )
+                    raise diverged(round_number, epoch, mean)
                 self._progress(Progress(round_number, epoch + 1, epochs, step, len(batches), mean))
         return steps
 
@@ -164,8 +170,10 @@ class LocalSite:
         self, round_number: int, *, epochs: int | None = None, phase: str = "training"
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """See ``algorithms.method.Site``."""
-        for batches in self._epochs(round_number, epochs or self.training.epochs, phase):
-            yield from batches
+        images, labels = self._train
+        for order in self.orders(round_number, epochs or self.training.epochs, phase):
+            for index in order:
+                yield images[index], labels[index]
 
     def train_data(self) -> tuple[Tensor, Tensor]:
         """See ``algorithms.method.Site``."""
@@ -212,18 +220,32 @@ class LocalSite:
                 loss += float(F.cross_entropy(logits, truth, reduction="sum"))
         return Measurement(correct / len(labels), loss / len(labels))
 
-    def _epochs(self, round_number: int, epochs: int, phase: str) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    def orders(self, round_number: int, epochs: int, phase: str) -> Iterator[list[Tensor]]:
+        """For each epoch the batches of ``fit`` as indices into the training images; seeds PyTorch's own generator."""
         seed = derive_seed(self._seed, phase, self.name, round_number)
         torch.manual_seed(seed)  # dropout and the like
         order = torch.Generator().manual_seed(seed)
-        images, labels = self._train
+        labels = self._train[1]
+        sizes = self.batch_sizes()
         for _ in range(epochs):
-            permutation = torch.randperm(len(labels), generator=order).to(labels.device)
-            pieces = list(torch.split(permutation, self.training.batch_size))
-            if len(pieces) > 1 and len(pieces[-1]) == 1:
-                # Batch normalisation cannot take a batch of one image.
-                pieces[-2:] = [torch.cat(pieces[-2:])]
-            yield [(images[index], labels[index]) for index in pieces]
+            yield list(torch.split(torch.randperm(len(labels), generator=order).to(labels.device), sizes))
+
+    def batch_sizes(self) -> list[int]:
+        """The sizes of an epoch's batches, in order."""
+        whole, left = divmod(len(self._train[1]), self.training.batch_size)
+        sizes = [self.training.batch_size] * whole + ([left] if left else [])
+        if len(sizes) > 1 and sizes[-1] == 1:
+            # Batch normalisation cannot take a batch of one image.
+            sizes[-2:] = [sizes[-2] + 1]
+        return sizes
+
+
+def diverged(round_number: int, epoch: int, loss: float) -> TrainingError:
+    """The error of a training whose loss or model is no longer finite; ``epoch`` counts from 0."""
+    return TrainingError(
+        f"local training diverged in round {round_number}, epoch {epoch + 1}: the loss is {loss}. "
+        "Nothing of this round was sent; ask the coordinator for a smaller learning rate"
+    )
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], training: TrainingPlan) -> torch.optim.Optimizer:
@@ -254,6 +276,11 @@ def _only(model: nn.Module, chosen: Collection[str]) -> Iterator[None]:
     finally:
         for parameter in frozen:
             parameter.requires_grad_(True)
+
+
+def _finite(numbers: Tensor) -> bool:
+    # A finite sum means finite numbers, at a fraction of the cost; sums of finite ones may overflow, so look closer.
+    return bool(torch.isfinite(numbers.sum())) or bool(torch.isfinite(numbers).all())
 
 
 def _nothing() -> None:

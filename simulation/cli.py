@@ -9,46 +9,46 @@ import typer
 
 from privacy.console import application, output
 from privacy.console import run as run_app
-from simulation.experiment import ExperimentConfig, run_experiment
-from simulation.results import draw, markdown, read_runs, tabulate
+from simulation.experiment import ExperimentConfig
+from simulation.scheduling import run_experiment
 
 app = application("Experiments: the daemons' methods with no network.")
 out = output()
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The experiment (YAML).")]
-Runs = Annotated[Path, typer.Option("--runs", help="Folder of the runs' files.")]
+Runs = Annotated[Path, typer.Option("--runs", help="Folder in which the experiments' runs are kept.")]
 
 
 @app.command()
 def run(
     config: Config,
-    data: Annotated[str, typer.Option("--data", help="pathmnist, synthetic, or a path to an .npz.")],
+    data: Annotated[
+        list[str] | None,
+        typer.Option("--data", help="pathmnist, synthetic, or a path to an .npz; may be given several times."),
+    ] = None,
     runs: Runs = Path("runs"),
-    workers: Annotated[int, typer.Option("--workers", min=1, help="Runs at the same time.")] = 2,
+    workers: Annotated[int, typer.Option("--workers", min=1, help="Runs at the same time, a thread each.")] = 2,
+    ray: Annotated[
+        str | None, typer.Option("--ray", help="A Ray cluster's address (or 'local') to run on instead.")
+    ] = None,
 ) -> None:
-    """Do what is not yet done of an experiment."""
+    """Do what is not yet done of an experiment. Ctrl-C ends cleanly; the same command goes on."""
     experiment = ExperimentConfig.read(config)
-    run_experiment(experiment, data, runs / experiment.name, workers=workers, console=out)
+    run_experiment(experiment, tuple(data or ()), runs / experiment.name, workers=workers, console=out, ray=ray)
 
 
 @app.command()
 def results(
     config: Config,
     runs: Runs = Path("runs"),
-    to: Annotated[Path, typer.Option("--out", help="Folder for the page and the picture.")] = Path("docs/results"),
+    to: Annotated[Path, typer.Option("--out", help="Folder for the page, tables and pictures.")] = Path("docs/results"),
 ) -> None:
-    """Turn finished runs into a table and learning curves."""
+    """Turn finished runs into tables, learning curves, and accuracy against exposed bytes."""
+    from simulation.results import write_results
+
     experiment = ExperimentConfig.read(config)
-    found = read_runs(runs / experiment.name)
-    rows = tabulate(found)
-    to.mkdir(parents=True, exist_ok=True)
-    name = found[0]["data"]
-    source = name if name == "pathmnist" else "synthetic" if found[0]["synthetic"] else f"{name}.npz"
-    command = f"simulation run --config {config} --data {source}\nsimulation results --config {config}"
-    page = markdown(found, rows, command)
-    (to / f"{experiment.name}.md").write_text(page, encoding="utf-8")
-    draw(found, rows, to / f"{experiment.name}.png")
-    out.print(page, markup=False)
+    page = write_results(experiment, config, runs, to)
+    out.print(page.read_text(encoding="utf-8"), markup=False)
 
 
 def main() -> None:

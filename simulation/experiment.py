@@ -1,148 +1,308 @@
-"""Experiments: one data setting, several methods, several seeds; resumable, each run in a file of its own."""
+"""Experiments: methods × settings × seeds (× participation × data sets), read from one YAML file.
+
+``runs`` lists an experiment's runs; ``simulation.execution`` does one of them, ``simulation.scheduling`` all.
+"""
 
 from __future__ import annotations
 
-import json
-import platform
+import dataclasses
+import hashlib
+import itertools
+import re
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-import torch
-from pydantic import Field, TypeAdapter
-from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
 from algorithms.datasets import ImageDataset
 from algorithms.method import Method
 from algorithms.registry import make
-from privacy.configuration import Name, StrictModel, load
+from privacy.configuration import Name, StrictModel, explain, load
+from privacy.errors import ConfigurationError
+from privacy.exposure import Exposure
 from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
-from silo.sharding import ByPatient, Dirichlet, Pathological, PracticalGroups, Setting, cut
-from silo.sources import open_dataset
-from simulation.federation import Simulation
+from silo.sharding import ByPatient, Dirichlet, Pathological, PracticalGroups, Setting
 
-_SETTINGS: dict[str, type[Setting]] = {
+SETTINGS: dict[str, type[Setting]] = {
     "practical": PracticalGroups,
     "pathological": Pathological,
     "dirichlet": Dirichlet,
     "by-patient": ByPatient,
 }
+"""The data settings by what an experiment calls them (``kind``)."""
+
+_OVERRIDES = ("name", "label", "model", "training")
+_SettingName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._=,+-]{0,79}$")]
+_Participation = Annotated[float, Field(gt=0, le=1)]
+
+
+def _listed(value: Any) -> Any:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+class Published(StrictModel):
+    """A number from a paper, in percent; ``source`` says where it stands."""
+
+    accuracy: float
+    std: float | None = None
+    source: str = ""
+
+
+def _number(value: Any) -> Any:
+    return {"accuracy": value} if isinstance(value, int | float) else value
 
 
 class ExperimentConfig(StrictModel):
-    """An experiment file.
+    """An experiment file; ``docs/experiments.md`` explains it by example.
 
-    ``setting``: ``kind`` and the fields of that setting in ``silo.sharding``. ``methods``: each a ``name`` with any
-    of the method's hyper-parameters.
+    Attributes:
+        name: of the experiment, of its folder and of its page.
+        data: one or more of ``pathmnist``, ``synthetic``, or the path of an ``.npz`` file (from the experiment file's
+            folder). ``--data`` takes its place.
+        setting: ``kind`` and the fields of that setting in ``silo.sharding``; or
+        settings: several such by name.
+        model: an architecture of ``algorithms.models``.
+        training: of all methods that do not say otherwise.
+        rounds: of every run.
+        seeds: one run a seed; the seed draws shards, models, orders and participants.
+        participation: share of the silos in each round; several are swept over.
+        methods: each a ``name`` with any of the method's hyper-parameters; further ``model`` and ``training``, which
+            override the experiment's, and ``label``, what tables call it. A list stands for a sweep over its values.
+        public_per_class: images of each class that methods with public images (FedPDC) have at the coordinator; or
+        public_share: their number as a share of the split that they are cut from.
+        weights_every: after how many rounds silo-to-silo weights are kept, for methods that have such.
+        checkpoint_seconds: how much work a kill may cost; 0 keeps every round.
+        published: papers' numbers, by setting and label.
+        device: where to train.
     """
 
     name: Name
-    setting: dict[str, Any]
+    data: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
+    setting: dict[str, Any] | None = None
+    settings: dict[_SettingName, dict[str, Any]] = Field(default_factory=dict)
     model: str = "diversifed-cnn"
     training: TrainingPlan = TrainingPlan()
     rounds: int = Field(ge=1)
-    seeds: tuple[int, ...] = Field(min_length=1)
-    methods: tuple[dict[str, str | bool | int | float | None], ...] = Field(min_length=1)
+    seeds: tuple[Annotated[int, Field(ge=0, lt=2**53)], ...] = Field(min_length=1)
+    participation: Annotated[tuple[_Participation, ...], BeforeValidator(_listed), Field(min_length=1)] = (1.0,)
+    methods: tuple[dict[str, Any], ...] = Field(min_length=1)
+    public_per_class: int | None = Field(default=None, ge=1)
+    public_share: float | None = Field(default=None, gt=0, le=1)
+    weights_every: int = Field(default=10, ge=1)
+    checkpoint_seconds: float = Field(default=60.0, ge=0)
+    published: dict[str, dict[str, Annotated[Published, BeforeValidator(_number)]]] = Field(default_factory=dict)
     device: Literal["cpu", "cuda"] = "cpu"
+
+    @field_validator("data")
+    @classmethod
+    def _beside_file(cls, specs: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        folder = (info.context or {}).get("folder")
+        return tuple(str(folder / Path(s).expanduser()) if folder and s.endswith(".npz") else s for s in specs)
 
     @classmethod
     def read(cls, path: Path) -> ExperimentConfig:
         """Raises ``ConfigurationError`` naming the file and every key that is wrong."""
-        return load(path, cls)
+        config = load(path, cls)
+        try:
+            config.check()
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{path}: {error}") from None
+        return config
 
-    def make_setting(self) -> Setting:
-        """The data setting."""
-        fields = dict(self.setting)
-        kind = _SETTINGS[str(fields.pop("kind"))]
-        return TypeAdapter(kind).validate_python(fields)
+    def check(self) -> None:
+        """Raises ``ConfigurationError`` for settings, methods or published numbers that cannot be used."""
+        if (self.setting is None) == (not self.settings):
+            raise ConfigurationError("give either one `setting:` or several named `settings:`")
+        if self.public_per_class is not None and self.public_share is not None:
+            raise ConfigurationError("give either `public_per_class:` or `public_share:`, not both")
+        settings = self.make_settings()
+        labels: dict[str, Variant] = {}
+        for variant in self.variants():
+            if variant.label in labels:
+                raise ConfigurationError(f"two methods are called {variant.label!r}; give each a `label:` of its own")
+            labels[variant.label] = variant
+            if variant.method.needs_public and self.public_per_class is None and self.public_share is None:
+                raise ConfigurationError(
+                    f"{variant.label} measures models on public images at the coordinator; say how many to set aside "
+                    "with `public_per_class:` (for example 20) or `public_share:`"
+                )
+        if unknown := set(self.published) - set(settings):
+            raise ConfigurationError(
+                f"published: {', '.join(sorted(unknown))} is not a setting of this experiment; its settings are "
+                f"{', '.join(settings)}"
+            )
+
+    def make_settings(self) -> dict[str, Setting]:
+        """The data settings by name; a single one is named after its kind."""
+        named = self.settings or {str((self.setting or {}).get("kind")): self.setting or {}}
+        return {name: _make_setting(name, fields) for name, fields in named.items()}
+
+    def variants(self) -> Iterator[Variant]:
+        """Every method with every combination of the values that it is swept over, in the file's order."""
+        for entry in self.methods:
+            if not isinstance(entry.get("name"), str):
+                raise ConfigurationError(f"methods: {entry} needs a `name`, for example `name: diversifed`")
+            for chosen in _combinations(entry):
+                yield self._variant(entry, chosen)
+
+    def _variant(self, entry: Mapping[str, Any], chosen: dict[str, Any]) -> Variant:
+        parameters = {key: value for key, value in chosen.items() if key not in _OVERRIDES}
+        label = label_of(entry, chosen)
+        override = chosen.get("training", {})
+        if not isinstance(override, dict):
+            raise ConfigurationError(f"methods: {label}: training should hold `key: value` pairs, not {override!r}")
+        try:
+            training = TrainingPlan.model_validate({**self.training.model_dump(), **override})
+        except ValidationError as error:
+            lines = "; ".join(explain(error, TrainingPlan))
+            raise ConfigurationError(f"methods: {label}: training: {lines}") from None
+        try:
+            method = make(entry["name"], parameters)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"methods: {error}") from None
+        return Variant(label, method, training, str(chosen.get("model", self.model)))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One method with its hyper-parameters, and what it is trained with. ``label`` is what tables call it."""
+
+    label: str
+    method: Method
+    training: TrainingPlan
+    model: str
 
 
 @dataclass(frozen=True)
 class Run:
-    """One method with one seed."""
+    """One method on one data set, in one setting, with one seed. ``folder`` is where it writes."""
 
     config: ExperimentConfig
     data: str
-    label: str
-    method: Method
+    setting_name: str
+    setting: Setting
+    participation: float
+    variant: Variant
     seed: int
-    file: Path
+    folder: Path
+
+    @property
+    def title(self) -> str:
+        """How progress and errors call it."""
+        return f"{'/'.join(self.folder.parts[-4:-1])}, seed {self.seed}"
+
+    def plan(self, dataset: ImageDataset) -> RunPlan:
+        """The plan that daemons would be given."""
+        method = self.variant.method
+        return RunPlan(
+            federation="simulation",
+            coordinator="coordinator",
+            run=self.config.name,
+            method=MethodPlan(name=method.name, parameters=method.parameters()),
+            model=ModelPlan(name=self.variant.model, input_shape=dataset.image_shape, classes=dataset.num_classes),
+            training=self.variant.training,
+            rounds=self.config.rounds,
+            seed=self.seed,
+            required=method.required,
+            downlink=tuple(exposure for exposure in Exposure if exposure in method.downlink | {Exposure.INITIAL_MODEL}),
+            participation=self.participation,
+        )
 
 
-def runs(config: ExperimentConfig, data: str, folder: Path) -> Iterator[Run]:
-    """The experiment's runs."""
-    for entry in config.methods:
-        parameters = dict(entry)
-        name = str(parameters.pop("name"))
-        method = make(name, parameters)
-        label = label_of(entry)
-        for seed in config.seeds:
-            yield Run(config, data, label, method, seed, folder / f"{label}-seed{seed}.json")
+def runs(config: ExperimentConfig, data: tuple[str, ...], folder: Path) -> list[Run]:
+    """The experiment's runs, seed by seed, so that early results compare all methods.
 
-
-def label_of(entry: Mapping[str, Any]) -> str:
-    """A method's name with the hyper-parameters that the experiment gives it."""
-    return "-".join([str(entry["name"]), *(f"{key}={value}" for key, value in entry.items() if key != "name")])
-
-
-def run_experiment(config: ExperimentConfig, data: str, folder: Path, *, workers: int, console: Console) -> None:
-    """Runs what is not yet done; a run that was cut short starts again."""
-    folder.mkdir(parents=True, exist_ok=True)
-    open_runs = [run for run in runs(config, data, folder) if not run.file.exists()]
-    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress, ProcessPoolExecutor(workers) as pool:
-        task = progress.add_task(config.name, total=len(open_runs))
-        for label in pool.map(execute, open_runs):
-            progress.console.print(f"done: {label}")
-            progress.advance(task)
-
-
-def execute(run: Run) -> str:
-    """Does one run and writes its file."""
-    torch.set_num_threads(1)
-    config = run.config
-    dataset = open_dataset(run.data)
-    shards = cut(dataset, config.make_setting(), seed=run.seed)
-    plan = make_plan(run, dataset)
-    simulation = Simulation(plan, run.method, shards, device=torch.device(config.device))
-    history = []
-    for _ in range(plan.rounds):
-        measured = simulation.step()
-        history.append({name: m.accuracy for name, m in measured.items() if m is not None})
-    final = {name: m.accuracy for name, m in simulation.finish().items() if m is not None}
-    content = {
-        "experiment": config.model_dump(mode="json"),
-        "label": run.label,
-        "method": run.method.name,
-        "parameters": run.method.parameters(),
-        "seed": run.seed,
-        "data": dataset.name,
-        "data_sha256": dataset.fingerprint,
-        "synthetic": dataset.synthetic,
-        "plan": plan.model_dump(mode="json"),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "accuracy_per_round": history,
-        "final_accuracy": final,
-    }
-    partial = run.file.with_suffix(".partial")
-    partial.write_text(json.dumps(content))
-    partial.replace(run.file)
-    return f"{run.label}, seed {run.seed}"
-
-
-def make_plan(run: Run, dataset: ImageDataset) -> RunPlan:
-    """The plan that daemons would be given."""
-    return RunPlan(
-        federation="simulation",
-        coordinator="coordinator",
-        run=run.config.name,
-        method=MethodPlan(name=run.method.name, parameters=run.method.parameters()),
-        model=ModelPlan(name=run.config.model, input_shape=dataset.image_shape, classes=dataset.num_classes),
-        training=run.config.training,
-        rounds=run.config.rounds,
-        seed=run.seed,
-        required=run.method.required,
+    Args:
+        config: the experiment.
+        data: data sets in place of the file's, where given.
+        folder: of the experiment; runs get ``DATA/SETTING/LABEL/seed-N`` in it.
+    """
+    specs = tuple(spec if not spec.endswith(".npz") else str(Path(spec).absolute()) for spec in data or config.data)
+    if not specs:
+        raise ConfigurationError(f"{config.name}: names no data set; give one with --data, or put `data:` in the file")
+    names = [data_name(spec) for spec in specs]
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"two data sets are called alike ({', '.join(names)}); rename a file")
+    found = []
+    axes = itertools.product(
+        config.seeds, zip(specs, names, strict=True), config.make_settings().items(), config.participation
     )
+    variants = list(config.variants())
+    for seed, (spec, name), (setting_name, setting), participation in axes:
+        section = section_name(setting_name, participation)
+        for variant in variants:
+            place = folder / folder_name(name) / folder_name(section) / folder_name(variant.label) / f"seed-{seed}"
+            found.append(Run(config, spec, setting_name, setting, participation, variant, seed, place))
+    return found
+
+
+def data_name(spec: str) -> str:
+    """What folders and pages call a data set."""
+    return Path(spec).stem if spec.endswith(".npz") else spec
+
+
+def section_name(setting_name: str, participation: float) -> str:
+    """What folders and pages call a setting with so much participation."""
+    return setting_name if participation == 1 else f"{setting_name}-participation={participation:g}"
+
+
+def label_of(entry: Mapping[str, Any], chosen: Mapping[str, Any]) -> str:
+    """A method's label: its own if it has one, with what it is swept over; else its name with all that is given."""
+    parts = [str(entry.get("label", entry["name"]))]
+    for key, value in _flat(chosen).items():
+        swept = isinstance(_flat(entry).get(key, []), list)
+        if swept or "label" not in entry:
+            parts.append(f"{key}={value}")
+    return "-".join(parts)
+
+
+def folder_name(text: str) -> str:
+    """``text`` as the name of a folder on any system; different texts get different names."""
+    safe = re.sub(r"[^A-Za-z0-9._=,+-]", "_", text)
+    if safe == text and len(text) <= 100 and not text.startswith("."):
+        return text
+    return f"{safe[:80].lstrip('.')}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def _flat(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """What a method entry gives besides name and label; training's keys stand beside the others."""
+    training = entry.get("training")
+    inner = training if isinstance(training, dict) else {}
+    return {**{k: v for k, v in entry.items() if k not in ("name", "label", "training")}, **inner}
+
+
+def _combinations(entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """An entry with one value for each of its lists, in every combination; the last list turns fastest."""
+    axes = []
+    for key, value in entry.items():
+        values = (
+            list(_combinations(value)) if isinstance(value, dict) else value if isinstance(value, list) else [value]
+        )
+        if not values:
+            raise ConfigurationError(f"methods: {key} of {entry.get('name', 'training')} is an empty list; give values")
+        axes.append([(key, each) for each in values])
+    for chosen in itertools.product(*axes):
+        yield dict(chosen)
+
+
+def _make_setting(name: str, fields: Mapping[str, Any]) -> Setting:
+    given = dict(fields)
+    kind = given.pop("kind", None)
+    if kind not in SETTINGS:
+        raise ConfigurationError(f"setting {name}: kind is {kind!r}; use one of {', '.join(SETTINGS)}")
+    chosen = SETTINGS[kind]
+    known = {item.name for item in dataclasses.fields(chosen)}
+    if unknown := sorted(set(given) - known):
+        raise ConfigurationError(
+            f"setting {name}: {kind} has no {', '.join(unknown)}; it has {', '.join(sorted(known))}"
+        )
+    try:
+        made: Setting = TypeAdapter(chosen).validate_python(given)
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, m['loc']))}: {m['msg']} (got {m['input']!r})" for m in error.errors())
+        raise ConfigurationError(f"setting {name}: {wrong}") from None
+    except ConfigurationError as error:
+        raise ConfigurationError(f"setting {name}: {error}") from None
+    return made

@@ -5,20 +5,68 @@ On the same machine the models are bit-equal to those of real daemons with the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from algorithms.datasets import ImageDataset
-from algorithms.method import Downloads, Federation, Method, PublicSet, SiloHalf, participants
+from algorithms.method import Downloads, Federation, Method, PublicSet, SiloHalf, State, participants
 from algorithms.models import Layout, build, state_of
-from algorithms.tensors import MemoryWorkspace, Payload
+from algorithms.tensors import MemoryWorkspace, Part, Payload
+from privacy.errors import DataError
+from privacy.exposure import Exposure
 from privacy.plan import RunPlan
 from silo.training import LocalSite, Measurement
+from simulation.checkpoint import CheckpointReader, CheckpointWriter
+
+_CHECKPOINT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class SiloRound:
+    """One silo's round.
+
+    Attributes:
+        round: from 0; the number of rounds stands for what is handed out after the last one.
+        silo: its name.
+        took_part: whether it was one of the round's participants.
+        measured: its personalised model on its own test images after the round, also where it did not take part;
+            None without test images.
+        up: bytes of tensors that it sent, by exposure class.
+        down: bytes of tensors that it was sent, the starting model included.
+    """
+
+    round: int
+    silo: str
+    took_part: bool
+    measured: Measurement | None
+    up: Mapping[Exposure, int] = field(default_factory=dict)
+    down: Mapping[Exposure, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SiloWeights:
+    """How much of whose model a silo was given: ``weights[i, j]`` of ``silos[j]``'s for ``silos[i]``.
+
+    ``weights`` is ``Tensor[K, K]``, float64. A negative weight pushes i away from j.
+    """
+
+    round: int
+    silos: tuple[str, ...]
+    weights: Tensor
 
 
 class Simulation:
-    """One run. Silos are named after their shards; ``step`` trains one round."""
+    """One run. Silos are named after their shards; ``step`` trains one round.
+
+    All silos take turns with one module: what is a silo's own is its half's memory. ``last`` is what happened in the
+    last round (or at the end), silo by silo; ``weights`` the silo-to-silo weights of the last round, if its method
+    has such.
+    """
 
     def __init__(
         self,
@@ -31,21 +79,36 @@ class Simulation:
     ) -> None:
         self.plan = plan
         self.round = 0
+        self.last: list[SiloRound] = []
+        self.weights: SiloWeights | None = None
         self._method = method
-        model = build(plan.model, seed=plan.seed)
-        initial = state_of(model)
-        names = tuple(sorted(shard.name for shard in shards))
-        self._coordinator = method.coordinator_half(Federation(Layout.of(model), plan.rounds, plan.seed, names, public))
+        shards = sorted(shards, key=lambda shard: shard.name)
+        self._model = build(plan.model, seed=plan.seed)
+        initial = state_of(self._model)
+        self._initial_bytes = Part.of(initial).nbytes
+        names = tuple(shard.name for shard in shards)
+        federation = Federation(
+            Layout.of(self._model),
+            plan.rounds,
+            plan.seed,
+            silos=names,
+            input_shape=plan.model.input_shape,
+            public=public,
+        )
+        self._coordinator = method.coordinator_half(federation)
+        self._shards = {shard.name: shard for shard in shards}
         self._sites: dict[str, LocalSite] = {}
         self._halves: dict[str, SiloHalf] = {}
-        for shard in sorted(shards, key=lambda shard: shard.name):
-            site = LocalSite(shard.name, shard, build(plan.model, seed=plan.seed), plan, device=device)
+        for shard in shards:
+            site = LocalSite(shard.name, shard, self._model, plan, device=device)
             self._sites[shard.name] = site
             self._halves[shard.name] = method.silo_half(site)
             self._halves[shard.name].begin({name: tensor.clone() for name, tensor in initial.items()})
         self._latest: dict[str, Payload] = {}
         self._own: dict[str, Payload] = {}
         self._everyone: Payload | None = None
+        self._started: set[str] = set()
+        self._measured: dict[str, Measurement | None] = {}
 
     @property
     def silos(self) -> Mapping[str, SiloHalf]:
@@ -53,30 +116,146 @@ class Simulation:
         return self._halves
 
     def step(self) -> dict[str, Measurement | None]:
-        """Trains one round; returns what the silos that took part measured on their own test images."""
+        """Trains one round; returns what the silos that took part measured on their own test images.
+
+        For a method whose personalised model is what is received (``measures_received``), that is measured with
+        what this round's aggregation gave; for others, right after local training.
+        """
         plan, number = self.plan, self.round
         chosen = participants(list(self._halves), share=plan.participation, seed=plan.seed, round_number=number)
         downloads = self._coordinator.downloads(number, chosen, Downloads(self._own, self._everyone))
         uploads: dict[str, Payload] = {}
-        measured: dict[str, Measurement | None] = {}
+        down: dict[str, Mapping[Exposure, int]] = {}
         for name in chosen:
             half = self._halves[name]
-            half.train(number, downloads.for_silo(name))
-            uploads[name] = half.upload()
-            measured[name] = self._sites[name].measure(half.personal())
-        self._latest = dict(sorted({**self._latest, **uploads}.items()))
+            download = downloads.for_silo(name)
+            down[name] = self._received_bytes(name, download)
+            half.train(number, download)
+            # In the place of its last one, which would otherwise keep a model of the round before in memory.
+            uploads[name] = self._latest[name] = half.upload()
+            # No silo finds another's gradients in the module that they share.
+            self._model.zero_grad(set_to_none=True)
+        self._latest = dict(sorted(self._latest.items()))
+        self.weights = None
         if number + 1 < plan.rounds or self._method.downloads_last:
-            fresh = self._coordinator.aggregate(number, uploads, self._latest, MemoryWorkspace())
-            self._own.update(fresh.own)
-            self._everyone = fresh.everyone if fresh.everyone is not None else self._everyone
+            self._aggregate(number, uploads)
         self.round += 1
-        return measured
+        self._measure(chosen)
+        self.last = [
+            SiloRound(
+                number,
+                name,
+                name in uploads,
+                self._measured[name],
+                _bytes(uploads.get(name, {})),
+                down.get(name, {}),
+            )
+            for name in self._halves
+        ]
+        return {name: self._measured[name] for name in chosen}
 
     def finish(self) -> dict[str, Measurement | None]:
         """Hands out the last downloads and measures the final personalised models of all silos."""
         last = Downloads(self._own, self._everyone) if self._method.downloads_last else Downloads()
-        measured = {}
+        self.last = []
         for name, half in self._halves.items():
-            half.finish(last.for_silo(name))
-            measured[name] = self._sites[name].measure(half.personal())
-        return measured
+            download = last.for_silo(name)
+            down = self._received_bytes(name, download)
+            half.finish(download)
+            self._measured[name] = self._sites[name].measure(half.personal())
+            self.last.append(SiloRound(self.plan.rounds, name, False, self._measured[name], {}, down))
+        return dict(self._measured)
+
+    def save(self, path: Path, *, notes: Any = None) -> None:
+        """Keeps everything that the next rounds depend on in one file, which appears whole.
+
+        ``notes`` is JSON of the caller's, given back by ``load``.
+        """
+        writer = CheckpointWriter()
+        state = {
+            "version": _CHECKPOINT_VERSION,
+            **self._identity(),
+            "round": self.round,
+            "silos": {name: writer.memory(half.memory) for name, half in self._halves.items()},
+            "coordinator": writer.memory(self._coordinator.memory),
+            "latest": {name: writer.payload(payload) for name, payload in self._latest.items()},
+            "own": {name: writer.payload(payload) for name, payload in self._own.items()},
+            "everyone": None if self._everyone is None else writer.payload(self._everyone),
+            "started": sorted(self._started),
+            "measured": {name: m and [m.accuracy, m.loss] for name, m in self._measured.items()},
+            "notes": notes,
+        }
+        writer.write(path, state)
+
+    def load(self, path: Path) -> Any:
+        """Goes back to where ``save`` was; returns its notes.
+
+        Raises ``DataError`` for a file that is damaged, or of another plan or other data.
+        """
+        reader = CheckpointReader(path)
+        state = reader.state
+        if {key: state.get(key) for key in self._identity()} != self._identity():
+            raise DataError(
+                f"{path}: is of a run with another plan, or on other data; delete it to begin this run anew, or put "
+                "the experiment's file and data back as they were"
+            )
+        if state["version"] != _CHECKPOINT_VERSION:
+            raise DataError(f"{path}: was written by another release; delete it to begin this run anew")
+        self.round = state["round"]
+        for name, half in self._halves.items():
+            half.memory = reader.memory(state["silos"][name])
+        self._coordinator.memory = reader.memory(state["coordinator"])
+        self._latest = {name: reader.payload(numbers) for name, numbers in state["latest"].items()}
+        self._own = {name: reader.payload(numbers) for name, numbers in state["own"].items()}
+        self._everyone = None if state["everyone"] is None else reader.payload(state["everyone"])
+        self._started = set(state["started"])
+        self._measured = {name: m and Measurement(*m) for name, m in state["measured"].items()}
+        return state["notes"]
+
+    def _identity(self) -> dict[str, Any]:
+        fingerprints = {name: shard.fingerprint for name, shard in self._shards.items()}
+        return {"plan": self.plan.sha256.hex(), "shards": fingerprints}
+
+    def _aggregate(self, number: int, uploads: Mapping[str, Payload]) -> None:
+        before = getattr(self._coordinator, "last_weights", None)
+        fresh = self._coordinator.aggregate(number, uploads, self._latest, MemoryWorkspace())
+        self._own.update(fresh.own)
+        self._everyone = fresh.everyone if fresh.everyone is not None else self._everyone
+        weights = getattr(self._coordinator, "last_weights", None)
+        if weights is None or weights is before:
+            return
+        # A row for each silo that was given something new, or for each that delivered.
+        for silos in (fresh.own, uploads, self._halves):
+            if weights.shape == (len(silos), len(silos)):
+                self.weights = SiloWeights(number, tuple(silos), weights.detach().clone())
+                return
+
+    def _measure(self, chosen: Iterable[str]) -> None:
+        """Brings every silo's measurement up to date; a model that did not change is not measured again."""
+        chosen = set(chosen)
+        for name, half in self._halves.items():
+            if self._method.measures_received:
+                self._measured[name] = self._sites[name].measure(self._as_received(name))
+            elif name in chosen or name not in self._measured:
+                self._measured[name] = self._sites[name].measure(half.personal())
+
+    def _as_received(self, name: str) -> State:
+        """The personalised model that the silo would have if it took its download now; the half stays as it is."""
+        half = self._halves[name]
+        memory = half.memory
+        half.memory = {g: {key: tensor.clone() for key, tensor in state.items()} for g, state in memory.items()}
+        try:
+            half.finish(Downloads(self._own, self._everyone).for_silo(name))
+            return half.personal()
+        finally:
+            half.memory = memory
+
+    def _received_bytes(self, name: str, download: Payload) -> dict[Exposure, int]:
+        """Bytes by class of a download; a silo's first holds the starting model too."""
+        start = {} if name in self._started else {Exposure.INITIAL_MODEL: self._initial_bytes}
+        self._started.add(name)
+        return {**start, **_bytes(download)}
+
+
+def _bytes(payload: Payload) -> dict[Exposure, int]:
+    return {exposure: part.nbytes for exposure, part in payload.items()}

@@ -1,121 +1,475 @@
-"""From an experiment's runs to a table and learning curves."""
+"""From an experiment's runs to a page: accuracy, learning curves, and accuracy against exposed bytes."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
-from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
 
-from privacy.errors import DataError
-from simulation.experiment import label_of
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from privacy.durable import write_atomically
+from privacy.errors import ConfigurationError, DataError
+from privacy.exposure import Exposure
+from simulation.execution import DIRECTIONS, ROUNDS, RUN, WEIGHTS, read_run
+from simulation.experiment import ExperimentConfig, Published, data_name, folder_name, section_name
+from simulation.figures import draw_curves, draw_exposure, draw_weights
 
 LAST = 10
+MEGABYTE = 1e6
+
+Floats = npt.NDArray[np.float64]
+Spread = tuple[float, float]
+"""Mean and (population) standard deviation over seeds."""
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run's folder, read.
+
+    ``info`` is its ``run.json``; ``columns`` the columns of its ``rounds.parquet``.
+    """
+
+    folder: Path
+    info: Mapping[str, Any]
+    columns: Mapping[str, Sequence[Any]]
+
+    @property
+    def section(self) -> tuple[str, str]:
+        """Data set (as the experiment's folder has it), and setting with its participation."""
+        return data_name(self.info["data_spec"]), section_name(self.info["setting_name"], self.info["participation"])
+
+    @cached_property
+    def curve(self) -> Floats:
+        """Percent, by round: the uniform mean over silos of their accuracy after it; NaN where none has test images."""
+        rounds = int(self.info["plan"]["rounds"])
+        number = np.asarray(self.columns["round"])
+        accuracy = np.asarray([np.nan if a is None else a for a in self.columns["accuracy"]], dtype=np.float64)
+        curve = np.full(rounds, np.nan)
+        for one in range(rounds):
+            measured = accuracy[number == one]
+            measured = measured[~np.isnan(measured)]
+            if len(measured):
+                curve[one] = 100 * measured.mean()
+        return curve
+
+    @cached_property
+    def megabytes(self) -> dict[str, dict[Exposure, float]]:
+        """By direction and exposure class: MB (10^6 bytes) for the whole run, the mean over silos."""
+        silos = len(set(self.columns["silo"]))
+        found: dict[str, dict[Exposure, float]] = {direction: {} for direction in DIRECTIONS}
+        for name, sizes in self.columns.items():
+            direction, _, exposure = name.partition("_")
+            if direction in found and exposure in Exposure.__members__:
+                found[direction][Exposure(exposure)] = sum(sizes) / silos / MEGABYTE
+        return found
 
 
 @dataclass(frozen=True)
 class Row:
-    """One method: mean and standard deviation over seeds, in percent, of the silos' uniform mean accuracy.
+    """One method in one section.
 
-    ``best`` is the best round (as the papers report it, optimistic: a maximum over noisy measurements), ``last``
-    the mean of the last ten rounds, ``wins`` on how many seeds ``last`` is above separate training's.
+    ``best`` is the best round's accuracy (as papers report it; optimistic, a maximum over noisy measurements), ``last``
+    the mean of the last ten rounds; ``wins`` on how many seeds ``last`` is above separate training's, of ``compared``.
+    ``megabytes`` is the mean over seeds of ``FinishedRun.megabytes``.
     """
 
     label: str
-    seeds: int
-    best: tuple[float, float]
-    last: tuple[float, float]
-    curve: np.ndarray
+    method: str
+    seeds: tuple[int, ...]
+    best: Spread
+    last: Spread
+    curve: Floats
     wins: int | None
+    compared: int
+    megabytes: Mapping[str, Mapping[Exposure, float]]
+    published: Published | None = None
+
+    def total(self, direction: str) -> float:
+        """MB per silo for the whole run, all classes together."""
+        return sum(self.megabytes[direction].values())
 
 
-def read_runs(folder: Path) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Section:
+    """All methods on one data set in one setting."""
+
+    data: str
+    setting: str
+    runs: tuple[FinishedRun, ...]
+    rows: tuple[Row, ...]
+    unmeasured: Mapping[str, Published]
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether the images were generated."""
+        return any(run.info["synthetic"] for run in self.runs)
+
+    @property
+    def title(self) -> str:
+        """Its heading: the data set as it calls itself, and its file where that is called otherwise."""
+        name = str(self.runs[0].info["data"])
+        known_as = name if name == self.data else f"{name} ({self.data})"
+        return f"{known_as}, {self.setting}" + (" – SYNTHETIC DATA" if self.synthetic else "")
+
+    @property
+    def file_stem(self) -> str:
+        """The start of its pictures' names."""
+        return f"{folder_name(self.data)}-{folder_name(self.setting)}"
+
+
+def read_runs(folder: Path) -> list[FinishedRun]:
     """The finished runs of an experiment; raises ``DataError`` if there are none."""
-    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    found = []
+    for path in sorted(folder.glob(f"*/*/*/seed-*/{RUN}")):
+        info = read_run(path.parent)
+        if info is None or not info["finished"]:
+            continue
+        try:
+            columns = pq.read_table(path.parent / ROUNDS).to_pydict()
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{path.parent / ROUNDS}: cannot be read ({error}); delete {path.parent} and run it again"
+            ) from None
+        found.append(FinishedRun(path.parent, info, columns))
     if not found:
         raise DataError(f"{folder}: holds no finished runs; start them with `simulation run`")
     return found
 
 
-def tabulate(found: list[dict[str, Any]]) -> list[Row]:
-    """One row a method, in the experiment's order."""
-    curves: dict[str, dict[int, np.ndarray]] = defaultdict(dict)
-    for run in found:
-        rounds = [100 * float(np.mean(list(silos.values()))) for silos in run["accuracy_per_round"]]
-        if run["method"] == "fedavg":
-            # Its personal model is the average as received: what a round made is measured at the next one.
-            rounds = [*rounds[1:], 100 * float(np.mean(list(run["final_accuracy"].values())))]
-        curves[run["label"]][run["seed"]] = np.asarray(rounds)
-    order = [label_of(entry) for entry in found[0]["experiment"]["methods"]]
-    curves = dict(sorted(curves.items(), key=lambda item: order.index(item[0])))
-    alone = curves.get("local", {})
-    rows = []
-    for label, by_seed in curves.items():
-        last = {seed: float(curve[-LAST:].mean()) for seed, curve in by_seed.items()}
-        best = [float(curve.max()) for curve in by_seed.values()]
-        shared = [seed for seed in last if seed in alone]
-        wins = sum(last[seed] > alone[seed][-LAST:].mean() for seed in shared) if label != "local" and shared else None
-        rows.append(
-            Row(
-                label,
-                len(by_seed),
-                (float(np.mean(best)), float(np.std(best))),
-                (float(np.mean(list(last.values()))), float(np.std(list(last.values())))),
-                np.mean(list(by_seed.values()), axis=0),
-                None if wins is None else int(wins),
+def tabulate(found: Sequence[FinishedRun], config: ExperimentConfig) -> list[Section]:
+    """One section a data set and setting, one row a method, in the experiment's order.
+
+    Runs of methods or settings that the experiment no longer names are left out.
+    """
+    order = [variant.label for variant in config.variants()]
+    settings = [section_name(name, share) for name in config.make_settings() for share in config.participation]
+    kept = [
+        run
+        for run in found
+        if run.info["label"] in order and run.section[1] in settings and run.info["seed"] in config.seeds
+    ]
+    names = sorted({run.section for run in kept}, key=lambda section: (section[0], settings.index(section[1])))
+    sections = []
+    for name in names:
+        runs = tuple(run for run in kept if run.section == name)
+        if len({run.info["data_sha256"] for run in runs}) > 1:
+            raise ConfigurationError(
+                f"the runs on {name[0]} are not all on the same images; delete those on other images, and run again"
             )
+        published = dict(config.published.get(runs[0].info["setting_name"], {}))
+        labels = sorted({run.info["label"] for run in runs}, key=order.index)
+        rows = tuple(_row(label, runs, published.pop(label, None)) for label in labels)
+        sections.append(Section(*name, runs, rows, published))
+    if not sections:
+        raise DataError("no finished run belongs to this experiment as it stands; start them with `simulation run`")
+    return sections
+
+
+def _row(label: str, runs: Sequence[FinishedRun], published: Published | None) -> Row:
+    mine = {run.info["seed"]: run for run in runs if run.info["label"] == label}
+    alone = {run.info["seed"]: run for run in reversed(runs) if run.info["method"] == "local"}
+    method = next(iter(mine.values())).info["method"]
+    if len({json.dumps({**run.info["plan"], "seed": 0}, sort_keys=True) for run in mine.values()}) > 1:
+        raise ConfigurationError(
+            f"the seeds of {label} were not run alike (rounds, training or hyper-parameters differ); delete those that "
+            "are not as the experiment's file has it, and run again"
         )
-    return rows
+    last = {seed: float(run.curve[-LAST:].mean()) for seed, run in mine.items()}
+    shared = [seed for seed in mine if seed in alone]
+    compare = method != "local" and shared
+    classes = {
+        direction: [e for e in Exposure if any(e in run.megabytes[direction] for run in mine.values())]
+        for direction in DIRECTIONS
+    }
+    return Row(
+        label=label,
+        method=method,
+        seeds=tuple(sorted(mine)),
+        best=_spread([float(run.curve.max()) for run in mine.values()]),
+        last=_spread(last.values()),
+        curve=np.mean([run.curve for run in mine.values()], axis=0),
+        wins=sum(last[s] > float(alone[s].curve[-LAST:].mean()) for s in shared) if compare else None,
+        compared=len(shared),
+        megabytes={
+            direction: {
+                e: float(np.mean([run.megabytes[direction].get(e, 0.0) for run in mine.values()])) for e in occurring
+            }
+            for direction, occurring in classes.items()
+        },
+        published=published,
+    )
 
 
-def markdown(found: list[dict[str, Any]], rows: list[Row], command: str) -> str:
-    """The results page: configuration, table, how to repeat it."""
-    first = found[0]
-    experiment = first["experiment"]
-    synthetic = " **Synthetic data: no result here says anything about patients.**" if first["synthetic"] else ""
-    lines = [
-        f"# {experiment['name']}",
-        "",
-        f"Data: {first['data']} (SHA-256 of the data set version `{first['data_sha256'][:16]}…`).{synthetic}",
-        f"Setting: `{json.dumps(experiment['setting'])}`. Model: {experiment['model']}. "
-        f"Training: `{json.dumps(experiment['training'])}`. {experiment['rounds']} rounds, "
-        f"seeds {', '.join(map(str, experiment['seeds']))}. PyTorch {first['versions']['torch']}.",
+def _spread(values: Iterable[float]) -> Spread:
+    listed = list(values)
+    return float(np.mean(listed)), float(np.std(listed))
+
+
+def write_results(config: ExperimentConfig, config_path: Path, runs: Path, to: Path) -> Path:
+    """Writes an experiment's page, tables (CSV and JSON) and pictures; returns the page's path."""
+    sections = tabulate(read_runs(runs / config.name), config)
+    to.mkdir(parents=True, exist_ok=True)
+    pictures: dict[str, list[tuple[str, str]]] = {}
+    for section in sections:
+        stem = f"{config.name}-{section.file_stem}"
+        curves, exposed = f"{stem}-curves.png", f"{stem}-exposure.png"
+        draw_curves(section.title, {row.label: row.curve for row in section.rows}, to / curves)
+        points = {row.label: (row.last, row.megabytes) for row in section.rows}
+        draw_exposure(section.title, points, to / exposed)
+        pictures[section.file_stem] = [("learning curves", curves), ("accuracy against exposed bytes", exposed)]
+        for row in section.rows:
+            if weights := _weights(section, row.label):
+                name = f"{stem}-{folder_name(row.label)}-weights.png"
+                draw_weights(f"{row.label}: {section.title}", weights, to / name)
+                pictures[section.file_stem].append((f"{row.label}: silo-to-silo weights", name))
+    _write(to / f"{config.name}.csv", _accuracy_csv(sections))
+    _write(to / f"{config.name}-exposure.csv", _exposure_csv(sections))
+    _write(to / f"{config.name}.json", json.dumps(_as_json(config, sections), indent=1) + "\n")
+    page = to / f"{config.name}.md"
+    _write(page, markdown(config, sections, pictures, _commands(config, config_path, runs, to, sections)))
+    return page
+
+
+def _write(path: Path, text: str) -> None:
+    write_atomically(path, text.encode())
+
+
+def _weights(section: Section, label: str) -> list[tuple[int, list[str], Floats]]:
+    """The silo-to-silo weights of a method's first seed: (round, silos, matrix)."""
+    run = min((r for r in section.runs if r.info["label"] == label), key=lambda r: int(r.info["seed"]))
+    path = run.folder / WEIGHTS
+    if not path.exists():
+        return []
+    table = pq.read_table(path).to_pydict()
+    found: dict[int, dict[tuple[str, str], float]] = {}
+    for number, silo, other, weight in zip(*(table[c] for c in ("round", "silo", "other", "weight")), strict=True):
+        found.setdefault(number, {})[silo, other] = weight
+    result = []
+    for number, weights in sorted(found.items()):
+        silos = list(dict.fromkeys(silo for silo, _ in weights))
+        silos.sort(key=_natural)
+        result.append((number, silos, np.array([[weights[a, b] for b in silos] for a in silos])))
+    return result
+
+
+def _natural(name: str) -> tuple[str, int]:
+    """Sorts hospital2 before hospital10."""
+    digits = name[len(name.rstrip("0123456789")) :]
+    return name[: len(name) - len(digits)], int(digits or 0)
+
+
+def markdown(
+    config: ExperimentConfig,
+    sections: Sequence[Section],
+    pictures: Mapping[str, Sequence[tuple[str, str]]],
+    commands: Sequence[str],
+) -> str:
+    """The results page: what was run, tables, pictures, how to repeat it."""
+    lines = [f"# {config.name}", ""]
+    if any(section.synthetic for section in sections):
+        lines += ["**Synthetic data: generated images. No result so marked says anything about patients.**", ""]
+    first = sections[0].runs[0].info
+    lines += [
+        f"Model: {config.model}. Training: {_training(config.training.model_dump())}; overrides are part of a method's "
+        f"label. {config.rounds} rounds, seeds {', '.join(map(str, config.seeds))}. "
+        f"Medsilo {first['versions']['medsilo']}, PyTorch {first['versions']['torch']}, "
+        f"Python {first['versions']['python']}.",
         "",
         "Accuracy in percent: the uniform mean over silos of each one's personalised model on its own test images; "
-        f"mean ± standard deviation over seeds. Best round is optimistic; the mean of the last {LAST} rounds is not "
-        "chosen on test data.",
+        "mean ± standard deviation (population) over seeds. The best round is chosen on test images, as papers do, "
+        f"and so optimistic; the mean of the last {LAST} rounds is not. A method whose personalised model is what the "
+        "coordinator hands out is measured with what each round's aggregation gave.",
         "",
-        f"| method | seeds | best round | last {LAST} rounds | seeds on which it beats separate training |",
-        "| --- | --- | --- | --- | --- |",
     ]
-    for row in rows:
-        wins = "–" if row.wins is None else f"{row.wins} of {row.seeds}"
-        lines.append(
-            f"| {row.label} | {row.seeds} | {row.best[0]:.2f} ± {row.best[1]:.2f} | "
-            f"{row.last[0]:.2f} ± {row.last[1]:.2f} | {wins} |"
-        )
-    lines += ["", f"![learning curves]({experiment['name']}.png)", "", "Repeat it:", "", "```", command, "```", ""]
+    for section in sections:
+        lines += _section(config, section, pictures.get(section.file_stem, []))
+    lines += [
+        "## Repeat it",
+        "",
+        "```",
+        *commands,
+        "```",
+        "",
+        f"The tables as files: [`{config.name}.csv`]({config.name}.csv), "
+        f"[`{config.name}-exposure.csv`]({config.name}-exposure.csv), [`{config.name}.json`]({config.name}.json).",
+        "",
+    ]
     return "\n".join(lines)
 
 
-def draw(found: list[dict[str, Any]], rows: list[Row], path: Path) -> None:
-    """Learning curves, mean over seeds."""
-    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    for row in rows:
-        axes.plot(np.arange(1, len(row.curve) + 1), row.curve, label=row.label, linewidth=1.6)
-    first = found[0]
-    synthetic = " (synthetic)" if first["synthetic"] else ""
-    axes.set_title(f"{first['experiment']['name']}: {first['data']}{synthetic}, mean over seeds")
-    axes.set_xlabel("round")
-    axes.set_ylabel("mean accuracy of the silos, %")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+def _section(config: ExperimentConfig, section: Section, pictures: Sequence[tuple[str, str]]) -> list[str]:
+    info = section.runs[0].info
+    source = info["data_source"]
+    lines = [
+        f"## {section.title}",
+        "",
+        f"Data: {info['data']} ({source}; SHA-256 of the data set's content `{info['data_sha256'][:16]}…`). "
+        f"Setting: `{json.dumps(info['setting'])}`."
+        + ("" if info["participation"] == 1 else f" {info['participation']:.0%} of the silos take part in a round."),
+        "",
+    ]
+    models = {row.label: _model(section, row.label) for row in section.rows}
+    with_published = any(row.published for row in section.rows) or section.unmeasured
+    header = ["method", "seeds", "best round", f"last {LAST} rounds", "seeds on which it beats separate training"]
+    if with_published:
+        header += ["published", "best round − published", "source"]
+    body = []
+    for row in section.rows:
+        name = row.label if models[row.label] == config.model else f"{row.label} ({models[row.label]})"
+        wins = "–" if row.wins is None else f"{row.wins} of {row.compared}"
+        seeds = (
+            str(len(row.seeds)) if len(row.seeds) == len(config.seeds) else f"{len(row.seeds)} of {len(config.seeds)}"
+        )
+        cells = [name, seeds, _pm(row.best), _pm(row.last), wins]
+        if with_published:
+            difference = "–" if row.published is None else f"{row.best[0] - row.published.accuracy:+.2f}"
+            cells += [_published(row.published), difference, row.published.source if row.published else ""]
+        body.append(cells)
+    for label, number in section.unmeasured.items():
+        body.append([label, "not run", "–", "–", "–", _published(number), "–", number.source])
+    lines += _table(header, body)
+    missing = [v.label for v in config.variants() if v.label not in {row.label for row in section.rows}]
+    if missing:
+        lines += ["", f"Not finished: {', '.join(missing)}."]
+    lines += [
+        "",
+        "### Accuracy against exposed bytes",
+        "",
+        "MB (10⁶ bytes) of tensors per silo for the whole run, by exposure class: ↑ sent by the silo, ↓ sent to it. "
+        "Names, shapes, round numbers and the encoding's few bytes (PROTOCOL, IDENTITY) are not in it.",
+        "",
+        *_exposure_table(section),
+        "",
+    ]
+    for title, name in pictures:
+        lines += [f"![{title}]({name})", ""]
+    return lines
+
+
+def _exposure_table(section: Section) -> list[str]:
+    columns = [
+        (direction, exposure)
+        for direction in DIRECTIONS
+        for exposure in Exposure
+        if any(exposure in row.megabytes[direction] for row in section.rows)
+    ]
+    arrows = {"up": "↑", "down": "↓"}
+    header = ["method", f"last {LAST} rounds", "all ↑", "all ↓", *(f"{arrows[d]} {e}" for d, e in columns)]
+    body = [
+        [
+            row.label,
+            _pm(row.last),
+            *(_megabytes(row.total(direction)) for direction in DIRECTIONS),
+            *(_megabytes(row.megabytes[d].get(e, 0.0)) for d, e in columns),
+        ]
+        for row in section.rows
+    ]
+    return _table(header, body)
+
+
+def _table(header: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
+    rows = [header, ["---"] * len(header), *body]
+    return [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
+
+
+def _pm(spread: Spread) -> str:
+    return f"{spread[0]:.2f} ± {spread[1]:.2f}"
+
+
+def _published(number: Published | None) -> str:
+    if number is None:
+        return "–"
+    return f"{number.accuracy:g}" + ("" if number.std is None else f" ± {number.std:g}")
+
+
+def _megabytes(value: float) -> str:
+    return "0" if value == 0 else f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def _training(plan: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in plan.items()
+    )
+
+
+def _model(section: Section, label: str) -> str:
+    return next(str(run.info["plan"]["model"]["name"]) for run in section.runs if run.info["label"] == label)
+
+
+def _commands(config: ExperimentConfig, path: Path, runs: Path, to: Path, sections: Sequence[Section]) -> list[str]:
+    specs = dict.fromkeys(run.info["data_spec"] for section in sections for run in section.runs)
+    data = "" if config.data else "".join(f" --data {spec}" for spec in specs)
+    where = "" if runs == Path("runs") else f" --runs {runs}"
+    out = "" if to == Path("docs/results") else f" --out {to}"
+    return [f"simulation run --config {path}{data}{where}", f"simulation results --config {path}{where}{out}"]
+
+
+def _accuracy_csv(sections: Sequence[Section]) -> str:
+    fields = ["data", "synthetic", "setting", "method", "seeds", "best_mean", "best_std", "last10_mean", "last10_std"]
+    rows = []
+    for section in sections:
+        for row in section.rows:
+            measured = [*row.best, *row.last]
+            published = row.published.accuracy if row.published else ""
+            rows.append(
+                [section.data, section.synthetic, section.setting, row.label, len(row.seeds), *measured, published]
+            )
+    return _csv([*fields, "published"], rows)
+
+
+def _exposure_csv(sections: Sequence[Section]) -> str:
+    fields = ["data", "synthetic", "setting", "method", "last10_mean", "direction", "exposure", "mb_per_silo"]
+    rows = [
+        [section.data, section.synthetic, section.setting, row.label, row.last[0], direction, str(exposure), size]
+        for section in sections
+        for row in section.rows
+        for direction in DIRECTIONS
+        for exposure, size in row.megabytes[direction].items()
+    ]
+    return _csv(fields, rows)
+
+
+def _csv(fields: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(fields)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _as_json(config: ExperimentConfig, sections: Sequence[Section]) -> dict[str, Any]:
+    return {
+        "experiment": config.name,
+        "rounds": config.rounds,
+        "sections": [
+            {
+                "data": section.data,
+                "data_sha256": section.runs[0].info["data_sha256"],
+                "synthetic": section.synthetic,
+                "setting": section.setting,
+                "parameters": section.runs[0].info["setting"],
+                "methods": [
+                    {
+                        "label": row.label,
+                        "method": row.method,
+                        "seeds": list(row.seeds),
+                        "best": {"mean": row.best[0], "std": row.best[1]},
+                        "last10": {"mean": row.last[0], "std": row.last[1]},
+                        "curve": [None if np.isnan(value) else value for value in row.curve.tolist()],
+                        "mb_per_silo": {d: {str(e): v for e, v in row.megabytes[d].items()} for d in DIRECTIONS},
+                        "published": row.published.model_dump() if row.published else None,
+                    }
+                    for row in section.rows
+                ],
+            }
+            for section in sections
+        ],
+    }

@@ -28,6 +28,7 @@ class SmallSite:
     name: str = "a"
     num_samples: int = 8
     num_classes: int = 2
+    rounds: int = 3
     training: TrainingPlan = field(default_factory=lambda: TrainingPlan(optimizer="sgd", learning_rate=0.1, epochs=1))
     steps: int = 3
     pull: float = 1.0

@@ -18,6 +18,7 @@ import torch
 import yaml
 
 from algorithms.datasets import ImageDataset, save_npz
+from algorithms.models import build
 from algorithms.registry import make
 from coordinator.config import CoordinatorConfig
 from privacy.pki import Identity, create_authority, create_keys, issue
@@ -212,9 +213,11 @@ class Federation:
     def simulate(self) -> dict[str, dict[str, torch.Tensor]]:
         """The personalised models that an undisturbed run gives, by simulation with the same plan and shards."""
         torch.set_num_threads(1)
-        plan = CoordinatorConfig.read(self.folder / "coordinator.yaml").plan()
+        config = CoordinatorConfig.read(self.folder / "coordinator.yaml")
+        plan = config.plan()
         method = make(plan.method.name, plan.method.parameters)
-        simulation = Simulation(plan, method, self.shards, device=torch.device("cpu"))
+        public = config.open_public(build(plan.model, seed=plan.seed))
+        simulation = Simulation(plan, method, self.shards, device=torch.device("cpu"), public=public)
         for _ in range(plan.rounds):
             simulation.step()
         simulation.finish()

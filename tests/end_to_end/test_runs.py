@@ -88,25 +88,6 @@ def test_three_hospitals_train_together_and_each_keeps_the_record_of_what_left(f
     assert inspected["messages_per_round"] == len(upload)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "local"])
-def test_the_baselines_run_in_the_daemons_as_in_simulation(federation: Make, method: str) -> None:
-    exposures = ["PROTOCOL", "IDENTITY"]
-    if method == "fedavg":
-        exposures += ["MODEL_PARAMETERS", "SAMPLE_COUNT", "PEER_DERIVED"]
-    one = federation(run={"method": {"name": method}, "rounds": 2}, exposures=exposures)
-    one.run_to_the_end()
-
-    assert_every_round_counted_once(one)
-    assert_both_sides_agree(one)
-    assert_models_are(one, one.simulate())
-    left = {name for silo in one.silos for record in one.messages(silo, "sent") for name in record["classes"]}
-    # No consent to LOCAL_METRICS was given, so none left, although the run asks for them.
-    tensors = {"MODEL_PARAMETERS_EXTRACTOR", "MODEL_PARAMETERS_CLASSIFIER", "SAMPLE_COUNT"}
-    assert left == {"PROTOCOL", "IDENTITY"} | (tensors if method == "fedavg" else set())
-    results = json.loads(one.command("coordinator", "results", "--config", "coordinator.yaml", "--json"))
-    assert set(map(len, results["silos"].values())) == {0}
-
-
 def test_a_silo_killed_in_mid_training_loses_nothing(federation: Make) -> None:
     one = federation(run={"training": {"epochs": 60, "batch_size": 16}})
     coordinator = one.start_coordinator()

@@ -185,3 +185,13 @@ def test_a_silo_that_has_seen_no_plan_is_told_where_to_get_one(tmp_path: Path) -
     (config.runs / "r").mkdir(parents=True)
     (config.runs / "r" / "plan.json").write_text(make_plan("local").model_dump_json())
     assert known_plan(config) == make_plan("local")
+
+
+def test_what_leaves_only_in_other_rounds_is_named(tmp_path: Path) -> None:
+    config = configured(tmp_path, [*ALL, "RUNNING_STATISTICS"])
+    plan = make_plan("fedap")
+    plan = plan.model_copy(update={"model": ModelPlan(name="lenet5", input_shape=(3, 80, 80), classes=3)})
+    found = inspect(config, plan)
+    assert Exposure.RUNNING_STATISTICS not in {item.exposure for item in found.content}
+    assert found.other_rounds == (Exposure.RUNNING_STATISTICS,)
+    assert inspect(config, make_plan("fedavg")).other_rounds == ()

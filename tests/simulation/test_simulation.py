@@ -1,4 +1,4 @@
-"""Simulation: partial participation, repeatability, and the table made of runs."""
+"""Simulation: partial participation, repeatability, what it measures and counts, going on from a file."""
 
 from __future__ import annotations
 
@@ -8,39 +8,53 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from algorithms.datasets import ImageDataset
 from algorithms.diversifed import DiversiFed, attract_repel
 from algorithms.method import PERSONAL, Method
-from algorithms.registry import make
+from algorithms.models import build
+from algorithms.public_set import PublicImages
+from algorithms.registry import METHODS, make
 from privacy.errors import DataError
 from privacy.exposure import Exposure
 from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from silo.sharding import Dirichlet, cut
 from silo.synthetic import generate_tissue
 from simulation.federation import Simulation
-from simulation.results import read_runs, tabulate
+from simulation.public_images import cut_public
+
+SETTING = Dirichlet(silos=5, alpha=1.0, train_per_silo=40, test_per_silo=10)
 
 
 @pytest.fixture(scope="module")
-def shards() -> list[ImageDataset]:
-    setting = Dirichlet(silos=5, alpha=1.0, train_per_silo=40, test_per_silo=10)
-    return cut(generate_tissue(seed=1, train=900, test=270), setting, seed=1)
+def dataset() -> ImageDataset:
+    return generate_tissue(seed=1, train=900, test=270)
 
 
-def simulate(shards: list[ImageDataset], method: Method, **changes: Any) -> Simulation:
+@pytest.fixture(scope="module")
+def shards(dataset: ImageDataset) -> list[ImageDataset]:
+    return cut(dataset, SETTING, seed=1)
+
+
+def simulate(
+    shards: list[ImageDataset], method: Method, *, public: ImageDataset | None = None, **changes: Any
+) -> Simulation:
+    # FedAP and FedBN are about batch normalisation.
+    model = "lenet5" if method.name in ("fedap", "fedbn") else "mlp-64"
     plan = RunPlan(
         federation="test",
         coordinator="c",
         run="r",
         method=MethodPlan(name=method.name, parameters=method.parameters()),
-        model=ModelPlan(name="mlp-64", input_shape=(3, 28, 28), classes=9),
+        model=ModelPlan(name=model, input_shape=(3, 28, 28), classes=9),
         training=TrainingPlan(epochs=1, batch_size=20),
         seed=1,
         required=method.required,
         **{"rounds": 4, **changes},
     )
-    return Simulation(plan, method, shards, device=torch.device("cpu"))
+    given = public and PublicImages(public, build(plan.model, seed=1), plan.model.input_shape)
+    return Simulation(plan, method, shards, device=torch.device("cpu"), public=given or None)
 
 
 def flat(state: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -99,21 +113,134 @@ def test_after_fedavg_all_silos_hold_the_same_model(shards: list[ImageDataset]) 
     assert all(torch.equal(first, other) for other in others)
 
 
-def test_the_table_counts_seeds_and_says_where_separate_training_was_beaten(tmp_path: Path) -> None:
-    methods = [{"name": "local"}, {"name": "diversifed", "temperature": 0.5}]
-    for label, accuracies in (("local", (0.4, 0.6)), ("diversifed-temperature=0.5", (0.5, 0.5))):
-        for seed, accuracy in enumerate(accuracies):
-            content = {
-                "label": label,
-                "method": label.partition("-")[0],
-                "seed": seed,
-                "experiment": {"methods": methods},
-                "accuracy_per_round": [{"a": accuracy, "b": accuracy}] * 12,
-                "final_accuracy": {"a": accuracy, "b": accuracy},
-            }
-            (tmp_path / f"{label}-seed{seed}.json").write_text(json.dumps(content))
-    alone, together = tabulate(read_runs(tmp_path))
-    assert (alone.label, alone.last, alone.wins) == ("local", (50.0, 10.0), None)
-    assert (together.last, together.wins, together.seeds) == ((50.0, 0.0), 1, 2)
-    with pytest.raises(DataError, match="no finished runs"):
-        read_runs(tmp_path / "nowhere")
+def test_separate_training_sends_nothing_and_gets_the_starting_model_once(shards: list[ImageDataset]) -> None:
+    one = simulate(shards, make("local", {}), participation=0.6, rounds=6)
+    started: set[str] = set()
+    size = 4 * ((3 * 28 * 28 + 1) * 64 + (64 + 1) * 9)  # float32; weights and biases of both layers
+    for _ in range(6):
+        one.step()
+        for row in one.last:
+            assert row.up == {}
+            first = row.took_part and row.silo not in started
+            assert row.down == ({Exposure.INITIAL_MODEL: size} if first else {})
+            if row.took_part:
+                started.add(row.silo)
+    one.finish()
+    for row in one.last:
+        assert row.down == ({} if row.silo in started else {Exposure.INITIAL_MODEL: size})
+
+
+def test_every_byte_of_fedavg_is_counted_in_its_class(shards: list[ImageDataset]) -> None:
+    one = simulate(shards, make("fedavg", {}), rounds=2)
+    hidden, classifier = 4 * (3 * 28 * 28 + 1) * 64, 4 * (64 + 1) * 9
+    up = {
+        Exposure.MODEL_PARAMETERS_EXTRACTOR: hidden,
+        Exposure.MODEL_PARAMETERS_CLASSIFIER: classifier,
+        Exposure.SAMPLE_COUNT: 8,
+    }
+    down = [
+        {Exposure.INITIAL_MODEL: hidden + classifier},
+        {Exposure.PEER_DERIVED: hidden + classifier},
+    ]
+    for number in range(2):
+        one.step()
+        assert [(row.round, row.up, row.down) for row in one.last] == [(number, up, down[number])] * 5
+    one.finish()
+    assert [(row.round, row.up, row.down) for row in one.last] == [(2, {}, down[1])] * 5
+
+
+def test_a_method_that_hands_out_one_model_is_measured_with_it(shards: list[ImageDataset]) -> None:
+    """What a round is said to have made is what its average does, also at a silo that sat the round out."""
+    one = simulate(shards, make("fedavg", {}), participation=0.6, rounds=3)
+    for _ in range(3):
+        returned = one.step()
+        assert one._everyone is not None
+        average = one._everyone[Exposure.PEER_DERIVED].tensors()
+        for row in one.last:
+            assert row.measured == one._sites[row.silo].measure(average)
+        assert returned == {row.silo: row.measured for row in one.last if row.took_part}
+    last = {row.silo: row.measured for row in one.last}
+    assert one.finish() == last
+
+
+def test_a_silo_that_sat_out_keeps_its_measurement(shards: list[ImageDataset]) -> None:
+    one = simulate(shards, make("diversifed", {}), participation=0.4, rounds=4)
+    before: dict[str, Any] = {}
+    for _ in range(4):
+        one.step()
+        assert sum(row.took_part for row in one.last) == 2
+        for row in one.last:
+            assert row.measured == one._sites[row.silo].measure(one.silos[row.silo].personal())
+            if not row.took_part and before:
+                assert row.measured == before[row.silo]
+        before = {row.silo: row.measured for row in one.last}
+
+
+def test_all_silos_share_one_module(shards: list[ImageDataset]) -> None:
+    one = simulate(shards, make("local", {}))
+    assert len({id(site.model) for site in one._sites.values()}) == 1
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_a_run_gone_on_with_from_a_file_has_the_bits_of_one_that_was_not_stopped(
+    dataset: ImageDataset, shards: list[ImageDataset], method: str, tmp_path: Path
+) -> None:
+    made = make(method, {})
+    public = cut_public(dataset, SETTING, shards, seed=1, per_class=2) if made.needs_public else None
+
+    def fresh() -> Simulation:
+        return simulate(shards, made, public=public, participation=0.6, rounds=5)
+
+    whole, stopped = fresh(), fresh()
+    rows: dict[str, list[Any]] = {"whole": [], "parts": []}
+    for _ in range(2):
+        stopped.step()
+        rows["parts"] += stopped.last
+    stopped.save(tmp_path / "checkpoint", notes={"any": [1, 2.5]})
+    again = fresh()
+    assert again.load(tmp_path / "checkpoint") == {"any": [1, 2.5]}
+    assert again.round == 2
+    for one, kind in ((whole, "whole"), (again, "parts")):
+        while one.round < 5:
+            one.step()
+            rows[kind] += one.last
+        one.finish()
+        rows[kind] += one.last
+    assert rows["whole"] == rows["parts"]
+    for name, half in whole.silos.items():
+        expected, found = half.personal(), again.silos[name].personal()
+        assert expected.keys() == found.keys()
+        assert all(torch.equal(tensor, found[key]) for key, tensor in expected.items())
+
+
+def test_a_checkpoint_that_is_cut_short_is_refused(shards: list[ImageDataset], tmp_path: Path) -> None:
+    one = simulate(shards, make("fedavg", {}))
+    one.step()
+    one.save(tmp_path / "checkpoint")
+    content = (tmp_path / "checkpoint").read_bytes()
+    for length in (0, 7, 100, len(content) // 2, len(content) - 1):
+        (tmp_path / "checkpoint").write_bytes(content[:length])
+        with pytest.raises(DataError, match="cannot be read as a checkpoint"):
+            one.load(tmp_path / "checkpoint")
+
+
+def test_a_checkpoint_of_another_plan_or_other_images_is_refused(shards: list[ImageDataset], tmp_path: Path) -> None:
+    one = simulate(shards, make("local", {}))
+    one.step()
+    one.save(tmp_path / "checkpoint")
+    with pytest.raises(DataError, match="another plan, or on other data"):
+        simulate(shards, make("local", {}), rounds=9).load(tmp_path / "checkpoint")
+    with pytest.raises(DataError, match="another plan, or on other data"):
+        simulate(shards[:4], make("local", {})).load(tmp_path / "checkpoint")
+
+
+def test_a_checkpoint_is_a_safetensors_file(shards: list[ImageDataset], tmp_path: Path) -> None:
+    """Readable without any of our code, and never able to run any."""
+    one = simulate(shards, make("diversifed", {}))
+    one.step()
+    one.save(tmp_path / "checkpoint")
+    with safe_open(tmp_path / "checkpoint", framework="pt") as file:
+        state = json.loads(bytes(file.get_tensor("state").numpy()))
+        for name, half in one.silos.items():
+            for key, number in state["silos"][name][PERSONAL].items():
+                assert torch.equal(file.get_tensor(str(number)), half.personal()[key])

@@ -1,0 +1,86 @@
+"""Ditto (Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021, Algorithm 1):
+beside the global model of federated averaging, each silo trains a model of its own that is held near it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from algorithms.fedavg import FedAvg, FedAvgSilo
+from algorithms.method import PERSONAL, TRAINED, Correction, SiloHalf, Site, State, load_parameters, require, subset
+from algorithms.models import state_of
+from algorithms.tensors import Payload
+from privacy.exposure import Exposure
+
+GLOBAL = "global"
+"""The group of a silo's memory that holds the global model, with the silo's own buffers."""
+
+
+@dataclass(frozen=True)
+class Ditto(FedAvg):
+    """Ditto's hyper-parameters.
+
+    Attributes:
+        proximal_weight: λ ≥ 0 of the personal loss CE(v) + λ/2 ‖v − w^t‖² (Eq. 2); 0 trains v alone, large values
+            hold it at the global model. The paper lets a silo choose among 0.1, 1 and 2 and falls back on 1
+            (appendix D).
+        personal_epochs: of v's training in a round, at least 1, or 0 for the plan's.
+    """
+
+    name: ClassVar[str] = "ditto"
+    downloads_last: ClassVar[bool] = False
+    measures_received: ClassVar[bool] = False
+    proximal_weight: float = 1.0
+    personal_epochs: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.proximal_weight >= 0, f"ditto: proximal_weight is {self.proximal_weight}; it must be 0 or more")
+        require(self.personal_epochs >= 0, f"ditto: personal_epochs is {self.personal_epochs}; it must be 0 or more")
+
+    def silo_half(self, site: Site) -> SiloHalf:
+        """Trains the global model and a personal one."""
+        return DittoSilo(self, site)
+
+
+class TwoModelSilo(FedAvgSilo):
+    """A FedAvg silo that keeps the global model apart from its personal one."""
+
+    def begin(self, initial: State) -> None:
+        """Both models start alike."""
+        super().begin(initial)
+        self.memory[GLOBAL] = initial
+
+    def finish(self, download: Payload) -> None:
+        """The global model as it came, with the silo's own buffers as last trained; the personal one stays."""
+        layout = self.site.layout
+        buffers = subset(self.memory.get(TRAINED, self.memory[GLOBAL]), layout.buffers)
+        received = load_parameters(download, Exposure.PEER_DERIVED, layout.parameters) if download else {}
+        self.memory[GLOBAL] = {**self.memory[GLOBAL], **buffers, **received}
+
+    def rehearse(self) -> None:
+        """As if training had changed nothing."""
+        self.memory[TRAINED] = self.memory[GLOBAL]
+
+
+class DittoSilo(TwoModelSilo):
+    """Trains w for the federation and v for itself; both see w^t as it came."""
+
+    method: Ditto
+
+    def train(self, round_number: int, download: Payload) -> None:
+        """E epochs on w from w^t, then v's epochs from v; λ (v − w^t) is added to v's gradients."""
+        self.finish(download)
+        site = self.site
+        site.load(self.memory[GLOBAL])
+        site.fit(round_number)
+        self.memory[TRAINED] = state_of(site.model)
+        site.load(self.memory[PERSONAL])
+        centre = subset(self.memory[GLOBAL], site.layout.parameters)
+        site.fit(
+            round_number,
+            correction=Correction(self.method.proximal_weight, centre),
+            epochs=self.method.personal_epochs or None,
+            phase="personal",
+        )
+        self.memory[PERSONAL] = state_of(site.model)

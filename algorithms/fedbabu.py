@@ -1,0 +1,62 @@
+"""FedBABU: the body is trained together under a head that nobody trains, the head is fitted at the end (Oh et al.,
+"FedBABU: Toward Enhanced Representation for Federated Image Classification", 2022, Algorithm 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from algorithms.method import PERSONAL, Site, require
+from algorithms.models import state_of
+from algorithms.partial_sharing import PartialSharing, PartialSharingSilo
+from algorithms.tensors import Payload
+
+
+@dataclass(frozen=True)
+class FedBABU(PartialSharing):
+    """FedBABU. The classifier keeps its start, which all silos have in common, so only the extractor is trained and
+    averaged. After the last round each silo fine-tunes the whole model on its own images.
+
+    During the run a silo's model is the average extractor under the untrained classifier; what is measured at the end
+    is the fine-tuned one.
+
+    Attributes:
+        fine_tune_epochs: at the end, at least 0; 0 leaves the common model. The paper's tables use 5 (section 5).
+        weighting: the paper weights by numbers of images, "samples".
+    """
+
+    name: ClassVar[str] = "fedbabu"
+    downloads_last: ClassVar[bool] = True
+    personal_model: ClassVar[Literal["trained", "averaged"]] = "averaged"
+    fine_tune_epochs: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.fine_tune_epochs >= 0,
+            f"fedbabu: fine_tune_epochs is {self.fine_tune_epochs}; it must be 0 or more",
+        )
+
+    def silo_half(self, site: Site) -> PartialSharingSilo:
+        """Trains the body."""
+        return FedBABUSilo(self, site)
+
+
+class FedBABUSilo(PartialSharingSilo):
+    """Trains the body under the frozen head; everything at the end."""
+
+    def __init__(self, method: FedBABU, site: Site) -> None:
+        super().__init__(method, site)
+        self.fine_tune_epochs = method.fine_tune_epochs
+
+    def fit(self, round_number: int) -> None:
+        """The plan's epochs on the extractor alone."""
+        self.fit_only(round_number, self.site.layout.extractor, epochs=None, phase="training")
+
+    def finish(self, download: Payload) -> None:
+        """The last average, then the whole model on the silo's own images."""
+        self.take(download)
+        if self.fine_tune_epochs:
+            self.site.load(self.memory[PERSONAL])
+            self.site.fit(self.site.rounds - 1, epochs=self.fine_tune_epochs, phase="fine-tuning")
+            self.memory[PERSONAL] = state_of(self.site.model)

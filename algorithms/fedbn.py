@@ -1,0 +1,51 @@
+"""FedBN: federated averaging of everything but batch normalisation (Li et al., "FedBN: Federated Learning on Non-IID
+Features via Local Batch Normalization", 2021, Algorithm 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from algorithms.method import Site
+from algorithms.models import Layout
+from algorithms.partial_sharing import PartialSharing, PartialSharingSilo
+from algorithms.tensors import TensorSpec
+from privacy.exposure import MODEL, Exposure
+
+
+@dataclass(frozen=True)
+class FedBN(PartialSharing):
+    """FedBN. Batch normalisation's scales, shifts and running statistics stay at the silo; all else is averaged. The
+    personal model is the average with the silo's own batch normalisation.
+
+    Without batch normalisation in the model, this is federated averaging (of the same weighting) to the last bit.
+
+    ``weighting``: Algorithm 1 averages all silos alike, "uniform", which exposes less than "samples".
+    """
+
+    name: ClassVar[str] = "fedbn"
+    downloads_last: ClassVar[bool] = True
+    measures_received: ClassVar[bool] = True
+    shared_classes: ClassVar[tuple[Exposure, ...]] = MODEL
+    personal_model: ClassVar[Literal["trained", "averaged"]] = "averaged"
+    weighting: Literal["samples", "uniform"] = "uniform"
+
+    def shared(self, layout: Layout) -> dict[Exposure, tuple[TensorSpec, ...]]:
+        """All parameters but batch normalisation's."""
+        own = frozenset(layout.normalisation)
+        return {
+            exposure: tuple(spec for spec in specs if spec.name not in own)
+            for exposure, specs in layout.model_parts().items()
+        }
+
+    def silo_half(self, site: Site) -> PartialSharingSilo:
+        """Trains everything."""
+        return PartialSharingSilo(self, site)
+
+    def warnings(self, silos: int) -> list[str]:
+        """What it takes for FedBN to be more than federated averaging."""
+        del silos
+        return [
+            "fedbn keeps batch normalisation local; with a model that has none (diversifed-cnn, mlp-64) it is fedavg: "
+            "choose a model with batch normalisation, such as lenet5 or resnet8"
+        ]

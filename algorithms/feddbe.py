@@ -1,0 +1,271 @@
+"""FedAvg with the domain bias eliminator (Zhang et al., "Eliminating Domain Bias for Federated Learning in
+Representation Space", NeurIPS 2023, section 4).
+
+A silo's features z are what its extractor gives plus a trainable vector v that never leaves the silo (personalised
+representation bias memory): logits W (z + v) + b. What is peculiar to the silo's images may go into v, and mean
+regularisation keeps the extractor's mean close to a consensus m of all silos: the loss is
+
+    CE(W (z + v) + b, y) + κ · MSE(μ-running mean of z over batches, m).
+
+m is the average of the silos' mean features, weighted by their numbers of images, and is fixed once it is known.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from algorithms.fedavg import sample_weights
+from algorithms.fedgh import class_sums, linear_shape
+from algorithms.method import (
+    PERSONAL,
+    TRAINED,
+    CoordinatorHalf,
+    Downloads,
+    Federation,
+    Method,
+    Objective,
+    SiloHalf,
+    Site,
+    State,
+    load_parameters,
+    require,
+    subset,
+)
+from algorithms.models import Features, Layout, classifier_of, state_of
+from algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace
+from privacy.errors import ConfigurationError
+from privacy.exposure import MODEL, Exposure
+
+_SHIFT = "shift"
+_MEAN = "mean"
+_CONSENSUS = "consensus"
+_COUNT = TensorSpec("samples", (), "I64")
+
+
+@dataclass(frozen=True)
+class FedDBE(Method):
+    """FedAvg + DBE.
+
+    Attributes:
+        mean_weight: κ ≥ 0, of the mean squared error over the F features; 0 leaves only the personal vector. The
+            authors use 50.
+        momentum: μ in (0, 1]: the running mean becomes (1 − μ) running + μ batch; 1 takes each batch's mean by
+            itself. The authors use 1. The running mean starts anew in each round, with the first batch's mean.
+
+    Read as: the first round is the paper's initialisation. It trains plainly, and after it each silo that takes part
+    releases the mean of its features over its training images, once; a silo that comes later is not asked. The
+    personal model is the global one, with v inside its classifier's bias: W (z + v) + b = W z + (W v + b).
+    """
+
+    name: ClassVar[str] = "feddbe"
+    downloads_last: ClassVar[bool] = True
+    mean_weight: float = 50.0
+    momentum: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(self.mean_weight >= 0, f"feddbe: mean_weight is {self.mean_weight}; it must be 0 or more")
+        require(
+            0 < self.momentum <= 1,
+            f"feddbe: momentum is {self.momentum}; it must be above 0 and at most 1",
+        )
+
+    @property
+    def uploads(self) -> frozenset[Exposure]:
+        """The model, the number of images, and in the first round the mean feature."""
+        return frozenset({*MODEL, Exposure.SAMPLE_COUNT, Exposure.RUNNING_STATISTICS})
+
+    @property
+    def downlink(self) -> frozenset[Exposure]:
+        """The average model and the consensus mean."""
+        return frozenset({Exposure.PEER_DERIVED})
+
+    def silo_half(self, site: Site) -> SiloHalf:
+        """Trains the global model behind its own shift of the features."""
+        return FedDBESilo(self, site)
+
+    def coordinator_half(self, federation: Federation) -> CoordinatorHalf:
+        """Averages models, and once the means."""
+        return FedDBECoordinator(self, federation)
+
+
+class Shift(nn.Module):
+    """A trainable vector added to what goes into a layer.
+
+    Attributes:
+        vector: v, ``[F]``.
+    """
+
+    def __init__(self, vector: Tensor) -> None:
+        super().__init__()
+        self.vector = nn.Parameter(vector.clone())
+
+    @contextmanager
+    def before(self, layer: nn.Module) -> Iterator[None]:
+        """Inside, the layer gets its input plus the vector."""
+        handle = layer.register_forward_pre_hook(self._add)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _add(self, _layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (inputs[0] + self.vector, *inputs[1:])
+
+
+class FedDBESilo(SiloHalf):
+    """FedAvg's silo with a shift of its own; the shift stays."""
+
+    def __init__(self, method: FedDBE, site: Site) -> None:
+        super().__init__(site)
+        self.method = method
+        self._features = _features_of(site.layout)
+
+    def begin(self, initial: State) -> None:
+        """The starting model and v = 0."""
+        super().begin(initial)
+        self.memory[_SHIFT] = {_SHIFT: torch.zeros(self._features)}
+
+    def train(self, round_number: int, download: Payload) -> None:
+        """E epochs from the global model: plainly as long as there is no consensus, then with v and the regulariser."""
+        site = self.site
+        self.finish(download)
+        site.load(self.memory[PERSONAL])
+        if _CONSENSUS in self.memory:
+            self._fit_towards(round_number, self.memory[_CONSENSUS][_CONSENSUS])
+        else:
+            site.fit(round_number)
+        self.memory[TRAINED] = state_of(site.model)
+        self.memory.pop(_MEAN, None)
+        if round_number == 0:
+            sums, counts = class_sums(site)
+            self.memory[_MEAN] = {_MEAN: (sums.sum(dim=0) / counts.sum().clamp(min=1)).to(torch.float32)}
+
+    def rehearse(self) -> None:
+        """As if training had changed nothing, with a mean of zeros."""
+        self.memory[TRAINED] = self.memory[PERSONAL]
+        self.memory[_MEAN] = {_MEAN: torch.zeros(self._features)}
+
+    def finish(self, download: Payload) -> None:
+        """The global model becomes the silo's model, with the silo's own buffers as last trained."""
+        layout = self.site.layout
+        buffers = subset(self.memory.get(TRAINED, self.memory[PERSONAL]), layout.buffers)
+        self.memory[PERSONAL] = {**self.memory[PERSONAL], **buffers}
+        if not download:
+            return
+        specs = layout.parameters
+        if any(spec.name == _CONSENSUS for spec in download[Exposure.PEER_DERIVED].specs):
+            specs += (TensorSpec(_CONSENSUS, (self._features,)),)
+        received = load_parameters(download, Exposure.PEER_DERIVED, specs)
+        if _CONSENSUS in received:
+            self.memory[_CONSENSUS] = {_CONSENSUS: received.pop(_CONSENSUS)}
+        self.memory[PERSONAL].update(received)
+
+    def upload(self) -> Payload:
+        """The trained model, the number of images, and after the first round's training the mean feature."""
+        trained = self.memory[TRAINED]
+        parts = self.site.layout.model_parts()
+        payload = {exposure: Part.of(subset(trained, specs)) for exposure, specs in parts.items()}
+        payload[Exposure.SAMPLE_COUNT] = Part.of({_COUNT.name: torch.tensor(self.site.num_samples)})
+        if _MEAN in self.memory:
+            payload[Exposure.RUNNING_STATISTICS] = Part.of(self.memory[_MEAN])
+        return payload
+
+    def personal(self) -> State:
+        """The global model with the silo's shift in the classifier's bias."""
+        state = self.memory[PERSONAL]
+        weight, bias = (spec.name for spec in self.site.layout.classifier)
+        return {**state, bias: state[bias] + state[weight] @ self.memory[_SHIFT][_SHIFT]}
+
+    def _fit_towards(self, round_number: int, consensus: Tensor) -> None:
+        site, method = self.site, self.method
+        classifier = classifier_of(site.model)[1]
+        device = next(classifier.parameters()).device
+        shift = Shift(self.memory[_SHIFT][_SHIFT]).to(device)
+        # The features are caught before they are shifted: hooks run in the order in which they are registered.
+        with Features(site.model) as features, shift.before(classifier):
+            objective = regularised(
+                lambda: features.last, consensus.to(device), weight=method.mean_weight, momentum=method.momentum
+            )
+            site.fit(round_number, objective=objective, extra=shift)
+        self.memory[_SHIFT] = {_SHIFT: shift.vector.detach().to("cpu", copy=True)}
+
+
+class FedDBECoordinator(CoordinatorHalf):
+    """Averages models by numbers of images; keeps the consensus of the first round."""
+
+    def __init__(self, method: FedDBE, federation: Federation) -> None:
+        super().__init__(federation)
+        self.method = method
+        self._mean = TensorSpec(_MEAN, (_features_of(federation.layout),))
+
+    def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
+        """The model and the number of images; in the first round the mean feature too."""
+        del silo
+        parts = {**self.federation.layout.model_parts(), Exposure.SAMPLE_COUNT: (_COUNT,)}
+        return {**parts, Exposure.RUNNING_STATISTICS: (self._mean,)} if round_number == 0 else parts
+
+    def aggregate(
+        self,
+        round_number: int,
+        uploads: Mapping[str, Payload],
+        latest: Mapping[str, Payload],
+        workspace: Workspace,
+    ) -> Downloads:
+        """One model and one consensus for everyone."""
+        del latest
+        payloads = list(uploads.values())
+        counts = [payload[Exposure.SAMPLE_COUNT].tensors()[_COUNT.name] for payload in payloads]
+        weights = sample_weights(torch.stack(counts)).reshape(1, -1)
+        if round_number == 0:
+            means = [payload[Exposure.RUNNING_STATISTICS].tensors()[_MEAN] for payload in payloads]
+            consensus = weights @ torch.stack(means).to(torch.float64)
+            self.memory[_CONSENSUS] = {_CONSENSUS: consensus.squeeze(0).to(torch.float32)}
+        stack = Stack.of(payloads, MODEL)
+        specs, tail = stack.specs, []
+        if _CONSENSUS in self.memory:
+            specs += (TensorSpec(_CONSENSUS, self._mean.shape),)
+            tail = [self.memory[_CONSENSUS][_CONSENSUS].reshape(1, -1)]
+        averages = stack.map(lambda block: (weights @ block).to(torch.float32))
+        (average,) = workspace.write(specs, 1, itertools.chain(averages, tail))
+        return Downloads(everyone={Exposure.PEER_DERIVED: average})
+
+
+def regularised(features: Callable[[], Tensor], consensus: Tensor, *, weight: float, momentum: float) -> Objective:
+    """The loss of one round's training; it remembers the running mean from batch to batch.
+
+    Args:
+        features: gives the last batch's features ``[n, F]``, unshifted, with their gradient's history.
+        consensus: m, ``[F]``.
+        weight: κ.
+        momentum: μ.
+    """
+    running: Tensor | None = None
+
+    def objective(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+        nonlocal running
+        loss = F.cross_entropy(model(images), labels)
+        mean = features().mean(dim=0)
+        if running is not None:
+            # Past batches are numbers: a gradient through them would need their graphs.
+            mean = (1 - momentum) * running + momentum * mean
+        running = mean.detach()
+        return loss + weight * F.mse_loss(mean, consensus)
+
+    return objective
+
+
+def _features_of(layout: Layout) -> int:
+    features = linear_shape("feddbe", layout)[1]
+    if len(layout.classifier) != 2:
+        raise ConfigurationError(
+            "feddbe: the personal shift ends up in the last layer's bias, and this model's has none; choose another"
+        )
+    return features

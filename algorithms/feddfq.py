@@ -1,0 +1,438 @@
+"""FedDFQ: personalisation by data identifiers ("FedDFQ: Personalized Federated Learning Based on Data Feature
+Quantification").
+
+Three parts, each of which can be switched off (the paper's ablation, Table 2):
+
+* DIEM: a silo's data identifier f is the mean over its training images of each image's column profile (the mean over
+  channels, then over rows; Eq. 1–2): as many numbers as an image is wide. Similarity is the cosine (Eq. 4).
+* FELPA (Algorithm 1): silo i gets the extractor W_i = Σ_j s_ij W_j, with s_ij = max(0, cos(f_i, f_j)) divided by its
+  row's sum. The classifier stays the silo's own.
+* AGAM (Algorithm 2): silo i also gets the others' classifier gradients, scaled by s_ij, and takes them one after
+  another into a step on its classifier, keeping one only if the loss on its training images falls.
+
+What this exposes: every silo's mean image profile and, with AGAM, its classifier's gradient to the coordinator; and the
+gradient, scaled but otherwise as it is, **to every other silo**. Shares of the classes can be read off such a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from algorithms.method import (
+    PERSONAL,
+    CoordinatorHalf,
+    Downloads,
+    Federation,
+    Method,
+    SiloHalf,
+    Site,
+    require,
+)
+from algorithms.models import Features, classifier_of, state_of
+from algorithms.sharing import Buffers, check_linear, model_upload, received_tensors, upload_specs
+from algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace, combine
+from privacy.errors import ConfigurationError, RefusedError
+from privacy.exposure import Exposure
+
+_IDENTIFIER = "identifier"
+_BATCH = 1024
+Normalisation = Literal["clamp", "softmax", "minmax"]
+
+
+@dataclass(frozen=True)
+class FedDFQ(Method):
+    """FedDFQ's hyper-parameters. Where the paper is silent, the choice is ours.
+
+    Attributes:
+        diem: similarities from data identifiers; without, all silos count alike and no identifier leaves.
+        felpa: "personal" gives each silo its own mixture of extractors; "global" gives all the mean of those mixtures
+            (DIEM inside FedAvg).
+        agam: others' classifier gradients are tried.
+        centre: what identifiers are taken of: "model_input", the images as the network sees them (in [−1, 1]);
+            "none", pixels in [0, 1], where all identifiers point the same way and all cosines are about 1;
+            "global_mean", the network's images, and the coordinator subtracts the mean identifier.
+        per_class: one profile a class ("N × C × C" in the paper's remark), which also tells which classes a silo has.
+        normalisation: "clamp" is max(0, cos) over the row's sum; "softmax" of cosines; "minmax" scales a row to 0 … 1
+            before it is divided by its sum.
+        candidates: how many of the most similar others' gradients a silo is given; 0 for all.
+        order: in which they are tried: "ascending" similarity, as Algorithm 2 has it, or "descending".
+        include_self: the silo's own gradient is a candidate too, the last.
+        gradient: "mean" over the round's mini-batches; "last_batch"; "delta", (before − after)/(learning rate · steps),
+            which with plain SGD is the mean.
+        buffers: batch normalisation's running statistics stay at the silo, or follow the extractor ("aggregate").
+    """
+
+    name: ClassVar[str] = "feddfq"
+    diem: bool = True
+    felpa: Literal["personal", "global"] = "personal"
+    agam: bool = True
+    centre: Literal["model_input", "none", "global_mean"] = "model_input"
+    per_class: bool = False
+    normalisation: Normalisation = "clamp"
+    candidates: int = 0
+    order: Literal["ascending", "descending"] = "ascending"
+    include_self: bool = False
+    gradient: Literal["mean", "last_batch", "delta"] = "mean"
+    buffers: Buffers = "local"
+
+    def __post_init__(self) -> None:
+        require(self.candidates >= 0, f"feddfq: candidates is {self.candidates}; it must be 0 (all) or more")
+        for field, allowed in (
+            ("felpa", ("personal", "global")),
+            ("centre", ("model_input", "none", "global_mean")),
+            ("normalisation", ("clamp", "softmax", "minmax")),
+            ("order", ("ascending", "descending")),
+            ("gradient", ("mean", "last_batch", "delta")),
+            ("buffers", ("local", "aggregate")),
+        ):
+            value = getattr(self, field)
+            require(value in allowed, f"feddfq: {field} is {value!r}; use {' or '.join(allowed)}")
+
+    @property
+    def uploads(self) -> frozenset[Exposure]:
+        """The extractor, with DIEM the identifier (once), with AGAM the classifier's gradient."""
+        found = {Exposure.MODEL_PARAMETERS_EXTRACTOR}
+        if self.diem:
+            found.add(Exposure.DATA_IDENTIFIER)
+        if self.agam:
+            found.add(Exposure.CLASSIFIER_GRADIENT)
+        if self.buffers == "aggregate":
+            found.add(Exposure.RUNNING_STATISTICS)
+        return frozenset(found)
+
+    @property
+    def downlink(self) -> frozenset[Exposure]:
+        """Mixed extractors, and with AGAM other silos' classifier gradients."""
+        return frozenset({Exposure.PEER_DERIVED} | ({Exposure.CLASSIFIER_GRADIENT} if self.agam else set()))
+
+    def silo_half(self, site: Site) -> SiloHalf:
+        """Identifier, trial of gradients, local training."""
+        return FedDFQSilo(self, site)
+
+    def coordinator_half(self, federation: Federation) -> CoordinatorHalf:
+        """Similarities, mixtures, scaled gradients."""
+        return FedDFQCoordinator(self, federation)
+
+
+class FedDFQSilo(SiloHalf):
+    """Loads the mixed extractor, tries the others' gradients on its classifier, trains everything."""
+
+    def __init__(self, method: FedDFQ, site: Site) -> None:
+        super().__init__(site)
+        self.method = method
+        check_linear(method.name, site.layout)
+
+    def train(self, round_number: int, download: Payload) -> None:
+        """AGAM and E epochs; the mean gradient of the classifier is taken down on the way."""
+        site, method = self.site, self.method
+        site.load({**self.memory[PERSONAL], **received_tensors(download, site.layout, method.buffers)})
+        if Exposure.CLASSIFIER_GRADIENT in download:
+            self._try_gradients(download[Exposure.CLASSIFIER_GRADIENT].tensors())
+        if method.agam:
+            with _GradientMeter(site.model) as meter:
+                steps = site.fit(round_number)
+            self.memory["gradient"] = meter.gradient(method.gradient, steps, site.training.learning_rate)
+        else:
+            site.fit(round_number)
+        self.memory[PERSONAL] = state_of(site.model)
+        # The coordinator answers whoever's identifier it has; a silo without an answer sends it (again).
+        self.memory["answered"] = {"yes": torch.tensor(int(bool(download)))}
+        if method.diem and _IDENTIFIER not in self.memory:
+            self.memory[_IDENTIFIER] = {"profile": self._identifier()}
+
+    def rehearse(self) -> None:
+        """The first upload, the identifier included."""
+        self.memory["answered"] = {"yes": torch.tensor(0)}
+        if self.method.diem:
+            self.memory[_IDENTIFIER] = {"profile": self._identifier()}
+        if self.method.agam:
+            self.memory["gradient"] = {spec.name: torch.zeros(spec.shape) for spec in self.site.layout.classifier}
+
+    def upload(self) -> Payload:
+        """The extractor, the classifier's gradient, and the identifier if the coordinator has not got it."""
+        payload = model_upload(self.memory[PERSONAL], self.site.layout, self.method.buffers)
+        del payload[Exposure.MODEL_PARAMETERS_CLASSIFIER]
+        if self.method.agam:
+            payload[Exposure.CLASSIFIER_GRADIENT] = Part.of(self.memory["gradient"])
+        if self.method.diem and not self.memory["answered"]["yes"]:
+            payload[Exposure.DATA_IDENTIFIER] = Part.of(self.memory[_IDENTIFIER])
+        return payload
+
+    def _identifier(self) -> Tensor:
+        images, labels = self.site.train_data()
+        if self.method.centre == "none":
+            images = images / 2 + 0.5
+        if not self.method.per_class:
+            return data_identifier(images).to("cpu", torch.float32)
+        profiles = torch.zeros(self.site.num_classes, images.shape[3])
+        for label in sorted(set(labels.tolist())):
+            profiles[label] = data_identifier(images[labels == label]).cpu()
+        return profiles
+
+    def _try_gradients(self, tensors: Mapping[str, Tensor]) -> None:
+        site = self.site
+        path, classifier = classifier_of(site.model)
+        if not isinstance(classifier, nn.Linear):
+            raise ConfigurationError("feddfq works on the classifier's weights; the model's last layer must be linear")
+        ranks = sorted({name.split("/")[0] for name in tensors})
+        expected = [f"{rank}/{spec.name}" for rank in ranks for spec in site.layout.classifier]
+        shapes = {spec.name: spec.shape for spec in site.layout.classifier}
+        if list(tensors) != expected or any(t.shape != shapes[n.partition("/")[2]] for n, t in tensors.items()):
+            raise RefusedError("the coordinator's classifier gradients do not have the classifier's names and shapes")
+        images, labels = site.train_data()
+        device = images.device
+        features = _features(site.model, images)
+        names = [spec.name.removeprefix(f"{path}.") for spec in site.layout.classifier]
+        head = _joined({name: tensor.detach() for name, tensor in classifier.named_parameters()}, names)
+        if "bias" in names:
+            # A bias is the weight of a feature that is always 1.
+            features = torch.cat([features, features.new_ones(len(features), 1)], dim=1)
+        gradients = torch.stack(
+            [_joined({n: tensors[f"{rank}/{path}.{n}"].to(device) for n in names}, names) for rank in ranks]
+        )
+        ones = torch.ones(len(ranks), device=device)  # the coordinator has scaled them
+        head, _ = accumulate_gradients(
+            features, labels, head, gradients, ones, learning_rate=site.training.learning_rate
+        )
+        classifier.load_state_dict(_split(head, names))
+
+
+class FedDFQCoordinator(CoordinatorHalf):
+    """Keeps identifiers; mixes extractors and passes on gradients."""
+
+    def __init__(self, method: FedDFQ, federation: Federation) -> None:
+        super().__init__(federation)
+        self.method = method
+        self.last_weights: Tensor | None = None
+        check_linear(method.name, federation.layout)
+
+    def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
+        """Extractor, gradient, and the identifier of a silo that has not been answered yet."""
+        del round_number
+        layout, method = self.federation.layout, self.method
+        parts = upload_specs(layout, method.buffers)
+        del parts[Exposure.MODEL_PARAMETERS_CLASSIFIER]
+        if method.agam:
+            parts[Exposure.CLASSIFIER_GRADIENT] = layout.classifier
+        if method.diem and silo not in self.memory.get(_IDENTIFIER, {}):
+            width = self.federation.input_shape[2]
+            classes = layout.classifier[0].shape[0]
+            parts[Exposure.DATA_IDENTIFIER] = (
+                TensorSpec("profile", (classes, width) if method.per_class else (width,)),
+            )
+        return parts
+
+    def aggregate(
+        self,
+        round_number: int,
+        uploads: Mapping[str, Payload],
+        latest: Mapping[str, Payload],
+        workspace: Workspace,
+    ) -> Downloads:
+        """Each participant's extractor, and the others' scaled gradients."""
+        del round_number, latest
+        silos = list(uploads)
+        weights = self._weights(uploads)
+        shared = (Exposure.MODEL_PARAMETERS_EXTRACTOR, Exposure.RUNNING_STATISTICS)
+        stack = Stack.of(list(uploads.values()), shared)
+        if self.method.felpa == "global":
+            rows = combine(stack, weights.mean(dim=0, keepdim=True), workspace) * len(silos)
+            self.last_weights = weights.mean(dim=0, keepdim=True).expand(len(silos), -1)
+        else:
+            rows = combine(stack, weights, workspace)
+            self.last_weights = weights
+        own: dict[str, Payload] = {}
+        for index, silo in enumerate(silos):
+            payload = {Exposure.PEER_DERIVED: rows[index]}
+            if candidates := self._candidates(index, weights[index], uploads):
+                payload[Exposure.CLASSIFIER_GRADIENT] = Part.of(candidates)
+            own[silo] = payload
+        return Downloads(own=own)
+
+    def _weights(self, uploads: Mapping[str, Payload]) -> Tensor:
+        if not self.method.diem:
+            return torch.full((len(uploads), len(uploads)), 1 / len(uploads), dtype=torch.float64)
+        known = dict(self.memory.get(_IDENTIFIER, {}))
+        for silo, upload in uploads.items():
+            if Exposure.DATA_IDENTIFIER in upload:
+                known[silo] = upload[Exposure.DATA_IDENTIFIER].tensors()["profile"]
+        self.memory[_IDENTIFIER] = known
+        identifiers = torch.stack([known[silo].to(torch.float64).flatten() for silo in uploads])
+        if self.method.centre == "global_mean":
+            identifiers = identifiers - identifiers.mean(dim=0)
+        return metric_proxies(identifiers, normalisation=self.method.normalisation)
+
+    def _candidates(self, index: int, weights: Tensor, uploads: Mapping[str, Payload]) -> dict[str, Tensor]:
+        """Scaled gradients in the order in which they are to be tried, numbered: their silos are not named."""
+        if not self.method.agam:
+            return {}
+        others = [other for other in range(len(weights)) if other != index and weights[other] > 0]
+        others.sort(key=lambda other: (-float(weights[other]), other))
+        chosen = others[: self.method.candidates or None]
+        if self.method.order == "ascending":
+            chosen.reverse()
+        if self.method.include_self:
+            chosen.append(index)
+        payloads = list(uploads.values())
+        return {
+            f"{rank:06d}/{name}": (float(weights[other]) * tensor.to(torch.float64)).to(torch.float32)
+            for rank, other in enumerate(chosen)
+            for name, tensor in payloads[other][Exposure.CLASSIFIER_GRADIENT].tensors().items()
+        }
+
+
+def data_identifier(images: Tensor) -> Tensor:
+    """A data set's identifier: the images' mean over channels and rows, then over images (Eq. 1–2).
+
+    Args:
+        images: ``Tensor[n, C, H, W]``, n ≥ 1, as the network sees them.
+
+    Returns:
+        ``Tensor[W]`` of the same dtype, computed in float64.
+    """
+    profiles = images.to(torch.float64).mean(dim=(1, 2))
+    return profiles.mean(dim=0).to(images.dtype)
+
+
+def metric_proxies(identifiers: Tensor, *, normalisation: Normalisation = "clamp") -> Tensor:
+    """Mixing weights from identifiers' cosines (Eq. 4).
+
+    Args:
+        identifiers: ``Tensor[N, W]``. A vector of zeros has cosine 0 with the others and 1 with itself.
+        normalisation: see ``FedDFQ``.
+
+    Returns:
+        ``Tensor[N, N]`` of the same dtype: rows of non-negative weights that sum to 1, computed in float64.
+    """
+    vectors = identifiers.to(torch.float64)
+    # Scaled by its largest entry first, so that squares neither overflow nor vanish.
+    largest = vectors.abs().amax(dim=1, keepdim=True)
+    vectors = vectors / torch.where(largest > 0, largest, torch.ones_like(largest))
+    norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+    directions = vectors / torch.where(norms > 0, norms, torch.ones_like(norms))
+    cosines = (directions @ directions.T).clamp(-1, 1)
+    cosines.fill_diagonal_(1.0)
+    if normalisation == "softmax":
+        return torch.softmax(cosines, dim=1).to(identifiers.dtype)
+    if normalisation == "minmax":
+        low = cosines.amin(dim=1, keepdim=True)
+        span = 1 - low
+        weights = torch.where(span > 0, (cosines - low) / torch.where(span > 0, span, torch.ones_like(span)), 1.0)
+    else:
+        weights = cosines.clamp(min=0)
+    return (weights / weights.sum(dim=1, keepdim=True)).to(identifiers.dtype)
+
+
+def mix_extractors(extractors: Tensor, weights: Tensor) -> Tensor:
+    """FELPA: ``weights @ extractors`` (Algorithm 1).
+
+    Args:
+        extractors: ``Tensor[N, D]``, one flattened extractor a row.
+        weights: ``Tensor[N, N]`` as ``metric_proxies`` gives them.
+
+    Returns:
+        ``Tensor[N, D]`` of the extractors' dtype, computed in float64.
+    """
+    return (weights.to(torch.float64) @ extractors.to(torch.float64)).to(extractors.dtype)
+
+
+def accumulate_gradients(
+    features: Tensor,
+    labels: Tensor,
+    classifier: Tensor,
+    gradients: Tensor,
+    similarities: Tensor,
+    *,
+    learning_rate: float,
+) -> tuple[Tensor, float]:
+    """AGAM: takes gradients one after another into a step, keeping one only if the training loss falls (Algorithm 2).
+
+    Args:
+        features: ``Tensor[n, F]``, what goes into the classifier.
+        labels: ``Tensor[n]``.
+        classifier: ``Tensor[C, F]``, without bias.
+        gradients: ``Tensor[K, C, F]`` in the order in which they are tried.
+        similarities: ``Tensor[K]``; a gradient with similarity 0 is not tried.
+        learning_rate: η > 0.
+
+    Returns:
+        The classifier after the step, ``Tensor[C, F]``, and its mean cross entropy, which is never above the old one.
+    """
+    logits = features @ classifier.T
+    least = float(F.cross_entropy(logits, labels))
+    step = torch.zeros_like(classifier)
+    for gradient, similarity in zip(gradients, similarities, strict=True):
+        if similarity == 0:
+            continue
+        trial = step + similarity * gradient
+        loss = float(F.cross_entropy(features @ (classifier - learning_rate * trial).T, labels))
+        if loss < least:
+            step, least = trial, loss
+    return classifier - learning_rate * step, least
+
+
+class _GradientMeter:
+    """Adds up the classifier's gradients during training."""
+
+    def __init__(self, model: nn.Module) -> None:
+        path, self._classifier = classifier_of(model)
+        self._parameters = {f"{path}.{name}": p for name, p in self._classifier.named_parameters()}
+
+    def __enter__(self) -> _GradientMeter:
+        self._before = {name: p.detach().clone() for name, p in self._parameters.items()}
+        self._sums = {name: torch.zeros_like(p) for name, p in self._parameters.items()}
+        self._last = dict(self._sums)
+        self._hooks = [
+            p.register_hook(self._adder(name))  # type: ignore[no-untyped-call]
+            for name, p in self._parameters.items()
+        ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def gradient(self, kind: str, steps: int, learning_rate: float) -> dict[str, Tensor]:
+        """The gradient as ``FedDFQ.gradient`` wants it, on the CPU."""
+        if kind == "last_batch":
+            found = self._last
+        elif kind == "mean":
+            found = {name: total / steps for name, total in self._sums.items()}
+        else:
+            found = {
+                name: (self._before[name] - p.detach()) / (learning_rate * steps)
+                for name, p in self._parameters.items()
+            }
+        return {name: tensor.to("cpu", copy=True) for name, tensor in found.items()}
+
+    def _adder(self, name: str) -> Callable[[Tensor], None]:
+        def add(gradient: Tensor) -> None:
+            self._sums[name] += gradient
+            self._last[name] = gradient.detach().clone()
+
+        return add
+
+
+def _features(model: nn.Module, images: Tensor) -> Tensor:
+    model.eval()
+    found = []
+    with torch.no_grad(), Features(model) as features:
+        for start in range(0, len(images), _BATCH):
+            model(images[start : start + _BATCH])
+            found.append(features.last)
+    return torch.cat(found)
+
+
+def _joined(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+    """Weight and bias as one matrix ``[C, F]`` or ``[C, F + 1]``."""
+    return torch.cat([tensors[name].reshape(len(tensors[name]), -1) for name in names], dim=1)
+
+
+def _split(head: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+    return {"weight": head[:, :-1], "bias": head[:, -1]} if "bias" in names else {"weight": head}

@@ -1,0 +1,119 @@
+"""FedDyn (Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, Algorithm 1): every silo
+adds a linear term to its loss that makes the silos' optima agree with the federation's.
+
+Silo k minimises L_k(θ) − ⟨λ_k, θ⟩ + α/2 ‖θ − θ^{t−1}‖² and then sets λ_k ← λ_k − α (θ_k − θ^{t−1}). With N silos, of
+which P_t took part, the coordinator keeps h and sends θ^t:
+
+    h^t = h^{t−1} − α/N Σ_{k ∈ P_t} (θ_k − θ^{t−1}),    θ^t = mean_{k ∈ P_t} θ_k − h^t/α.
+
+Only h/α is ever needed, so that is what the coordinator keeps, and α is the silos' alone.
+
+The coordinator's half does not know the starting model. The first round therefore only finds the starting point:
+silos train with the proximal term, nobody changes λ or h, and θ^1 is the plain mean. From there on everything is the
+paper's, which leaves the starting point open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from algorithms.fedavg import FedAvg, FedAvgCoordinator, FedAvgSilo
+from algorithms.method import (
+    PERSONAL,
+    TRAINED,
+    CoordinatorHalf,
+    Correction,
+    Downloads,
+    Federation,
+    SiloHalf,
+    Site,
+    require,
+    subset,
+)
+from algorithms.models import state_of
+from algorithms.tensors import Part, Payload, Stack, Workspace, combine
+from privacy.exposure import MODEL, Exposure
+
+_LINEAR = "linear"
+_GLOBAL = "global"
+_DRIFT = "drift"
+
+
+@dataclass(frozen=True)
+class FedDyn(FedAvg):
+    """FedDyn's hyper-parameters.
+
+    Attributes:
+        strength: α > 0; small values trust the silos' data, large ones hold models near the global one. The paper
+            searches 0.1, 0.01 and 0.001 (appendix A); 0.01 is the middle.
+        weighting: the paper's mean is uniform. With "samples" the mean of the models is weighted, and h's with it.
+    """
+
+    name: ClassVar[str] = "feddyn"
+    weighting: Literal["samples", "uniform"] = "uniform"
+    strength: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.strength > 0, f"feddyn: strength is {self.strength}; it must be above 0")
+
+    def silo_half(self, site: Site) -> SiloHalf:
+        """Trains the global model on the regularised loss."""
+        return FedDynSilo(self, site)
+
+    def coordinator_half(self, federation: Federation) -> CoordinatorHalf:
+        """Averages, and corrects by h."""
+        return FedDynCoordinator(self, federation)
+
+
+class FedDynSilo(FedAvgSilo):
+    """Keeps −λ_k, the linear term's gradient, from round to round."""
+
+    method: FedDyn
+
+    def train(self, round_number: int, download: Payload) -> None:
+        """E epochs from the global model; α (w − θ^{t−1}) − λ_k is added to every gradient."""
+        self.finish(download)
+        layout, alpha = self.site.layout, self.method.strength
+        self.site.load(self.memory[PERSONAL])
+        start = subset(self.memory[PERSONAL], layout.parameters)
+        linear = self.memory.get(_LINEAR) or {name: torch.zeros_like(tensor) for name, tensor in start.items()}
+        self.site.fit(round_number, correction=Correction(alpha, start, linear))
+        trained = state_of(self.site.model)
+        self.memory[TRAINED] = trained
+        if download:
+            self.memory[_LINEAR] = {name: linear[name] + alpha * (trained[name] - start[name]) for name in start}
+
+
+class FedDynCoordinator(FedAvgCoordinator):
+    """Keeps the global model and h/α."""
+
+    def aggregate(
+        self,
+        round_number: int,
+        uploads: Mapping[str, Payload],
+        latest: Mapping[str, Payload],
+        workspace: Workspace,
+    ) -> Downloads:
+        """θ^t for everyone."""
+        if _GLOBAL not in self.memory:
+            fresh = super().aggregate(round_number, uploads, latest, workspace)
+            assert fresh.everyone is not None
+            self.memory[_GLOBAL] = fresh.everyone[Exposure.PEER_DERIVED].tensors()
+            self.memory[_DRIFT] = {name: torch.zeros_like(t) for name, t in self.memory[_GLOBAL].items()}
+            return fresh
+        specs = self.federation.layout.parameters
+        models = [[upload[exposure] for exposure in MODEL] for upload in uploads.values()]
+        kept = [[Part.of(subset(self.memory[group], specs))] for group in (_GLOBAL, _DRIFT)]
+        weights = self._weights(list(uploads.values()))
+        share = len(uploads) / (len(self.federation.silos) or len(latest))
+        # Columns: the uploads, θ^{t−1}, h^{t−1}/α.
+        drift = torch.cat([-share * weights, torch.tensor([share, 1.0], dtype=torch.float64)])
+        model = torch.cat([weights, torch.zeros(2, dtype=torch.float64)]) - drift
+        new_model, new_drift = combine(Stack([*models, *kept]), torch.stack([model, drift]), workspace)
+        self.memory[_GLOBAL], self.memory[_DRIFT] = new_model.tensors(), new_drift.tensors()
+        return Downloads(everyone={Exposure.PEER_DERIVED: new_model})

@@ -1,0 +1,371 @@
+"""FedFomo (Zhang et al., "Personalized Federated Learning with First Order Model Optimization", ICLR 2021): a silo
+gets other silos' models as they are and takes from each as much as it helps on its own validation images.
+
+With a silo's own model θ and a peer's θ_n, L being the loss on the silo's validation images (Eq. 5 and 6),
+
+    w_n = (L(θ) − L(θ_n)) / ‖θ_n − θ‖,    θ ← θ + Σ_n w_n⁺/(Σ_m w_m⁺) (θ_n − θ),    w⁺ = max(0, w).
+
+Then it trains. The coordinator adds the w that each silo reports to the silo's row of the affinity matrix P, and sends
+each silo the models of the M silos it has the highest affinity to, now and then one drawn at random instead (section
+3.2, Algorithm 1).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from algorithms.method import (
+    PERSONAL,
+    CoordinatorHalf,
+    Downloads,
+    Federation,
+    Method,
+    SiloHalf,
+    Site,
+    State,
+    derive_seed,
+    require,
+    subset,
+)
+from algorithms.models import state_of
+from algorithms.tensors import FileSource, Part, Payload, Source, TensorSpec, Workspace
+from privacy.errors import RefusedError
+from privacy.exposure import MODEL, Exposure
+
+SAME = 1e-12
+"""Two models at most this far apart count as identical: there is nothing to take from such a peer."""
+
+_RATED = "rated"
+_RATINGS = "ratings"
+_MATRIX = "matrix"
+_AFFINITY = "affinity"
+_SENT = "sent"
+_BATCH = 1024
+_HOPELESS = 1e6
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FedFomo(Method):
+    """FedFomo's hyper-parameters.
+
+    Attributes:
+        models: M ≥ 1, how many peers' models a silo gets in a round; all of them where there are no more. The paper
+            downloads 5 of 15, 50 or 100 (section 4).
+        explore: ε in 0 … 1, the probability that a place goes to a silo drawn at random. The paper starts at 0.3;
+            we keep it there.
+        validation_share: of the training images, set aside to weigh peers with; above 0, below 1. The paper takes
+            20 %.
+    """
+
+    name: ClassVar[str] = "fedfomo"
+    models: int = 5
+    explore: float = 0.3
+    validation_share: float = 0.2
+
+    def __post_init__(self) -> None:
+        require(self.models >= 1, f"fedfomo: models is {self.models}; it must be 1 or more")
+        require(0 <= self.explore <= 1, f"fedfomo: explore is {self.explore}; it must lie in 0 … 1")
+        require(
+            0 < self.validation_share < 1,
+            f"fedfomo: validation_share is {self.validation_share}; it must lie between 0 and 1",
+        )
+
+    @property
+    def uploads(self) -> frozenset[Exposure]:
+        """The model, and how much each peer's model helped."""
+        return frozenset({*MODEL, Exposure.PEER_RATINGS})
+
+    @property
+    def downlink(self) -> frozenset[Exposure]:
+        """Other silos' models, unmixed."""
+        return frozenset({Exposure.PEER_MODELS})
+
+    def silo_half(self, site: Site) -> SiloHalf:
+        """Weighs peers, combines, trains."""
+        return FedFomoSilo(self, site)
+
+    def coordinator_half(self, federation: Federation) -> CoordinatorHalf:
+        """Hands out models by affinity."""
+        return FedFomoCoordinator(self, federation)
+
+
+class FedFomoSilo(SiloHalf):
+    """Moves its own model towards the peers that do better on its validation images, then trains it."""
+
+    def __init__(self, method: FedFomo, site: Site) -> None:
+        super().__init__(site)
+        self.method = method
+        site.reserve(method.validation_share)
+
+    def train(self, round_number: int, download: Payload) -> None:
+        """Combination, then E epochs from it."""
+        specs = self.site.layout.parameters
+        peers = list(peer_models(download, specs).values())
+        if len(peers) > self.method.models:
+            raise RefusedError(
+                f"the coordinator sent {len(peers)} models, but the plan's are at most {self.method.models}"
+            )
+        own = subset(self.memory[PERSONAL], specs)
+        losses = torch.tensor([self._loss(peer) for peer in peers], dtype=torch.float64)
+        weights = peer_weights(self._loss(own), losses, torch.tensor([_distance(own, peer) for peer in peers]))
+        self.site.load(self.memory[PERSONAL])
+        self.site.load(_moved(own, peers, weights))
+        self.site.fit(round_number)
+        self.memory[PERSONAL] = state_of(self.site.model)
+        ratings = torch.zeros(self.method.models)
+        ratings[: len(peers)] = weights
+        self.memory[_RATED] = {_RATINGS: ratings}
+
+    def rehearse(self) -> None:
+        """As if no peer had been rated."""
+        self.memory[_RATED] = {_RATINGS: torch.zeros(self.method.models)}
+
+    def upload(self) -> Payload:
+        """The trained model, and the weights in the order in which the peers' models came."""
+        parts = self.site.layout.model_parts()
+        payload = {exposure: Part.of(subset(self.memory[PERSONAL], specs)) for exposure, specs in parts.items()}
+        return {**payload, Exposure.PEER_RATINGS: Part.of(self.memory[_RATED])}
+
+    def _loss(self, parameters: State) -> float:
+        """Mean cross entropy on the validation images, with the silo's own buffers."""
+        site = self.site
+        site.load(self.memory[PERSONAL])
+        site.load(parameters)
+        site.model.eval()
+        images, labels = site.reserved_data()
+        total = 0.0
+        with torch.no_grad():
+            for start in range(0, len(labels), _BATCH):
+                logits = site.model(images[start : start + _BATCH])
+                total += float(F.cross_entropy(logits, labels[start : start + _BATCH], reduction="sum"))
+        return total / len(labels)
+
+
+def peer_weights(own_loss: float, losses: Tensor, distances: Tensor) -> Tensor:
+    """w: what each peer's model gains on the own model's loss, by its distance.
+
+    Args:
+        own_loss: of the own model.
+        losses: ``Tensor[M]`` of the peers' models, float64; one that is not finite counts as very large.
+        distances: ``Tensor[M]`` from the own model.
+
+    Returns:
+        ``Tensor[M]`` float64; 0 for a model that is identical to the own one.
+    """
+    losses = torch.nan_to_num(losses, nan=_HOPELESS, posinf=_HOPELESS).clamp(max=_HOPELESS)
+    apart = distances > SAME
+    return torch.where(apart, (own_loss - losses) / distances.double().where(apart, 1.0), 0.0)
+
+
+def _distance(one: State, other: State) -> float:
+    squares = [torch.linalg.vector_norm(one[name].double() - other[name].double()).square() for name in one]
+    return float(torch.stack(squares).sum().sqrt())
+
+
+def _moved(own: State, peers: Sequence[State], weights: Tensor) -> State:
+    gains = weights.clamp(min=0)
+    if not len(peers) or gains.sum() == 0:
+        return own
+    shares = (gains / gains.sum()).tolist()
+    # The shares sum to 1, so that the own model cancels out of θ + Σ share (θ_n − θ).
+    return {
+        name: sum(
+            (s * peer[name].double() for s, peer in zip(shares, peers, strict=True) if s), start=torch.zeros(())
+        ).to(tensor.dtype)
+        for name, tensor in own.items()
+    }
+
+
+class PeerCoordinator(CoordinatorHalf):
+    """Keeps every silo's last model and hands some of them to each participant, names ``silo/tensor``."""
+
+    def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
+        """The whole model."""
+        del round_number, silo
+        return self.federation.layout.model_parts()
+
+    def aggregate(
+        self,
+        round_number: int,
+        uploads: Mapping[str, Payload],
+        latest: Mapping[str, Payload],
+        workspace: Workspace,
+    ) -> Downloads:
+        """All last models side by side, for ``downloads`` to choose from."""
+        del round_number, uploads, workspace
+        return Downloads(everyone={Exposure.PEER_MODELS: side_by_side(latest)})
+
+    def downloads(self, round_number: int, participants: Sequence[str], kept: Downloads) -> Downloads:
+        """Each participant's choice of the others' models; nothing before the first round has ended."""
+        if kept.everyone is None:
+            return Downloads()
+        shelf = kept.everyone[Exposure.PEER_MODELS]
+        there = sorted({spec.name.partition("/")[0] for spec in shelf.specs})
+        own: dict[str, Payload] = {}
+        for silo in participants:
+            chosen = self.choose(round_number, silo, [other for other in there if other != silo])
+            own[silo] = {Exposure.PEER_MODELS: taken(shelf, chosen)} if chosen else {}
+        return Downloads(own=own)
+
+    @abstractmethod
+    def choose(self, round_number: int, silo: str, available: Sequence[str]) -> list[str]:
+        """Whose models a silo gets, sorted by name."""
+
+
+class FedFomoCoordinator(PeerCoordinator):
+    """Keeps P, silos in the order of their names, and whose models went where in the round."""
+
+    def __init__(self, method: FedFomo, federation: Federation) -> None:
+        super().__init__(federation)
+        self.method = method
+
+    def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
+        """The whole model and M ratings."""
+        ratings = (TensorSpec(_RATINGS, (self.method.models,)),)
+        return {**super().upload_parts(round_number, silo), Exposure.PEER_RATINGS: ratings}
+
+    def downloads(self, round_number: int, participants: Sequence[str], kept: Downloads) -> Downloads:
+        """M models each, by affinity."""
+        self.memory[_SENT] = {silo: torch.full((self.method.models,), -1) for silo in participants}
+        return super().downloads(round_number, participants, kept)
+
+    def aggregate(
+        self,
+        round_number: int,
+        uploads: Mapping[str, Payload],
+        latest: Mapping[str, Payload],
+        workspace: Workspace,
+    ) -> Downloads:
+        """Adds the round's ratings to P."""
+        matrix = self._matrix().clone()
+        for silo, upload in uploads.items():
+            sent = self.memory.get(_SENT, {}).get(silo)
+            if sent is not None:
+                ratings = upload[Exposure.PEER_RATINGS].tensors()[_RATINGS]
+                matrix[self._place(silo), sent[sent >= 0]] += ratings[sent >= 0]
+        self.memory[_AFFINITY] = {_MATRIX: matrix}
+        return super().aggregate(round_number, uploads, latest, workspace)
+
+    def choose(self, round_number: int, silo: str, available: Sequence[str]) -> list[str]:
+        """ε-greedy on the silo's row of P, ties broken at random; noted, so that ratings find their column."""
+        row = self._matrix()[self._place(silo)]
+        seed = derive_seed(self.federation.seed, "peers", silo, round_number)
+        places = epsilon_greedy(
+            row, [self._place(other) for other in available], self.method.models, explore=self.method.explore, seed=seed
+        )
+        self.memory[_SENT][silo][: len(places)] = torch.tensor(places, dtype=torch.int64)
+        return [self.federation.silos[place] for place in places]
+
+    def _place(self, silo: str) -> int:
+        return self.federation.silos.index(silo)
+
+    def _matrix(self) -> Tensor:
+        count = len(self.federation.silos)
+        return self.memory[_AFFINITY][_MATRIX] if _AFFINITY in self.memory else torch.zeros(count, count)
+
+
+def epsilon_greedy(values: Tensor, available: Sequence[int], count: int, *, explore: float, seed: int) -> list[int]:
+    """Up to ``count`` of the available places, sorted: one after the other the one of the highest value, or, with
+    probability ``explore``, any."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(available), generator=generator).tolist()
+    left = [available[index] for index in order]
+    chosen: list[int] = []
+    while left and len(chosen) < count:
+        at_random = bool(torch.rand((), generator=generator) < explore)
+        place = left[0] if at_random else max(left, key=lambda place: float(values[place]))
+        left.remove(place)
+        chosen.append(place)
+    return sorted(chosen)
+
+
+def peer_models(download: Payload, specs: Sequence[TensorSpec]) -> dict[str, State]:
+    """Peers' models by silo; none in an empty download.
+
+    Raises ``RefusedError`` unless every one of them has exactly the names and shapes of ``specs``.
+    """
+    if not download:
+        return {}
+    part = download.get(Exposure.PEER_MODELS)
+    found: dict[str, list[TensorSpec]] = {}
+    for spec in part.specs if part is not None else ():
+        silo, _, name = spec.name.partition("/")
+        found.setdefault(silo, []).append(TensorSpec(name, spec.shape, spec.dtype))
+    if part is None or not found or any(tuple(model) != tuple(specs) for model in found.values()):
+        raise RefusedError("the coordinator's peer models do not have the model's names and shapes")
+    models: dict[str, State] = {silo: {} for silo in found}
+    for key, tensor in part.tensors().items():
+        silo, _, name = key.partition("/")
+        models[silo][name] = tensor
+    return models
+
+
+def side_by_side(payloads: Mapping[str, Payload]) -> Part:
+    """Silos' models one after the other as one part, names ``silo/tensor``; their bytes stay where they are."""
+    rows = [(silo, payload[exposure]) for silo, payload in payloads.items() for exposure in MODEL]
+    specs = tuple(TensorSpec(f"{silo}/{s.name}", s.shape, s.dtype) for silo, part in rows for s in part.specs)
+    return Part(specs, _Stretches([(part.source, 0, part.nbytes) for _, part in rows]))
+
+
+def taken(shelf: Part, silos: Sequence[str]) -> Part:
+    """Some silos' models out of ``side_by_side``, in its order; their bytes stay where they are."""
+    specs, stretches = [], []
+    start = 0
+    for spec in shelf.specs:
+        if spec.name.partition("/")[0] in silos:
+            specs.append(spec)
+            stretches.append((start, start + spec.nbytes))
+        start += spec.nbytes
+    if isinstance(shelf.source, FileSource):
+        return Part(tuple(specs), _FileStretches(shelf.source.path, shelf.source.offset, tuple(stretches)))
+    return Part(tuple(specs), _Stretches([(shelf.source, low, high) for low, high in stretches]))
+
+
+class _Stretches:
+    """Stretches of other sources, end to end."""
+
+    def __init__(self, stretches: Sequence[tuple[Source, int, int]]) -> None:
+        self._stretches = list(stretches)
+
+    def read(self, start: int, stop: int) -> bytes:
+        """See ``algorithms.tensors.Source``."""
+        lengths = [high - low for _, low, high in self._stretches]
+        return b"".join(
+            source.read(low + begin, low + end)
+            for (source, low, _), begin, end in _cut(self._stretches, lengths, start, stop)
+        )
+
+
+@dataclass(frozen=True)
+class _FileStretches(FileSource):
+    """Stretches of one file, end to end. A ``FileSource``, so that the coordinator knows the file to be in use
+    while they are being sent, and does not write over it."""
+
+    stretches: tuple[tuple[int, int], ...]
+
+    def read(self, start: int, stop: int) -> bytes:
+        """See ``algorithms.tensors.Source``."""
+        lengths = [high - low for low, high in self.stretches]
+        return b"".join(
+            FileSource.read(self, low + begin, low + end)
+            for (low, _), begin, end in _cut(self.stretches, lengths, start, stop)
+        )
+
+
+def _cut(stretches: Sequence[T], lengths: Sequence[int], start: int, stop: int) -> Iterator[tuple[T, int, int]]:
+    """What of each stretch lies between ``start`` and ``stop`` when they are laid end to end."""
+    at = 0
+    for stretch, length in zip(stretches, lengths, strict=True):
+        low, high = max(start, at), min(stop, at + length)
+        if low < high:
+            yield stretch, low - at, high - at
+        at += length

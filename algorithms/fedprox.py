@@ -1,0 +1,48 @@
+"""FedProx (Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, Algorithm 2): federated
+averaging whose local training is held near the global model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from algorithms.fedavg import FedAvg, FedAvgSilo
+from algorithms.method import PERSONAL, TRAINED, Correction, SiloHalf, Site, require, subset
+from algorithms.models import state_of
+from algorithms.tensors import Payload
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """FedAvg with the local loss CE + μ/2 ‖w − w^t‖² (section 3.2), w^t being the global model.
+
+    Attributes:
+        proximal_weight: μ ≥ 0; 0 is FedAvg. The paper searches 0.001, 0.01, 0.1 and 1 and uses 1 on both of its
+            image sets (section 5.2).
+    """
+
+    name: ClassVar[str] = "fedprox"
+    proximal_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.proximal_weight >= 0, f"fedprox: proximal_weight is {self.proximal_weight}; it must be 0 or more")
+
+    def silo_half(self, site: Site) -> SiloHalf:
+        """Trains the global model, held near it."""
+        return FedProxSilo(self, site)
+
+
+class FedProxSilo(FedAvgSilo):
+    """Trains from the global model towards the silo's data, pulled back to where it started."""
+
+    method: FedProx
+
+    def train(self, round_number: int, download: Payload) -> None:
+        """E epochs from the global model; μ (w − w^t) is added to every gradient."""
+        self.finish(download)
+        start = self.memory[PERSONAL]
+        self.site.load(start)
+        centre = subset(start, self.site.layout.parameters)
+        self.site.fit(round_number, correction=Correction(self.method.proximal_weight, centre))
+        self.memory[TRAINED] = state_of(self.site.model)

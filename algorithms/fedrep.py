@@ -1,0 +1,54 @@
+"""FedRep: a shared representation, fitted after the silo's own head (Collins et al., "Exploiting Shared
+Representations for Personalized Federated Learning", 2021, Algorithm 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from algorithms.method import Site, require
+from algorithms.partial_sharing import PartialSharing, PartialSharingSilo
+
+
+@dataclass(frozen=True)
+class FedRep(PartialSharing):
+    """FedRep. A round trains the classifier on the frozen extractor first, then the extractor under the frozen
+    classifier; the extractor is averaged, the classifier stays. These two numbers of epochs take the place of the
+    plan's. The personal model is the one that local training left (ours).
+
+    While the extractor's parameters are frozen, batch normalisation's running statistics still follow the images.
+
+    Attributes:
+        head_epochs: for the classifier, at least 1; the paper's experiments use 10 (section 5).
+        body_epochs: for the extractor, at least 1; the paper's experiments use 1 or 5, by data set (section 5).
+        weighting: Algorithm 1 averages all participants alike, "uniform", which exposes less than "samples".
+    """
+
+    name: ClassVar[str] = "fedrep"
+    weighting: Literal["samples", "uniform"] = "uniform"
+    head_epochs: int = 10
+    body_epochs: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for what, epochs in (("head_epochs", self.head_epochs), ("body_epochs", self.body_epochs)):
+            require(epochs >= 1, f"fedrep: {what} is {epochs}; it must be 1 or more")
+
+    def silo_half(self, site: Site) -> PartialSharingSilo:
+        """Head first, then body."""
+        return FedRepSilo(self, site)
+
+
+class FedRepSilo(PartialSharingSilo):
+    """Fits the head to the body, then the body to the head."""
+
+    def __init__(self, method: FedRep, site: Site) -> None:
+        super().__init__(method, site)
+        self.head_epochs = method.head_epochs
+        self.body_epochs = method.body_epochs
+
+    def fit(self, round_number: int) -> None:
+        """Two trainings, each with an optimiser and an order of images of its own."""
+        layout = self.site.layout
+        self.fit_only(round_number, layout.classifier, epochs=self.head_epochs, phase="head")
+        self.fit_only(round_number, layout.extractor, epochs=self.body_epochs, phase="body")

@@ -1,0 +1,106 @@
+"""Per-FedAvg (Fallah et al., "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic
+Meta-Learning Approach", NeurIPS 2020, Algorithm 1, first-order variant of section 5): the global model is one from
+which a step or a few lead to a good model for any silo.
+
+A silo's step on w takes two batches: w̃ = w − α ∇f(w; D), then w ← w − β ∇f(w̃; D'), leaving out the Hessian's factor.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from algorithms.ditto import GLOBAL, TwoModelSilo
+from algorithms.fedavg import FedAvg
+from algorithms.method import PERSONAL, TRAINED, SiloHalf, Site, require
+from algorithms.models import state_of
+from algorithms.pfedme import check_finite, mean_gradients, trained_parameters
+from algorithms.tensors import Payload
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class PerFedAvg(FedAvg):
+    """Per-FedAvg's hyper-parameters. Training is its own (plain gradient steps): of the plan's it takes epochs and
+    batch size.
+
+    Attributes:
+        inner_rate: α > 0, of the step that personalises; the paper uses 0.01 (section 5).
+        step_size: β > 0, of w's step; the paper uses 0.001, with many rounds.
+        personal_steps: gradient steps of rate α, each on one batch, that make a silo's model of the global one; at
+            least 1, the paper's number.
+        weighting: the paper's mean is uniform.
+    """
+
+    name: ClassVar[str] = "perfedavg"
+    weighting: Literal["samples", "uniform"] = "uniform"
+    inner_rate: float = 0.01
+    step_size: float = 0.001
+    personal_steps: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.inner_rate > 0, f"perfedavg: inner_rate is {self.inner_rate}; it must be above 0")
+        require(self.step_size > 0, f"perfedavg: step_size is {self.step_size}; it must be above 0")
+        require(self.personal_steps >= 1, f"perfedavg: personal_steps is {self.personal_steps}; it must be 1 or more")
+
+    def silo_half(self, site: Site) -> SiloHalf:
+        """Trains for what comes after a step."""
+        return PerFedAvgSilo(self, site)
+
+
+class PerFedAvgSilo(TwoModelSilo):
+    """Its personal model is the global model after ``personal_steps`` on its own batches; w goes up."""
+
+    method: PerFedAvg
+
+    def train(self, round_number: int, download: Payload) -> None:
+        """Personalises the global model as it came, then trains it for the federation."""
+        super().finish(download)
+        self._personalise(round_number)
+        site, method = self.site, self.method
+        site.load(self.memory[GLOBAL])
+        site.model.train()
+        parameters = list(trained_parameters(site.model).values())
+        for support, query in pairs(site.batches(round_number)):
+            start = [parameter.detach().clone() for parameter in parameters]
+            self._step(support)
+            gradients = mean_gradients(site.model, *query)
+            with torch.no_grad():
+                for parameter, origin, gradient in zip(parameters, start, gradients, strict=True):
+                    parameter.copy_(origin - method.step_size * gradient)
+        check_finite(parameters, round_number)
+        self.memory[TRAINED] = state_of(site.model)
+
+    def finish(self, download: Payload) -> None:
+        """Personalises the last global model."""
+        super().finish(download)
+        self._personalise(self.site.rounds)
+
+    def _personalise(self, round_number: int) -> None:
+        steps = self.method.personal_steps
+        self.site.load(self.memory[GLOBAL])
+        self.site.model.train()
+        # An epoch has at least one batch.
+        for batch in itertools.islice(self.site.batches(round_number, epochs=steps, phase="personal"), steps):
+            self._step(batch)
+        self.memory[PERSONAL] = state_of(self.site.model)
+
+    def _step(self, batch: Batch) -> None:
+        gradients = mean_gradients(self.site.model, *batch)
+        with torch.no_grad():
+            for parameter, gradient in zip(trained_parameters(self.site.model).values(), gradients, strict=True):
+                parameter.sub_(gradient, alpha=self.method.inner_rate)
+
+
+def pairs(batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch]]:
+    """Consecutive batches two by two; a last one that is left over is paired with itself."""
+    waiting = iter(batches)
+    for first in waiting:
+        yield first, next(waiting, first)

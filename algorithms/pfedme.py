@@ -1,0 +1,153 @@
+"""pFedMe (T. Dinh et al., "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, Algorithm 1): the
+global model minimises the silos' Moreau envelopes, and a silo's personalised model is where its envelope is taken.
+
+On every batch a silo looks for θ̃ = argmin CE(θ) + λ/2 ‖θ − w‖² (Eq. 3) and moves w ← w − η λ (w − θ̃), the envelope's
+gradient. The coordinator sends w^{t+1} = (1 − β) w^t + β mean(w_i).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from algorithms.ditto import GLOBAL, TwoModelSilo
+from algorithms.fedavg import FedAvg, FedAvgCoordinator
+from algorithms.method import PERSONAL, TRAINED, CoordinatorHalf, Downloads, Federation, SiloHalf, Site, require, subset
+from algorithms.models import state_of
+from algorithms.tensors import Part, Payload, Stack, Workspace, combine
+from privacy.errors import TrainingError
+from privacy.exposure import MODEL, Exposure
+
+
+@dataclass(frozen=True)
+class PFedMe(FedAvg):
+    """pFedMe's hyper-parameters. Training is its own (plain gradient steps): of the plan's it takes epochs and batch
+    size.
+
+    Attributes:
+        proximal_weight: λ > 0; the paper's experiments use 15 (section 5.2).
+        inner_steps: K ≥ 1 gradient steps towards θ̃ on each batch; the paper uses 5. They go on from the last
+            batch's θ̃.
+        inner_rate: their step, above 0 and, lest they overshoot w, below 2/λ; the paper tunes it between 0.001 and
+            0.1 by data set.
+        step_size: η > 0 with η λ ≤ 1, of w's step; the paper uses 0.005.
+        mixing: β > 0; the paper compares 1, 2 and 4, 1 being the plain mean. The first round always takes 1: the
+            coordinator's half does not know the starting model.
+        weighting: the paper's mean is uniform.
+    """
+
+    name: ClassVar[str] = "pfedme"
+    downloads_last: ClassVar[bool] = False
+    measures_received: ClassVar[bool] = False
+    weighting: Literal["samples", "uniform"] = "uniform"
+    proximal_weight: float = 15.0
+    inner_steps: int = 5
+    inner_rate: float = 0.01
+    step_size: float = 0.005
+    mixing: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.proximal_weight > 0, f"pfedme: proximal_weight is {self.proximal_weight}; it must be above 0")
+        require(self.inner_steps >= 1, f"pfedme: inner_steps is {self.inner_steps}; it must be 1 or more")
+        require(
+            0 < self.inner_rate < 2 / self.proximal_weight,
+            f"pfedme: inner_rate is {self.inner_rate}; it must lie above 0 and below 2/proximal_weight",
+        )
+        require(
+            0 < self.step_size * self.proximal_weight <= 1,
+            f"pfedme: step_size is {self.step_size}; it must lie above 0 and be at most 1/proximal_weight",
+        )
+        require(self.mixing > 0, f"pfedme: mixing is {self.mixing}; it must be above 0")
+
+    def silo_half(self, site: Site) -> SiloHalf:
+        """Moves w along its envelope's gradient."""
+        return PFedMeSilo(self, site)
+
+    def coordinator_half(self, federation: Federation) -> CoordinatorHalf:
+        """Averages and mixes."""
+        return PFedMeCoordinator(self, federation)
+
+
+class PFedMeSilo(TwoModelSilo):
+    """Its personal model is θ̃ after the round's last batch; w goes up."""
+
+    method: PFedMe
+
+    def train(self, round_number: int, download: Payload) -> None:
+        """E epochs; on each batch K steps on θ and one on w."""
+        self.finish(download)
+        site, method = self.site, self.method
+        site.load(self.memory[GLOBAL])
+        site.model.train()
+        theta = trained_parameters(site.model)
+        w = [parameter.detach().clone() for parameter in theta.values()]
+        for images, labels in site.batches(round_number):
+            for _ in range(method.inner_steps):
+                gradients = mean_gradients(site.model, images, labels)
+                with torch.no_grad():
+                    for parameter, gradient, centre in zip(theta.values(), gradients, w, strict=True):
+                        gradient = gradient + method.proximal_weight * (parameter - centre)
+                        parameter.sub_(gradient, alpha=method.inner_rate)
+            with torch.no_grad():
+                for centre, parameter in zip(w, theta.values(), strict=True):
+                    centre -= method.step_size * method.proximal_weight * (centre - parameter)
+        check_finite(w, round_number)
+        self.memory[PERSONAL] = state_of(site.model)
+        moved = {name: tensor.cpu() for name, tensor in zip(theta, w, strict=True)}
+        self.memory[TRAINED] = {**self.memory[PERSONAL], **moved}
+
+
+class PFedMeCoordinator(FedAvgCoordinator):
+    """Keeps the global model where β is not 1."""
+
+    method: PFedMe
+
+    def aggregate(
+        self,
+        round_number: int,
+        uploads: Mapping[str, Payload],
+        latest: Mapping[str, Payload],
+        workspace: Workspace,
+    ) -> Downloads:
+        """One model for everyone."""
+        if self.method.mixing == 1:
+            return super().aggregate(round_number, uploads, latest, workspace)
+        beta = self.method.mixing if GLOBAL in self.memory else 1.0
+        rows = [[upload[exposure] for exposure in MODEL] for upload in uploads.values()]
+        weights = beta * self._weights(list(uploads.values()))
+        if GLOBAL in self.memory:
+            rows.append([Part.of(subset(self.memory[GLOBAL], self.federation.layout.parameters))])
+            weights = torch.cat([weights, torch.tensor([1 - beta], dtype=torch.float64)])
+        (mixed,) = combine(Stack(rows), weights.reshape(1, -1), workspace)
+        self.memory[GLOBAL] = mixed.tensors()
+        return Downloads(everyone={Exposure.PEER_DERIVED: mixed})
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that training changes, by name."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def mean_gradients(model: nn.Module, images: Tensor, labels: Tensor) -> list[Tensor]:
+    """The mean cross entropy's gradients for ``trained_parameters``, zeros for those that play no part."""
+    parameters = list(trained_parameters(model).values())
+    loss = F.cross_entropy(model(images), labels)
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return [
+        torch.zeros_like(p) if gradient is None else gradient for p, gradient in zip(parameters, found, strict=True)
+    ]
+
+
+def check_finite(parameters: Sequence[Tensor], round_number: int) -> None:
+    """Raises ``TrainingError`` for a model that is no longer finite."""
+    if not all(bool(torch.isfinite(parameter).all()) for parameter in parameters):
+        raise TrainingError(
+            f"local training diverged in round {round_number}: the model is no longer finite. Nothing of this round "
+            "was sent; ask the coordinator for smaller step sizes of the method"
+        )

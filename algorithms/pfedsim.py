@@ -1,0 +1,241 @@
+"""pFedSim: personalise extractors by the similarity of classifiers (Tan et al., "pFedSim: Similarity-Aware Model
+Aggregation Towards Personalized Federated Learning").
+
+For the first ⌊ρT⌋ rounds the silos run FedAvg (generalisation). Then (personalisation) silo i keeps its own classifier
+φ_i and gets the extractor ω_i = Σ_j Φ_ij ω_j / Σ_j Φ_ij over all silos that the coordinator knows, the absent ones with
+their last upload (Eq. 4). After the round's uploads Φ is computed anew for every pair of participants (Eq. 3):
+
+    Φ_ij = −(1/|Y|) Σ_c log(1 − max(0, cos(φ_ic, φ_jc)))
+
+with φ_ic the weights of class c in silo i's classifier; its bias does not count. Cosines are clipped at 1 − clip, so
+that one class contributes at most −log(clip); without that, equal classifiers give an infinity in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from algorithms.fedavg import sample_weights
+from algorithms.method import (
+    PERSONAL,
+    CoordinatorHalf,
+    Downloads,
+    Federation,
+    Method,
+    SiloHalf,
+    Site,
+    require,
+)
+from algorithms.models import state_of
+from algorithms.sharing import Buffers, check_linear, model_upload, received_tensors, upload_specs
+from algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace, combine
+from privacy.exposure import MODEL, Exposure
+
+_COUNT = TensorSpec("samples", (), "I64")
+_NORM_FLOOR = 1e-8  # the paper's epsilon in Eq. 3
+Variant = Literal["paper", "author"]
+Diagonal = Literal["clip", "one"]
+
+
+@dataclass(frozen=True)
+class PFedSim(Method):
+    """pFedSim's hyper-parameters.
+
+    Attributes:
+        warmup_share: ρ in [0, 1], the share of rounds that are FedAvg; the paper uses 0.5, and finds 0.3 … 0.7 alike
+            (Table 6). 1 is FedAvg, 0 begins with personalisation.
+        variant: "paper" is Eq. 3; "author" is what the published code computes: the cosines' mean over classes first,
+            then max(0, ·), then −log(1 − ·), and no exchange at all for a silo whose similarities add up to nothing.
+        clip: in (0, 1): cosines are at most 1 − clip.
+        diagonal: a silo's weight for itself: "clip" takes −log(clip), what Eq. 3 with the clip gives for equal
+            classifiers and what the published code uses; "one" is the identity matrix that Algorithm 2 starts from.
+        buffers: batch normalisation's running statistics stay at the silo ("local", as in the code of the paper's
+            time), or are averaged with the extractor's weights ("aggregate"), which exposes them.
+    """
+
+    name: ClassVar[str] = "pfedsim"
+    warmup_share: float = 0.5
+    variant: Variant = "paper"
+    clip: float = 1e-4
+    diagonal: Diagonal = "clip"
+    buffers: Buffers = "local"
+
+    def __post_init__(self) -> None:
+        require(
+            0 <= self.warmup_share <= 1, f"pfedsim: warmup_share is {self.warmup_share}; it must lie between 0 and 1"
+        )
+        require(0 < self.clip < 1, f"pfedsim: clip is {self.clip}; it must lie between 0 and 1")
+        require(self.variant in ("paper", "author"), f"pfedsim: variant is {self.variant!r}; use paper or author")
+        require(self.diagonal in ("clip", "one"), f"pfedsim: diagonal is {self.diagonal!r}; use clip or one")
+        require(self.buffers in ("local", "aggregate"), f"pfedsim: buffers is {self.buffers!r}; use local or aggregate")
+
+    @property
+    def uploads(self) -> frozenset[Exposure]:
+        """The model, during the warm-up the number of images, and running statistics where they travel."""
+        statistics = {Exposure.RUNNING_STATISTICS} if self.buffers == "aggregate" else set()
+        counts = {Exposure.SAMPLE_COUNT} if self.warmup_share > 0 else set()
+        return frozenset(MODEL) | counts | statistics
+
+    @property
+    def downlink(self) -> frozenset[Exposure]:
+        """The average, then mixed extractors."""
+        return frozenset({Exposure.PEER_DERIVED})
+
+    def warmup_rounds(self, rounds: int) -> int:
+        """T_g = ⌊ρT⌋."""
+        return math.floor(self.warmup_share * rounds)
+
+    def silo_half(self, site: Site) -> SiloHalf:
+        """Trains the mixed extractor with its own classifier."""
+        return PFedSimSilo(self, site)
+
+    def coordinator_half(self, federation: Federation) -> CoordinatorHalf:
+        """Averages, then mixes by similarity."""
+        return PFedSimCoordinator(self, federation)
+
+
+class PFedSimSilo(SiloHalf):
+    """Its personal model is its model as last trained."""
+
+    def __init__(self, method: PFedSim, site: Site) -> None:
+        super().__init__(site)
+        self.method = method
+
+    def train(self, round_number: int, download: Payload) -> None:
+        """E epochs from the received extractor and, in the personal phase, the own classifier."""
+        self.site.load({**self.memory[PERSONAL], **received_tensors(download, self.site.layout, self.method.buffers)})
+        self.site.fit(round_number)
+        self.memory[PERSONAL] = state_of(self.site.model)
+        self._note(round_number)
+
+    def rehearse(self) -> None:
+        """The first upload."""
+        self._note(0)
+
+    def upload(self) -> Payload:
+        """The silo's model; during the warm-up with the number of images."""
+        payload = model_upload(self.memory[PERSONAL], self.site.layout, self.method.buffers)
+        if self.memory["phase"]["warmup"]:
+            payload[Exposure.SAMPLE_COUNT] = Part.of({_COUNT.name: torch.tensor(self.site.num_samples)})
+        return payload
+
+    def _note(self, round_number: int) -> None:
+        warmup = round_number < self.method.warmup_rounds(self.site.rounds)
+        self.memory["phase"] = {"warmup": torch.tensor(int(warmup))}
+
+
+class PFedSimCoordinator(CoordinatorHalf):
+    """Keeps the similarities of all silos, and which of them have been in the personal phase."""
+
+    def __init__(self, method: PFedSim, federation: Federation) -> None:
+        super().__init__(federation)
+        self.method = method
+        self.last_weights: Tensor | None = None
+        self._warmup = method.warmup_rounds(federation.rounds)
+        check_linear(method.name, federation.layout)
+
+    def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
+        """The whole model, and during the warm-up the number of images."""
+        del silo
+        parts = upload_specs(self.federation.layout, self.method.buffers)
+        return {**parts, Exposure.SAMPLE_COUNT: (_COUNT,)} if round_number < self._warmup else parts
+
+    def aggregate(
+        self,
+        round_number: int,
+        uploads: Mapping[str, Payload],
+        latest: Mapping[str, Payload],
+        workspace: Workspace,
+    ) -> Downloads:
+        """The average during the warm-up; then an extractor for every silo that has been in the personal phase.
+
+        The others keep the warm-up's last average: also a silo that joins late begins with it.
+        """
+        if round_number < self._warmup:
+            counts = [u[Exposure.SAMPLE_COUNT].tensors()[_COUNT.name] for u in uploads.values()]
+            stack = Stack.of(list(uploads.values()), (*MODEL, Exposure.RUNNING_STATISTICS))
+            (average,) = combine(stack, sample_weights(torch.stack(counts)).reshape(1, -1), workspace)
+            return Downloads(everyone={Exposure.PEER_DERIVED: average})
+        similarity = self._update(uploads)
+        silos = self.federation.silos
+        known = [index for index, silo in enumerate(silos) if similarity[index, index] > 0 and silo in latest]
+        weights = normalised_rows(similarity[known][:, known])
+        self.last_weights = weights
+        shared = (Exposure.MODEL_PARAMETERS_EXTRACTOR, Exposure.RUNNING_STATISTICS)
+        rows = combine(Stack.of([latest[silos[index]] for index in known], shared), weights, workspace)
+        return Downloads(
+            own={silos[index]: {Exposure.PEER_DERIVED: row} for index, row in zip(known, rows, strict=True)}
+        )
+
+    def _update(self, uploads: Mapping[str, Payload]) -> Tensor:
+        """Φ with the pairs of this round's participants computed anew; a silo without a row has 0 on the diagonal."""
+        silos = self.federation.silos
+        stored = self.memory.get("similarity", {}).get("matrix")
+        matrix = torch.zeros(len(silos), len(silos), dtype=torch.float64) if stored is None else stored.clone()
+        present = torch.tensor([silos.index(silo) for silo in uploads])
+        weight = self.federation.layout.classifier[0].name
+        heads = torch.stack(
+            [u[Exposure.MODEL_PARAMETERS_CLASSIFIER].tensors()[weight].to(torch.float64) for u in uploads.values()]
+        )
+        method = self.method
+        matrix[present.unsqueeze(1), present] = classifier_similarity(
+            heads, variant=method.variant, clip=method.clip, diagonal=method.diagonal
+        )
+        self.memory["similarity"] = {"matrix": matrix}
+        return matrix
+
+
+def classifier_similarity(
+    classifiers: Tensor, *, variant: Variant = "paper", clip: float = 1e-4, diagonal: Diagonal = "clip"
+) -> Tensor:
+    """Φ between silos' classifiers (Eq. 3).
+
+    Args:
+        classifiers: ``Tensor[N, C, F]``, float32 or float64: the weights (without bias) of C classes. A row of zeros
+            has cosine 0 with everything.
+        variant: see ``PFedSim``; "author" clips as well, so that equal classifiers do not give an infinity.
+        clip: cosines (for "author": their mean over classes) are at most ``1 - clip``.
+        diagonal: "clip" for −log(clip), "one" for 1.
+
+    Returns:
+        ``Tensor[N, N]`` of the same dtype, symmetric, entries from 0 to −log(clip), computed in float64.
+    """
+    rows = classifiers.to(torch.float64)
+    # Scaling each row by its largest entry first keeps squares of very large and very small weights finite.
+    rows = rows / rows.abs().amax(dim=2, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+    norms = torch.linalg.vector_norm(rows, dim=2)
+    products = torch.einsum("icf,jcf->ijc", rows, rows)
+    cosines = products / (norms.unsqueeze(1) * norms.unsqueeze(0) + _NORM_FLOOR)
+    if variant == "author":
+        similarity = -torch.log1p(-cosines.mean(dim=2).clamp(0, 1 - clip))
+    else:
+        similarity = -torch.log1p(-cosines.clamp(0, 1 - clip)).mean(dim=2)
+    similarity.fill_diagonal_(-math.log(clip) if diagonal == "clip" else 1.0)
+    return similarity.to(classifiers.dtype)
+
+
+def personalize_extractors(extractors: Tensor, similarity: Tensor) -> Tensor:
+    """Eq. 4: each silo's mean of all extractors, weighted by its row of similarities.
+
+    Args:
+        extractors: ``Tensor[N, D]``, one flattened extractor a row.
+        similarity: ``Tensor[N, N]``, entries of 0 or more; a row that adds up to 0 keeps its own extractor.
+
+    Returns:
+        ``Tensor[N, D]`` of the extractors' dtype, computed in float64.
+    """
+    return (normalised_rows(similarity) @ extractors.to(torch.float64)).to(extractors.dtype)
+
+
+def normalised_rows(similarity: Tensor) -> Tensor:
+    """Rows divided by their sums, float64; a row of zeros becomes the identity's."""
+    similarity = similarity.to(torch.float64)
+    sums = similarity.sum(dim=1, keepdim=True)
+    identity = torch.eye(len(similarity), dtype=torch.float64)
+    return torch.where(sums > 0, similarity / torch.where(sums > 0, sums, torch.ones_like(sums)), identity)

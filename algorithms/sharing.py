@@ -1,0 +1,50 @@
+"""What pFedSim, FedDFQ and FedPDC do alike: a whole model goes up, with batch normalisation's running statistics
+where a method averages them, and a mixture of models comes down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from algorithms.method import State, subset
+from algorithms.models import Layout
+from algorithms.tensors import Part, Payload, TensorSpec
+from privacy.errors import ConfigurationError, RefusedError
+from privacy.exposure import Exposure
+
+Buffers = Literal["local", "aggregate"]
+"""Running statistics stay at the silo, or travel and are averaged like parameters."""
+
+
+def upload_specs(layout: Layout, buffers: Buffers) -> dict[Exposure, Sequence[TensorSpec]]:
+    """The parts of a whole model."""
+    parts: dict[Exposure, Sequence[TensorSpec]] = dict(layout.model_parts())
+    if buffers == "aggregate":
+        parts[Exposure.RUNNING_STATISTICS] = layout.statistics
+    return parts
+
+
+def model_upload(state: State, layout: Layout, buffers: Buffers) -> dict[Exposure, Part]:
+    """A state's parts as they go up."""
+    return {exposure: Part.of(subset(state, specs)) for exposure, specs in upload_specs(layout, buffers).items()}
+
+
+def received_tensors(download: Payload, layout: Layout, buffers: Buffers) -> State:
+    """What the coordinator's mixture holds: extractor or whole model, with running statistics where they travel.
+
+    Empty without a mixture. Raises ``RefusedError`` for anything else than these names and shapes.
+    """
+    part = download.get(Exposure.PEER_DERIVED)
+    if part is None:
+        return {}
+    statistics = layout.statistics if buffers == "aggregate" else ()
+    if part.specs not in (layout.parameters + statistics, layout.extractor + statistics):
+        raise RefusedError("the coordinator's mixture does not have the model's names and shapes")
+    return part.tensors()
+
+
+def check_linear(method: str, layout: Layout) -> None:
+    """Raises ``ConfigurationError`` for a model whose last layer is not linear."""
+    shapes = [len(spec.shape) for spec in layout.classifier]
+    if shapes not in ([2, 1], [2]):
+        raise ConfigurationError(f"{method} works on the classifier's weights; the model's last layer must be linear")

@@ -1,0 +1,377 @@
+"""A round's local training of many silos at once: on several threads, or stacked into one program.
+
+``train_round`` runs the silo halves one after the other up to their ``site.fit``, where each waits; when all have
+come that far, an ``Engine`` does all those trainings, and the halves go on with trained models, as if each had
+trained alone. No method has to know of it, and sites may share one module: what a half had loaded is kept while it
+waits. Fits that an engine does not take are done at once, alone. Two engines:
+
+``InThreads`` does the fits themselves side by side, one PyTorch thread each. Bit-equal to one after the other with one
+PyTorch thread; best for convolutional models on CPUs.
+
+``Stacked`` trains all silos as one program: parameters ``[N, ...]``, one forward and backward pass for all, one
+optimiser. Equal up to rounding, because sums are grouped otherwise; made for small models, where a step's cost is
+mostly the calls, and for GPUs.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional as F
+
+from algorithms.method import Correction, Downloads, Objective, SiloHalf, State
+from silo.training import LocalSite, diverged, make_optimizer
+
+_RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One call of ``LocalSite.fit``; the fields but ``site`` and ``state`` are that method's arguments.
+
+    ``state``: what the site's model holds when training begins.
+    """
+
+    site: LocalSite
+    state: State
+    round_number: int
+    correction: Correction | None = None
+    objective: Objective | None = None
+    trainable: Collection[str] | None = None
+    extra: nn.Module | None = None
+    epochs: int | None = None
+    phase: str = "training"
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is cross entropy on the plan's model alone and draws nothing from PyTorch's generator, so that
+        nothing but tensors differs between silos."""
+        random = any(isinstance(module, _RANDOM) for module in self.site.model.modules())
+        return self.objective is None and self.extra is None and not random
+
+    def alone(self) -> Trained:
+        """Does it as the silo itself would, in a module of its own."""
+        model = copy.deepcopy(self.site.model)
+        twin = self.site.with_model(model)
+        twin.load(self.state)
+        steps = LocalSite.fit(
+            twin,
+            self.round_number,
+            correction=self.correction,
+            trainable=self.trainable,
+            epochs=self.epochs,
+            phase=self.phase,
+        )
+        return Trained({name: tensor.detach() for name, tensor in model.state_dict().items()}, steps)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a fit leaves: the model's whole state, and the number of steps."""
+
+    state: State
+    steps: int
+
+
+class Engine(ABC):
+    """Does many fits."""
+
+    @abstractmethod
+    def takes(self, fit: Fit) -> bool:
+        """Whether it can do this one."""
+
+    @abstractmethod
+    def train(self, fits: Sequence[Fit]) -> list[Trained]:
+        """Does fits that it takes; the sites' own modules stay as they are. Raises what a failing fit raises."""
+
+
+class InThreads(Engine):
+    """Plain fits on several threads, each with one PyTorch thread.
+
+    ``workers``: at least 1, at best the number of cores.
+    """
+
+    def __init__(self, workers: int) -> None:
+        if workers < 1:
+            raise ValueError(f"workers is {workers}; there has to be at least one")
+        self._workers = workers
+
+    def takes(self, fit: Fit) -> bool:
+        """What is plain: an objective of a method's own may draw random numbers, and all threads share a generator."""
+        return fit.plain
+
+    def train(self, fits: Sequence[Fit]) -> list[Trained]:
+        """See ``Engine``."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            with ThreadPoolExecutor(self._workers, thread_name_prefix="fit") as pool:
+                return list(pool.map(Fit.alone, fits))
+        finally:
+            torch.set_num_threads(threads)
+
+
+class Stacked(Engine):
+    """Plain fits of equal models with equal numbers of batches as one program.
+
+    Batches of unequal sizes are padded with images of weight 0. Silos with different numbers of batches an epoch,
+    of different models, or that train different parameters go into programs of their own; a silo that is alone in
+    its program, or whose model ``torch.vmap`` refuses, is fitted as always.
+    """
+
+    def takes(self, fit: Fit) -> bool:
+        """What is plain and without buffers: batch normalisation's statistics would see the padding."""
+        return fit.plain and next(fit.site.model.buffers(), None) is None
+
+    def train(self, fits: Sequence[Fit]) -> list[Trained]:
+        """See ``Engine``."""
+        groups: dict[object, list[int]] = {}
+        for index, fit in enumerate(fits):
+            groups.setdefault(_kind(fit), []).append(index)
+        done: dict[int, Trained] = {}
+        for indices in groups.values():
+            members = [fits[index] for index in indices]
+            results = _together(members) if len(members) > 1 else None
+            done.update(zip(indices, results or [member.alone() for member in members], strict=True))
+        return [done[index] for index in range(len(fits))]
+
+
+def train_round(
+    halves: Mapping[str, SiloHalf],
+    round_number: int,
+    downloads: Downloads,
+    sites: Mapping[str, LocalSite],
+    engine: Engine,
+) -> None:
+    """Trains one round of all given silo halves.
+
+    Args:
+        halves: by silo name.
+        round_number: from 0.
+        downloads: what each silo gets.
+        sites: the halves' sites by silo name.
+        engine: does the fits.
+
+    Raises what a half raises; the other halves are then stopped where they wait.
+    """
+    waiting: list[_Trainee] = []
+    try:
+        for name, half in halves.items():
+            work = partial(half.train, round_number, downloads.for_silo(name))
+            trainee = _Trainee(work, sites[name], engine)
+            waiting.append(trainee)
+            trainee.go_on()
+        while fits := [(trainee, trainee.fit) for trainee in waiting if trainee.fit is not None]:
+            for (trainee, _), trained in zip(fits, engine.train([fit for _, fit in fits]), strict=True):
+                trainee.go_on(trained)
+    finally:
+        for trainee in waiting:
+            trainee.stop()
+
+
+class _Stopped(BaseException):
+    """Ends a half that waits for a training that will not come."""
+
+
+class _Trainee:
+    """A half's round in a thread of its own, of which at any time either it or its owner runs: a coroutine whose
+    ``site.fit`` hands over."""
+
+    def __init__(self, work: Callable[[], None], site: LocalSite, engine: Engine) -> None:
+        self.fit: Fit | None = None
+        self._work = work
+        self._site = site
+        self._engine = engine
+        self._trained: Trained | None = None
+        self._error: BaseException | None = None
+        self._mine, self._owners = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, name=f"half of {site.name}", daemon=True)
+        vars(site)["fit"] = self._hand_over
+        self._thread.start()
+
+    def go_on(self, trained: Trained | None = None) -> None:
+        """Runs the half up to its next fit or its end; ``trained`` is what the fit it waited for left."""
+        self.fit, self._trained = None, trained
+        self._mine.release()
+        self._owners.acquire()
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        """Ends the thread, wherever it is, and gives the site its own ``fit`` back."""
+        self._trained = None
+        self._mine.release()
+        self._thread.join()
+        vars(self._site).pop("fit", None)
+
+    def _run(self) -> None:
+        self._mine.acquire()
+        try:
+            self._work()
+        except _Stopped:
+            pass
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._owners.release()
+
+    def _hand_over(self, round_number: int, **arguments: Any) -> int:
+        model = self._site.model
+        state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        fit = Fit(self._site, state, round_number, **arguments)
+        if not self._engine.takes(fit):
+            return LocalSite.fit(self._site, round_number, **arguments)
+        self.fit = fit
+        self._owners.release()
+        self._mine.acquire()
+        if self._trained is None:
+            raise _Stopped
+        model.load_state_dict(self._trained.state)
+        model.train()
+        return self._trained.steps
+
+
+def _kind(fit: Fit) -> object:
+    model, site = fit.site.model, fit.site
+    epochs = fit.epochs or site.training.epochs
+    batches = len(site.batch_sizes())
+    shapes = tuple((name, parameter.shape, parameter.requires_grad) for name, parameter in model.named_parameters())
+    device = site.train_data()[0].device
+    return repr(model), shapes, device, site.training, epochs, batches, tuple(sorted(_chosen(fit)))
+
+
+def _chosen(fit: Fit) -> list[str]:
+    return [
+        name
+        for name, parameter in fit.site.model.named_parameters()
+        if parameter.requires_grad and (fit.trainable is None or name in fit.trainable)
+    ]
+
+
+def _together(fits: Sequence[Fit]) -> list[Trained] | None:
+    """Trains equal models as one; None if ``vmap`` refuses the model."""
+    first = fits[0].site
+    model, training = first.model, first.training
+    model.train()
+    chosen = _chosen(fits[0])
+    stacked = {name: torch.stack([fit.state[name] for fit in fits]) for name in fits[0].state}
+    leaves = {name: nn.Parameter(stacked[name]) for name in chosen}
+    weights = {**stacked, **leaves}
+    optimizer = make_optimizer(list(leaves.values()), training)
+    correct = _corrections([fit.correction for fit in fits], leaves)
+
+    def loss_of(own: dict[str, Tensor], images: Tensor, labels: Tensor, shares: Tensor) -> Tensor:
+        losses = F.cross_entropy(functional_call(model, own, (images,)), labels, reduction="none")
+        return (losses * shares).sum()
+
+    losses_of = vmap(loss_of)
+    batches = _Batches(fits)
+    steps = 0
+    epochs = fits[0].epochs or training.epochs
+    for epoch in range(epochs):
+        total = torch.zeros(len(fits), device=batches.device)
+        for images, labels, shares in batches.epoch():
+            optimizer.zero_grad(set_to_none=True)
+            try:
+                losses = losses_of(weights, images, labels, shares)
+            except RuntimeError:
+                if steps:
+                    raise
+                return None
+            losses.sum().backward()  # type: ignore[no-untyped-call]
+            correct()
+            optimizer.step()
+            steps += 1
+            total += losses.detach()
+        finite = torch.isfinite(total)
+        for leaf in leaves.values():
+            finite &= torch.isfinite(leaf.detach()).flatten(1).all(dim=1)
+        if not bool(finite.all()):
+            worst = int((~finite).nonzero()[0])
+            raise diverged(fits[worst].round_number, epoch, total[worst].item() / len(first.batch_sizes()))
+    trained = {**stacked, **{name: leaf.detach() for name, leaf in leaves.items()}}
+    return [Trained({name: rows[row] for name, rows in trained.items()}, steps) for row in range(len(fits))]
+
+
+class _Batches:
+    """The mini-batches that each silo's own fit would see, side by side: images ``[N, B, C, H, W]``, labels ``[N, B]``
+    and shares ``[N, B]``, 1/(images of the silo's batch) for images and 0 for padding."""
+
+    def __init__(self, fits: Sequence[Fit]) -> None:
+        self._data = [fit.site.train_data() for fit in fits]
+        self._orders = [
+            fit.site.orders(fit.round_number, fit.epochs or fit.site.training.epochs, fit.phase) for fit in fits
+        ]
+        sizes = torch.tensor([fit.site.batch_sizes() for fit in fits])
+        self._widths: list[int] = sizes.max(dim=0).values.tolist()
+        images, labels = self._data[0]
+        self.device = images.device
+        # One gather a silo and epoch; where every batch of a silo has the full width, it is one stretch.
+        width = sum(self._widths)
+        self._images = images.new_zeros(len(fits), width, *images.shape[1:])
+        self._labels = labels.new_zeros(len(fits), width)
+        shares = torch.zeros(len(fits), width)
+        self._stretches: list[list[tuple[int, int]]] = []
+        for row, own in enumerate(sizes.tolist()):
+            stretches, start = [], 0
+            for size, wide in zip(own, self._widths, strict=True):
+                shares[row, start : start + size] = 1 / size
+                stretches.append((start, size))
+                start += wide
+            self._stretches.append(stretches)
+        self._shares = shares.to(self.device)
+
+    def epoch(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """The next epoch's batches; they are overwritten by the epoch after."""
+        for row, ((images, labels), orders) in enumerate(zip(self._data, self._orders, strict=True)):
+            for (start, size), index in zip(self._stretches[row], next(orders), strict=True):
+                torch.index_select(images, 0, index, out=self._images[row, start : start + size])
+                torch.index_select(labels, 0, index, out=self._labels[row, start : start + size])
+        return list(
+            zip(
+                torch.split(self._images, self._widths, dim=1),
+                torch.split(self._labels, self._widths, dim=1),
+                torch.split(self._shares, self._widths, dim=1),
+                strict=True,
+            )
+        )
+
+
+def _corrections(corrections: Sequence[Correction | None], leaves: Mapping[str, nn.Parameter]) -> Callable[[], None]:
+    """``Correction.bind`` for stacked parameters: every silo its own strength, centre and linear term."""
+    given = [correction or Correction() for correction in corrections]
+    pulled: dict[str, tuple[Tensor, Tensor]] = {}
+    pushed: dict[str, Tensor] = {}
+    for name, leaf in leaves.items():
+        ones = [c.strength if name in c.centre else 0.0 for c in given]
+        if any(ones):
+            strengths = torch.tensor(ones, device=leaf.device).reshape(-1, *[1] * (leaf.dim() - 1))
+            pulled[name] = strengths, _stack([c.centre.get(name) for c in given], leaf)
+        if any(name in c.linear for c in given):
+            pushed[name] = _stack([c.linear.get(name) for c in given], leaf)
+
+    def correct() -> None:
+        with torch.no_grad():
+            for name in {**pulled, **pushed}:
+                if leaves[name].grad is None:
+                    leaves[name].grad = torch.zeros_like(leaves[name])
+            for name, (strengths, centres) in pulled.items():
+                leaves[name].grad.addcmul_(leaves[name] - centres, strengths)  # type: ignore[union-attr]
+            for name, linears in pushed.items():
+                leaves[name].grad.add_(linears)  # type: ignore[union-attr]
+
+    return correct
+
+
+def _stack(rows: Sequence[Tensor | None], leaf: Tensor) -> Tensor:
+    return torch.stack([leaf.new_zeros(leaf.shape[1:]) if row is None else row.to(leaf.device) for row in rows])

@@ -1,0 +1,325 @@
+"""One run of an experiment: trains it to the end, goes on after a kill, and writes its folder.
+
+``run.json``            what was run, on what, with which versions; ``finished`` says whether it is complete
+``rounds.parquet``      a row a round and silo: accuracy, loss, bytes by exposure class up and down
+``weights.parquet``     silo-to-silo weights, for methods that have such: a row a round, silo and other silo
+``checkpoint.safetensors``  until the run is finished: where it goes on
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import json
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from pydantic import TypeAdapter
+
+from algorithms.datasets import ImageDataset
+from algorithms.models import build
+from algorithms.public_set import PublicImages
+from privacy.durable import write_atomically
+from privacy.errors import ConfigurationError, DataError, MedsiloError
+from privacy.exposure import Exposure
+from privacy.plan import RunPlan
+from silo.sharding import Setting, cut
+from silo.sources import open_dataset
+from silo.training import choose_device
+from simulation.experiment import Run
+from simulation.federation import SiloRound, SiloWeights, Simulation
+from simulation.public_images import cut_public
+
+RUN, ROUNDS, WEIGHTS = "run.json", "rounds.parquet", "weights.parquet"
+CHECKPOINT, PROGRESS = "checkpoint.safetensors", "progress.json"
+_LOCK = ".lock"
+
+DIRECTIONS = ("up", "down")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended; ``stopped`` and ``busy`` runs are gone on with by the same command."""
+
+    status: Literal["done", "stopped", "busy", "failed"]
+    message: str = ""
+    exit_code: int = 0
+
+
+def execute(run: Run, stop: Path) -> Outcome:
+    """Does a run, or the rest of it. It ends at the next round once the file ``stop`` exists."""
+    torch.set_num_threads(1)
+    try:
+        run.folder.mkdir(parents=True, exist_ok=True)
+        with _alone(run.folder) as alone:
+            if not alone:
+                return Outcome("busy", "another process works on it")
+            return _Execution(run, stop).go()
+    except MedsiloError as error:
+        return Outcome("failed", str(error), error.exit_code)
+
+
+def is_finished(run: Run, dataset: ImageDataset) -> bool:
+    """Whether a run's folder holds its finished run.
+
+    Raises ``ConfigurationError`` where the folder holds another run: other data, plan or setting.
+    """
+    recorded = read_run(run.folder)
+    if recorded is None:
+        return False
+    expected = _description(run, dataset)
+    differing = [key for key in ("data_sha256", "setting", "public") if recorded.get(key) != expected[key]]
+    differing += [
+        key
+        for key in ("model", "training", "rounds", "seed", "participation")
+        if recorded["plan"][key] != expected["plan"][key]
+    ]
+    # A hyper-parameter that a later release added, with its default, does not make it another run.
+    now, then = expected["plan"]["method"], recorded["plan"]["method"]
+    if then["name"] != now["name"] or any(now["parameters"].get(k) != v for k, v in then["parameters"].items()):
+        differing.append("method")
+    if differing:
+        raise ConfigurationError(
+            f"{run.folder} holds a run with another {', '.join(differing)}; give the experiment another name, or move "
+            "the folder away"
+        )
+    return bool(recorded["finished"])
+
+
+def read_run(folder: Path) -> dict[str, Any] | None:
+    """A run's ``run.json``, or None where there is none; raises ``DataError`` if it is damaged."""
+    path = folder / RUN
+    try:
+        content: dict[str, Any] = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read ({error}); delete the folder to begin this run anew") from None
+    return content
+
+
+class _Execution:
+    """The state of one run while it is executed."""
+
+    def __init__(self, run: Run, stop: Path) -> None:
+        self._run = run
+        self._stop = stop
+        self._rows: list[dict[str, Any]] = []
+        self._weights: list[dict[str, Any]] = []
+        self._saved = time.monotonic()
+
+    def go(self) -> Outcome:
+        """To the end, or to where it is stopped."""
+        run = self._run
+        if self._stop.exists():
+            return Outcome("stopped")
+        dataset = open_dataset(run.data)
+        if is_finished(run, dataset):
+            return Outcome("done")
+        simulation = make_simulation(run, dataset)
+        description = _description(run, dataset)
+        checkpoint = run.folder / CHECKPOINT
+        if checkpoint.exists():
+            notes = simulation.load(checkpoint)
+            self._rows, self._weights = notes["rows"], notes["weights"]
+        self._write_run({**description, "finished": False})
+        started, first = time.monotonic(), simulation.round
+        self._saved = started
+        while simulation.round < simulation.plan.rounds:
+            self._report(simulation, started, first)
+            if self._stop.exists():
+                self._save(simulation)
+                return Outcome("stopped")
+            simulation.step()
+            self._record(simulation)
+            if time.monotonic() - self._saved >= run.config.checkpoint_seconds:
+                self._save(simulation)
+        simulation.finish()
+        self._rows += [_row(one) for one in simulation.last]
+        final = {one.silo: one.measured and one.measured.accuracy for one in simulation.last}
+        write_table(run.folder / ROUNDS, _rounds_table(self._rows))
+        if self._weights:
+            write_table(run.folder / WEIGHTS, _weights_table(self._weights))
+        self._write_run({**description, "finished": True, "final_accuracy": final})
+        for name in (CHECKPOINT, PROGRESS):
+            (run.folder / name).unlink(missing_ok=True)
+        return Outcome("done")
+
+    def _record(self, simulation: Simulation) -> None:
+        self._rows += [_row(one) for one in simulation.last]
+        every = self._run.config.weights_every
+        weights = simulation.weights
+        # The first round's, every so many rounds', and the last one's (of a method that aggregates after it).
+        if weights and (weights.round % every == 0 or weights.round == simulation.plan.rounds - 1):
+            self._weights.append(_weights_row(weights))
+
+    def _save(self, simulation: Simulation) -> None:
+        simulation.save(self._run.folder / CHECKPOINT, notes={"rows": self._rows, "weights": self._weights})
+        self._saved = time.monotonic()
+
+    def _report(self, simulation: Simulation, started: float, first: int) -> None:
+        done = simulation.round - first
+        content = {
+            "round": simulation.round,
+            "rounds": simulation.plan.rounds,
+            "seconds_per_round": (time.monotonic() - started) / done if done else None,
+        }
+        path = self._run.folder / PROGRESS
+        partial = path.with_name(f".{PROGRESS}.partial")
+        partial.write_text(json.dumps(content))
+        partial.replace(path)
+
+    def _write_run(self, content: dict[str, Any]) -> None:
+        write_atomically(self._run.folder / RUN, json.dumps(content, indent=1).encode())
+
+
+def make_simulation(run: Run, dataset: ImageDataset) -> Simulation:
+    """The simulation of a run, before its first round."""
+    shards = cut(dataset, run.setting, seed=run.seed)
+    plan = run.plan(dataset)
+    return Simulation(
+        plan,
+        run.variant.method,
+        shards,
+        device=choose_device(run.config.device),
+        public=_public(run, plan, dataset, shards),
+    )
+
+
+def _public(run: Run, plan: RunPlan, dataset: ImageDataset, shards: Sequence[ImageDataset]) -> PublicImages | None:
+    if not run.variant.method.needs_public:
+        return None
+    images = cut_public(
+        dataset,
+        run.setting,
+        shards,
+        seed=run.seed,
+        per_class=run.config.public_per_class,
+        share=run.config.public_share,
+    )
+    return PublicImages(images, build(plan.model, seed=plan.seed), plan.model.input_shape)
+
+
+def _description(run: Run, dataset: ImageDataset) -> dict[str, Any]:
+    """All that says which run this is, as ``run.json`` has it."""
+    config = run.config
+    needs_public = run.variant.method.needs_public
+    return {
+        "experiment": config.name,
+        "label": run.variant.label,
+        "method": run.variant.method.name,
+        "parameters": run.variant.method.parameters(),
+        "measures_received": run.variant.method.measures_received,
+        "setting_name": run.setting_name,
+        "setting": {"kind": _kind(run.setting), **_plain(run.setting)},
+        "participation": run.participation,
+        "seed": run.seed,
+        "data": dataset.name,
+        "data_spec": Path(run.data).name if run.data.endswith(".npz") else run.data,
+        "data_source": dataset.source,
+        "data_sha256": dataset.fingerprint,
+        "synthetic": dataset.synthetic,
+        "public": {"per_class": config.public_per_class, "share": config.public_share} if needs_public else None,
+        "plan": run.plan(dataset).model_dump(mode="json"),
+        "device": config.device,
+        "versions": {
+            "medsilo": version("medsilo"),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "pyarrow": pa.__version__,
+            "machine": platform.machine(),
+        },
+    }
+
+
+def _kind(setting: Setting) -> str:
+    from simulation.experiment import SETTINGS
+
+    return next(name for name, kind in SETTINGS.items() if isinstance(setting, kind))
+
+
+def _plain(setting: Setting) -> dict[str, Any]:
+    plain: dict[str, Any] = TypeAdapter(type(setting)).dump_python(setting, mode="json")
+    return plain
+
+
+def _row(one: SiloRound) -> dict[str, Any]:
+    measured = one.measured
+    return {
+        "round": one.round,
+        "silo": one.silo,
+        "took_part": one.took_part,
+        "accuracy": measured and measured.accuracy,
+        "loss": measured and measured.loss,
+        "up": {str(exposure): size for exposure, size in one.up.items()},
+        "down": {str(exposure): size for exposure, size in one.down.items()},
+    }
+
+
+def _rounds_table(rows: Sequence[dict[str, Any]]) -> pa.Table:
+    columns: dict[str, Any] = {
+        "round": pa.array([row["round"] for row in rows], pa.int32()),
+        "silo": pa.array([row["silo"] for row in rows], pa.string()),
+        "took_part": pa.array([row["took_part"] for row in rows], pa.bool_()),
+        "accuracy": pa.array([row["accuracy"] for row in rows], pa.float64()),
+        "loss": pa.array([row["loss"] for row in rows], pa.float64()),
+    }
+    for direction in DIRECTIONS:
+        occurring = {name for row in rows for name in row[direction]}
+        for exposure in Exposure:
+            if exposure in occurring:
+                sizes = [row[direction].get(str(exposure), 0) for row in rows]
+                columns[f"{direction}_{exposure}"] = pa.array(sizes, pa.int64())
+    return pa.table(columns)
+
+
+def _weights_row(weights: SiloWeights) -> dict[str, Any]:
+    return {"round": weights.round, "silos": list(weights.silos), "weights": weights.weights.tolist()}
+
+
+def _weights_table(kept: Sequence[dict[str, Any]]) -> pa.Table:
+    flat = [
+        (one["round"], silo, other, weight)
+        for one in kept
+        for silo, row in zip(one["silos"], one["weights"], strict=True)
+        for other, weight in zip(one["silos"], row, strict=True)
+    ]
+    rounds, silos, others, values = zip(*flat, strict=True)
+    return pa.table(
+        {
+            "round": pa.array(rounds, pa.int32()),
+            "silo": pa.array(silos, pa.string()),
+            "other": pa.array(others, pa.string()),
+            "weight": pa.array(values, pa.float64()),
+        }
+    )
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """Writes a Parquet file, whole or not at all."""
+    content = io.BytesIO()
+    pq.write_table(table, content, compression="zstd")
+    write_atomically(path, content.getvalue())
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[bool]:
+    """Whether no other process works in this folder; as long as the block lasts, none can begin to."""
+    with (folder / _LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True

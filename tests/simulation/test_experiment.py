@@ -1,0 +1,184 @@
+"""Experiment files: what they sweep over, what they refuse, and what is cut for public images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from algorithms.datasets import ImageDataset, ImageSplit, image_hashes
+from privacy.errors import ConfigurationError
+from silo.sharding import ByPatient, Dirichlet, PracticalGroups, Setting, cut
+from silo.synthetic import generate_tissue
+from simulation.experiment import ExperimentConfig, folder_name, runs
+from simulation.public_images import cut_public
+
+DIRICHLET = {"kind": "dirichlet", "silos": 4, "alpha": 0.5, "train_per_silo": 30, "test_per_silo": 10}
+
+
+def experiment(folder: Path, **changes: Any) -> ExperimentConfig:
+    content: dict[str, Any] = {
+        "name": "sweep",
+        "data": "synthetic",
+        "setting": DIRICHLET,
+        "model": "mlp-64",
+        "training": {"epochs": 1, "batch_size": 20},
+        "rounds": 2,
+        "seeds": [1],
+        "methods": [{"name": "local"}],
+        **changes,
+    }
+    path = folder / "experiment.yaml"
+    path.write_text(yaml.safe_dump({k: v for k, v in content.items() if v is not None}, sort_keys=False))
+    return ExperimentConfig.read(path)
+
+
+def test_a_list_is_swept_over_and_runs_are_the_product_of_all(tmp_path: Path) -> None:
+    config = experiment(
+        tmp_path,
+        setting=None,
+        settings={"mild": DIRICHLET, "hard": {**DIRICHLET, "alpha": 0.1}},
+        seeds=[1, 2, 3],
+        participation=[1, 0.5],
+        methods=[{"name": "local"}, {"name": "diversifed", "temperature": [0.5, 1.1], "proximal_weight": [1, 2]}],
+    )
+    found = runs(config, (), tmp_path)
+    assert len(found) == 2 * 3 * 2 * (1 + 4)
+    assert len({run.folder for run in found}) == len(found)
+    assert [run.variant.label for run in found[:5]] == [
+        "local",
+        "diversifed-temperature=0.5-proximal_weight=1",
+        "diversifed-temperature=0.5-proximal_weight=2",
+        "diversifed-temperature=1.1-proximal_weight=1",
+        "diversifed-temperature=1.1-proximal_weight=2",
+    ]
+    assert found[0].folder == tmp_path / "synthetic" / "mild" / "local" / "seed-1"
+    half = next(run for run in found if run.participation == 0.5)
+    assert half.folder.parts[-3] == "mild-participation=0.5"
+    assert half.plan(generate_tissue(seed=0, train=90, test=90)).participation == 0.5
+
+
+def test_a_method_may_have_its_own_training_and_model(tmp_path: Path) -> None:
+    config = experiment(
+        tmp_path,
+        methods=[
+            {"name": "local"},
+            {
+                "name": "fedavg",
+                "training": {"optimizer": "sgd", "learning_rate": [0.1, 0.01]},
+                "model": "diversifed-cnn",
+            },
+        ],
+    )
+    plain, first, second = config.variants()
+    assert (plain.training.optimizer, plain.training.epochs, plain.model) == ("adam", 1, "mlp-64")
+    assert (first.training.optimizer, first.training.learning_rate, first.training.epochs) == ("sgd", 0.1, 1)
+    assert second.training.learning_rate == 0.01
+    assert first.model == "diversifed-cnn"
+    assert first.label == "fedavg-model=diversifed-cnn-optimizer=sgd-learning_rate=0.1"
+
+
+def test_a_label_of_its_own_gets_only_what_is_swept(tmp_path: Path) -> None:
+    methods = [{"name": "diversifed", "label": "ours", "proximal_weight": 1, "temperature": [0.5, 1.1]}]
+    labels = [variant.label for variant in experiment(tmp_path, methods=methods).variants()]
+    assert labels == ["ours-temperature=0.5", "ours-temperature=1.1"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"setting": None}, "either one `setting:` or several"),
+        ({"settings": {"a": DIRICHLET}}, "either one `setting:` or several"),
+        ({"setting": {**DIRICHLET, "kind": "iid"}}, "kind is 'iid'; use one of practical, pathological"),
+        ({"setting": {**DIRICHLET, "shards": 3}}, "dirichlet has no shards; it has alpha"),
+        ({"setting": {**DIRICHLET, "alpha": 0}}, "setting dirichlet: alpha is 0"),
+        ({"setting": {**DIRICHLET, "silos": "many"}}, "setting dirichlet: silos"),
+        ({"methods": [{"temperature": 1}]}, "needs a `name`"),
+        ({"methods": [{"name": "divers"}]}, "did you mean 'diversifed'"),
+        ({"methods": [{"name": "diversifed", "temprature": [1, 2]}]}, "did you mean 'temperature'"),
+        ({"methods": [{"name": "diversifed", "temperature": []}]}, "is an empty list"),
+        ({"methods": [{"name": "local"}, {"name": "local"}]}, "two methods are called 'local'"),
+        ({"methods": [{"name": "local", "training": {"optimiser": "sgd"}}]}, "did you mean `optimizer`"),
+        ({"methods": [{"name": "local", "training": "sgd"}]}, "should hold `key: value` pairs"),
+        ({"participation": 0}, "participation"),
+        ({"published": {"practical": {"local": 60}}}, "practical is not a setting of this experiment"),
+        ({"public_per_class": 2, "public_share": 0.1}, "not both"),
+        ({"sedes": [1]}, "did you mean `seeds`"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_runs(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=message) as error:
+        experiment(tmp_path, **changes)
+    assert "experiment.yaml" in str(error.value)
+
+
+def test_data_stand_in_the_file_or_are_given(tmp_path: Path) -> None:
+    config = experiment(tmp_path, data=["synthetic", "sets/colon.npz"])
+    assert [run.data for run in runs(config, (), tmp_path)] == ["synthetic", str(tmp_path / "sets" / "colon.npz")]
+    assert [run.folder.parts[-4] for run in runs(config, (), tmp_path)] == ["synthetic", "colon"]
+    assert [run.data for run in runs(config, ("pathmnist",), tmp_path)] == ["pathmnist"]
+    with pytest.raises(ConfigurationError, match="names no data set"):
+        runs(experiment(tmp_path, data=None), (), tmp_path)
+    with pytest.raises(ConfigurationError, match="called alike"):
+        runs(config, ("a/x.npz", "b/x.npz"), tmp_path)
+
+
+def test_folders_of_different_labels_differ_and_stay_inside() -> None:
+    labels = ["a/b", "a_b", "../x", "a b", "x" * 300, "x" * 299, ".hidden"]
+    names = [folder_name(label) for label in labels]
+    assert len(set(names)) == len(labels)
+    assert all("/" not in name and not name.startswith(".") and len(name) <= 100 for name in names)
+    assert folder_name("diversifed-temperature=0.5") == "diversifed-temperature=0.5"
+
+
+def test_the_shipped_experiments_can_be_read() -> None:
+    found = sorted((Path(__file__).parents[2] / "configs" / "experiments").glob("*.yaml"))
+    assert found
+    for path in found:
+        assert runs(ExperimentConfig.read(path), ("synthetic",), Path("runs"))
+
+
+def pixels(*splits: ImageSplit) -> set[bytes]:
+    return {digest for split in splits for digest in image_hashes(split.images)}
+
+
+@pytest.mark.parametrize("validation", [True, False])
+@pytest.mark.parametrize("test_from", ["test", "train"])
+def test_public_images_are_balanced_and_nobody_elses(validation: bool, test_from: Any) -> None:
+    whole = generate_tissue(seed=3, train=450, test=180)
+    if validation:
+        split = whole.test
+        dataset = ImageDataset("v", "s", True, whole.class_names, whole.train, split, whole.test)
+    else:
+        dataset = ImageDataset("t", "s", True, whole.class_names, whole.train, None, whole.test)
+    setting: Setting = Dirichlet(silos=3, alpha=1.0, train_per_silo=40, test_per_silo=10, test_from=test_from)
+    shards = cut(dataset, setting, seed=1)
+    public = cut_public(dataset, setting, shards, seed=1, per_class=3)
+    counts = public.train.counts(9) + public.test.counts(9)
+    assert counts.tolist() == [3] * 9
+    ours = pixels(public.train, public.test)
+    assert not ours & {digest for shard in shards for digest in pixels(shard.train, shard.test)}
+    assert ours <= pixels(dataset.validation or dataset.train)
+    again = cut_public(dataset, setting, shards, seed=1, per_class=3)
+    assert again.fingerprint == public.fingerprint
+    # 450 or 180 images, a tenth of them over nine classes
+    tenth = cut_public(dataset, setting, shards, seed=1, share=0.1)
+    assert tenth.train.counts(9).sum() + tenth.test.counts(9).sum() == (18 if validation else 45)
+
+
+def test_public_images_that_are_not_there_are_refused() -> None:
+    whole = generate_tissue(seed=3, train=450, test=180)
+    patients = np.array([f"p{index % 9}" for index in range(450)])
+    train = ImageSplit(whole.train.images, whole.train.labels, patients)
+    dataset = ImageDataset("p", "s", True, whole.class_names, train, None, whole.test)
+    every = ByPatient(silos=3, test_from="train")
+    with pytest.raises(ConfigurationError, match="0 training images of it are free"):
+        cut_public(dataset, every, cut(dataset, every, seed=1), seed=1, per_class=1)
+    setting = PracticalGroups(groups=(1, 1, 1), train_per_silo=60, test_per_silo=10)
+    with pytest.raises(ConfigurationError, match="give the silos fewer images"):
+        cut_public(dataset, setting, cut(dataset, setting, seed=1), seed=1, per_class=49)

@@ -1,0 +1,193 @@
+"""``simulation results``: tables, bytes and pictures, from runs written by hand."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from privacy.errors import ConfigurationError, DataError
+from privacy.exposure import Exposure
+from simulation.execution import ROUNDS, RUN, WEIGHTS
+from simulation.experiment import ExperimentConfig
+from simulation.results import Section, read_runs, tabulate, write_results
+
+DIVERSIFED = "diversifed-temperature=0.5"
+
+
+def config_file(folder: Path, **changes: Any) -> Path:
+    content: dict[str, Any] = {
+        "name": "made",
+        "settings": {
+            "mild": {"kind": "dirichlet", "silos": 2, "alpha": 1.0},
+            "hard": {"kind": "dirichlet", "silos": 2, "alpha": 0.1},
+        },
+        "model": "mlp-64",
+        "rounds": 12,
+        "seeds": [0, 1],
+        "methods": [{"name": "local"}, {"name": "diversifed", "temperature": 0.5}],
+        "published": {"mild": {DIVERSIFED: {"accuracy": 58.25, "std": 0.5, "source": "Table I"}, "fedamp": 54}},
+        **changes,
+    }
+    path = folder / "made.yaml"
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return path
+
+
+def write_run(
+    runs: Path,
+    label: str,
+    seed: int,
+    accuracies: list[float],
+    *,
+    setting: str = "mild",
+    synthetic: bool = False,
+    finished: bool = True,
+    up: int = 0,
+    fingerprint: str = "ab" * 32,
+) -> Path:
+    """Two silos, 0.1 below and above the given accuracy of each round; ``up`` bytes of extractor a round and silo."""
+    folder = runs / "made" / "set" / setting / label / f"seed-{seed}"
+    folder.mkdir(parents=True)
+    info = {
+        "label": label,
+        "method": label.partition("-")[0],
+        "parameters": {},
+        "seed": seed,
+        "setting_name": setting,
+        "setting": {"kind": "dirichlet"},
+        "participation": 1.0,
+        "data": "made images",
+        "data_spec": "set.npz",
+        "data_source": "by hand",
+        "data_sha256": fingerprint,
+        "synthetic": synthetic,
+        "finished": finished,
+        "plan": {"rounds": len(accuracies), "model": {"name": "mlp-64"}, "seed": seed},
+        "versions": {"medsilo": "0", "python": "3", "torch": "2"},
+    }
+    (folder / RUN).write_text(json.dumps(info))
+    count = len(accuracies) + 1
+    silo_rows = [(number, silo) for number in range(count) for silo in ("hospital1", "hospital2")]
+    table = {
+        "round": [number for number, _ in silo_rows],
+        "silo": [silo for _, silo in silo_rows],
+        "accuracy": [
+            (accuracies[number] + (0.1 if silo == "hospital2" else -0.1)) if number < count - 1 else 1.0
+            for number, silo in silo_rows
+        ],
+        "up_MODEL_PARAMETERS_EXTRACTOR": [up if number < count - 1 else 0 for number, _ in silo_rows],
+        "down_INITIAL_MODEL": [1_500_000 if number == 0 else 0 for number, _ in silo_rows],
+    }
+    pq.write_table(pa.table(table), folder / ROUNDS)
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs"
+    write_run(folder, "local", 0, [0.9] + [0.3] + [0.4] * 10)
+    write_run(folder, "local", 1, [0.5] * 2 + [0.6] * 10)
+    for seed in (0, 1):
+        write_run(folder, DIVERSIFED, seed, [0.5] * 12, up=250_000)
+    return folder
+
+
+def sections(runs: Path, folder: Path, **changes: Any) -> list[Section]:
+    return tabulate(read_runs(runs / "made"), ExperimentConfig.read(config_file(folder, **changes)))
+
+
+def test_best_last_ten_and_wins_are_those_of_the_curves(runs: Path, tmp_path: Path) -> None:
+    (section,) = sections(runs, tmp_path)
+    alone, together = section.rows
+    # best 90 and 60; the last ten rounds 40 and 60; the hand-out after the last round is no round
+    assert alone.best == pytest.approx((75.0, 15.0))
+    assert alone.last == pytest.approx((50.0, 10.0))
+    assert alone.wins is None
+    assert together.last == pytest.approx((50.0, 0.0))
+    assert (together.wins, together.compared, together.seeds) == (1, 2, (0, 1))
+    np.testing.assert_allclose(alone.curve, [70.0, 40.0] + [50.0] * 10)
+
+
+def test_exposed_bytes_are_per_silo_for_the_whole_run(runs: Path, tmp_path: Path) -> None:
+    (section,) = sections(runs, tmp_path)
+    alone, together = section.rows
+    assert alone.total("up") == 0
+    assert alone.megabytes["down"] == {Exposure.INITIAL_MODEL: 1.5}
+    assert together.megabytes["up"] == {Exposure.MODEL_PARAMETERS_EXTRACTOR: 3.0}  # 12 rounds of 0.25 MB
+    assert together.total("down") == 1.5
+
+
+def test_the_page_has_tables_pictures_published_numbers_and_commands(runs: Path, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        folder = write_run(runs, DIVERSIFED, seed, [0.5] * 12, setting="hard")
+        weights = {"round": [0] * 4, "silo": list("aabb"), "other": list("abab"), "weight": [1.2, -0.2, 0.1, 0.9]}
+        pq.write_table(pa.table(weights), folder / WEIGHTS)
+    path, out = config_file(tmp_path), tmp_path / "out"
+    page = write_results(ExperimentConfig.read(path), path, runs, out).read_text()
+    lines = page.splitlines()
+    assert f"| {DIVERSIFED} | 2 | 50.00 ± 0.00 | 50.00 ± 0.00 | 1 of 2 | 58.25 ± 0.5 | -8.25 | Table I |" in lines
+    assert "| fedamp | not run | – | – | – | 54 | – |  |" in lines
+    assert f"| {DIVERSIFED} | 50.00 ± 0.00 | 3 | 1.5 | 3 | 1.5 |" in lines
+    assert "Not finished: local." in page
+    assert "synthetic" not in page.lower()
+    assert f"simulation run --config {path} --data set.npz --runs {runs}" in lines
+    assert f"simulation results --config {path} --runs {runs} --out {out}" in lines
+    for name in (line.partition("(")[2].rstrip(")") for line in lines if line.startswith("![")):
+        assert (out / name).read_bytes().startswith(b"\x89PNG")
+    assert sum("silo-to-silo weights" in line for line in lines) == 1
+    exposure = list(csv.DictReader((out / "made-exposure.csv").open()))
+    assert {
+        (row["setting"], row["method"], row["direction"], row["exposure"], float(row["mb_per_silo"]))
+        for row in exposure
+        if row["setting"] == "mild" and row["method"] != "local"
+    } == {
+        ("mild", DIVERSIFED, "up", "MODEL_PARAMETERS_EXTRACTOR", 3.0),
+        ("mild", DIVERSIFED, "down", "INITIAL_MODEL", 1.5),
+    }
+    content = json.loads((out / "made.json").read_text())
+    assert [s["setting"] for s in content["sections"]] == ["mild", "hard"]
+    accuracy = list(csv.DictReader((out / "made.csv").open()))
+    assert float(accuracy[0]["best_mean"]) == pytest.approx(75)
+
+
+def test_synthetic_data_is_called_so_wherever_numbers_stand(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    write_run(folder, "local", 0, [0.5] * 12, synthetic=True)
+    path = config_file(tmp_path, seeds=[0])
+    page = write_results(ExperimentConfig.read(path), path, folder, tmp_path).read_text()
+    assert "**Synthetic data: generated images." in page
+    assert "## made images (set), mild – SYNTHETIC DATA" in page
+    assert ",True," in (tmp_path / "made.csv").read_text()
+    assert json.loads((tmp_path / "made.json").read_text())["sections"][0]["synthetic"] is True
+
+
+def test_unfinished_runs_are_not_counted(runs: Path, tmp_path: Path) -> None:
+    write_run(runs, "local", 2, [0.99] * 12, finished=False)
+    (section,) = sections(runs, tmp_path, seeds=[0, 1, 2])
+    assert section.rows[0].seeds == (0, 1)
+    with pytest.raises(DataError, match="no finished runs; start them with `simulation run`"):
+        read_runs(tmp_path / "nowhere")
+
+
+def test_runs_that_do_not_belong_together_are_not_put_together(runs: Path, tmp_path: Path) -> None:
+    write_run(runs, DIVERSIFED, 2, [0.5] * 11)
+    with pytest.raises(ConfigurationError, match="not run alike"):
+        sections(runs, tmp_path, seeds=[0, 1, 2])
+    write_run(runs, DIVERSIFED, 3, [0.5] * 12, fingerprint="cd" * 32)
+    with pytest.raises(ConfigurationError, match="not all on the same images"):
+        sections(runs, tmp_path, seeds=[0, 1, 3])
+
+
+def test_a_damaged_table_is_named(runs: Path) -> None:
+    path = next((runs / "made").glob(f"*/*/*/*/{ROUNDS}"))
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(DataError, match=f"{path.name}: cannot be read"):
+        read_runs(runs / "made")

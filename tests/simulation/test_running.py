@@ -1,0 +1,291 @@
+"""``simulation run``: what it writes, that a kill costs nothing, that it goes on and never mixes runs up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from mixing import Mixing
+from rich.console import Console
+
+from algorithms.method import CoordinatorHalf, Federation
+from privacy.errors import ConfigurationError, MedsiloError
+from simulation import scheduling
+from simulation.execution import CHECKPOINT, PROGRESS, ROUNDS, RUN, WEIGHTS, execute
+from simulation.experiment import ExperimentConfig, Run, runs
+from simulation.scheduling import run_experiment
+
+SIMULATION = Path(sys.executable).parent / "simulation"
+PATIENCE = 240
+
+
+@pytest.fixture(autouse=True)
+def small_synthetic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """These tests need no more than a few images; generating them all takes seconds."""
+    from silo.synthetic import generate_tissue
+
+    small = generate_tissue(seed=1, train=540, test=270)
+    monkeypatch.setattr("simulation.execution.open_dataset", lambda spec: small)
+    monkeypatch.setattr("silo.sources.open_dataset", lambda spec: small)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    content: dict[str, Any] = {
+        "name": "tiny",
+        "data": "synthetic",
+        "setting": {"kind": "dirichlet", "silos": 4, "alpha": 1.0, "train_per_silo": 30, "test_per_silo": 10},
+        "model": "mlp-64",
+        "training": {"epochs": 1, "batch_size": 30},
+        "rounds": 5,
+        "seeds": [1],
+        "participation": 0.5,
+        "checkpoint_seconds": 0,
+        "methods": [{"name": "diversifed"}],
+        **changes,
+    }
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return path
+
+
+def only(folder: Path, **changes: Any) -> Run:
+    (run,) = runs(ExperimentConfig.read(write(folder, **changes)), (), folder / "runs")
+    return run
+
+
+def test_a_run_writes_what_it_was_and_a_row_a_round_and_silo(tmp_path: Path) -> None:
+    run = only(tmp_path)
+    assert execute(run, tmp_path / "stop").status == "done"
+    info = json.loads((run.folder / RUN).read_text())
+    assert info["finished"] is True
+    assert info["synthetic"] is True
+    assert info["seed"] == info["plan"]["seed"] == 1
+    assert info["setting"]["kind"] == "dirichlet"
+    assert info["plan"]["participation"] == 0.5
+    assert len(info["data_sha256"]) == 64
+    assert set(info["versions"]) >= {"medsilo", "python", "torch"}
+    rows = pq.read_table(run.folder / ROUNDS).to_pylist()
+    assert [(row["round"], row["silo"]) for row in rows] == [
+        (number, f"hospital{silo}") for number in range(6) for silo in range(1, 5)
+    ]
+    assert [sum(row["took_part"] for row in rows if row["round"] == number) for number in range(6)] == [2] * 5 + [0]
+    model = 4 * ((3 * 28 * 28 + 1) * 64 + (64 + 1) * 9)
+    for row in rows:
+        sent = row["up_MODEL_PARAMETERS_EXTRACTOR"] + row["up_MODEL_PARAMETERS_CLASSIFIER"]
+        assert sent == (model if row["took_part"] else 0)
+    for silo in range(1, 5):
+        assert sum(row["down_INITIAL_MODEL"] for row in rows if row["silo"] == f"hospital{silo}") == model
+    assert not (run.folder / CHECKPOINT).exists()
+    assert not (run.folder / PROGRESS).exists()
+
+
+def test_a_stopped_run_goes_on_to_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = only(tmp_path)
+    (tmp_path / "other").mkdir()
+    parts = only(tmp_path / "other")
+    stop = tmp_path / "stop"
+    assert execute(whole, stop).status == "done"
+    from simulation.federation import Simulation
+
+    original = Simulation.step
+
+    def step(self: Simulation) -> Any:
+        if self.round == 2:
+            stop.touch()
+        return original(self)
+
+    monkeypatch.setattr(Simulation, "step", step)
+    assert execute(parts, stop).status == "stopped"
+    assert json.loads((parts.folder / RUN).read_text())["finished"] is False
+    assert json.loads((parts.folder / PROGRESS).read_text())["round"] == 3
+    stop.unlink()
+    monkeypatch.setattr(Simulation, "step", original)
+    assert execute(parts, stop).status == "done"
+    assert (parts.folder / ROUNDS).read_bytes() == (whole.folder / ROUNDS).read_bytes()
+
+
+def test_a_killed_command_goes_on_and_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+    """SIGKILL to the command in the middle of a run; its worker dies with it; the same command does the rest."""
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "killed").mkdir()
+    found = {}
+    for kind in ("whole", "killed"):
+        config = write(tmp_path / kind, rounds=60, data=str(_file(tmp_path)))
+        found[kind] = runs(ExperimentConfig.read(config), (), tmp_path / kind / "runs" / "tiny")[0].folder
+        command = [str(SIMULATION), "run", "-c", str(config), "--runs", str(tmp_path / kind / "runs"), "--workers", "1"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if kind == "killed":
+            process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+            until(lambda: (found["killed"] / CHECKPOINT).exists(), process)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            assert not json.loads((found["killed"] / RUN).read_text())["finished"]
+            before = (found["killed"] / PROGRESS).stat().st_mtime
+            time.sleep(1)
+            settled = (found["killed"] / PROGRESS).stat().st_mtime
+            time.sleep(1)
+            assert (found["killed"] / PROGRESS).stat().st_mtime == settled >= before
+        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL, timeout=PATIENCE)
+    assert (found["killed"] / ROUNDS).read_bytes() == (found["whole"] / ROUNDS).read_bytes()
+
+
+def test_ctrl_c_ends_the_rounds_under_way_and_says_how_to_go_on(tmp_path: Path) -> None:
+    config = write(tmp_path, rounds=100_000, data=str(_file(tmp_path)), methods=[{"name": "local"}], seeds=[1, 2])
+    found = runs(ExperimentConfig.read(config), (), tmp_path / "runs" / "tiny")
+    command = [str(SIMULATION), "run", "-c", str(config), "--runs", str(tmp_path / "runs"), "--workers", "1"]
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    until(lambda: (found[0].folder / CHECKPOINT).exists(), process)
+    os.killpg(process.pid, signal.SIGINT)
+    said, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert "the same command goes on" in said
+    assert "Traceback" not in said
+    assert (found[0].folder / CHECKPOINT).exists()
+    assert not list((tmp_path / "runs" / "tiny").glob(".stop*"))
+
+
+def _file(folder: Path) -> Path:
+    from algorithms.datasets import save_npz
+    from silo.synthetic import generate_tissue
+
+    path = folder / "small.npz"
+    if not path.exists():
+        save_npz(path, generate_tissue(seed=1, train=270, test=90))
+    return path
+
+
+def until(condition: Any, process: subprocess.Popen[Any]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert process.poll() is None, "the command ended too early"
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.02)
+
+
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Runs in this process, one after the other; the returned list says which were begun."""
+    from concurrent.futures import Future
+    from contextlib import contextmanager
+
+    begun: list[str] = []
+
+    @contextmanager
+    def processes(workers: int) -> Iterator[Any]:
+        def submit(run: Run, stop: Path) -> Future[Any]:
+            future: Future[Any] = Future()
+            begun.append(run.title)
+            future.set_result(execute(run, stop))
+            return future
+
+        yield submit
+
+    monkeypatch.setattr(scheduling, "_processes", processes)
+    return begun
+
+
+def go(folder: Path, **changes: Any) -> None:
+    config = ExperimentConfig.read(write(folder, **changes))
+    run_experiment(config, (), folder / "runs", workers=1, console=Console(quiet=True))
+
+
+def test_finished_runs_are_not_repeated_and_new_seeds_are_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = in_this_process(monkeypatch)
+    go(tmp_path)
+    go(tmp_path)
+    assert len(begun) == 1
+    go(tmp_path, seeds=[1, 2])
+    assert len(begun) == 2
+    assert begun[1].endswith("seed 2")
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"rounds": 6}, "rounds"),
+        ({"training": {"epochs": 2}}, "training"),
+        ({"model": "diversifed-cnn"}, "model"),
+        (
+            {"setting": {"kind": "dirichlet", "silos": 4, "alpha": 2.0, "train_per_silo": 30, "test_per_silo": 10}},
+            "setting",
+        ),
+        ({"methods": [{"name": "diversifed", "label": "diversifed", "temperature": 0.7}]}, "method"),
+    ],
+)
+def test_a_changed_experiment_never_takes_old_runs_for_its_own(
+    changes: dict[str, Any], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_this_process(monkeypatch)
+    go(tmp_path, rounds=1)
+    with pytest.raises(ConfigurationError, match=f"another .*{what}.*give the experiment another name"):
+        go(tmp_path, **{"rounds": 1, **changes})
+
+
+def test_one_failing_run_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_this_process(monkeypatch)
+    diverging = {"optimizer": "sgd", "learning_rate": 1e30}
+    methods = [{"name": "local", "label": "bad", "training": diverging}, {"name": "local", "label": "good"}]
+    with pytest.raises(MedsiloError, match=r"1 of 2 runs failed(.|\n)*bad, seed 1: local training diverged") as error:
+        go(tmp_path, methods=methods)
+    assert error.value.exit_code == 8
+    assert json.loads((tmp_path / "runs/synthetic/dirichlet-participation=0.5/good/seed-1" / RUN).read_text())[
+        "finished"
+    ]
+
+
+def test_two_commands_never_work_on_one_run(tmp_path: Path) -> None:
+    import fcntl
+
+    run = only(tmp_path)
+    run.folder.mkdir(parents=True)
+    with (run.folder / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert execute(run, tmp_path / "stop").status == "busy"
+    assert execute(run, tmp_path / "stop").status == "done"
+
+
+def test_ray_that_is_not_installed_is_an_error_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    config = ExperimentConfig.read(write(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"pip install 'medsilo\[ray\]'"):
+        run_experiment(config, (), tmp_path / "runs", workers=1, console=Console(quiet=True), ray="auto")
+
+
+def test_weights_are_kept_every_so_many_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = only(tmp_path, participation=1.0, weights_every=2, rounds=6)
+
+    def half(self: object, federation: Federation) -> CoordinatorHalf:
+        return Mixing(federation)
+
+    monkeypatch.setattr(type(run.variant.method), "coordinator_half", half)
+    assert execute(run, tmp_path / "stop").status == "done"
+    rows = pq.read_table(run.folder / WEIGHTS).to_pylist()
+    # DiversiFed does not aggregate after the last round (5), so that there is none of it.
+    assert sorted({row["round"] for row in rows}) == [0, 2, 4]
+    for row in rows:
+        i, j = int(row["silo"][-1]) - 1, int(row["other"][-1]) - 1
+        assert row["weight"] == i - 10 * j
