@@ -11,6 +11,14 @@ step on it: z_i = w_i − α ∇L_d(w_i) = β_ii w_i + Σ_k β_ik w_k (Eq. 6–1
 silo then trains on CE + λ/(2α) ‖w − z‖² (Eq. 7, squared norm).
 
 Two participants: softmax of one number is 1, so ξ = 0 and z = w: DiversiFed then does nothing.
+
+``variant: bounded`` is ours. In the paper's form each pair moves z by at most 1/(τ(N−1)) whatever the distance, so it
+hardly draws models together, while nothing bounds how far they drift apart: L_d has no lower bound. The bounded form
+keeps attraction of what is close and repulsion of what is far, but as shares of the distances themselves:
+
+    z_i = w_i + α Σ_j a_ij (w_j − w_i),   a_i = softmax_j(−d_i) − ρ softmax_j(d_i),   d_ij = D_ij / (τ mean_k D_ik).
+
+A silo's a_ij sum to 1 − ρ, their sizes to at most 1 + ρ, and d has no unit: scaling all models scales z.
 """
 
 from __future__ import annotations
@@ -49,9 +57,12 @@ class DiversiFed(Method):
     """DiversiFed's hyper-parameters.
 
     Attributes:
+        variant: "paper", or "bounded", ours (see above).
         temperature: τ > 0. The paper sweeps 0.5 … 1.1 (Tables IV–VI) and does not state the one used on PathMNIST;
             0.5 is our default because the best τ falls as silos get more alike.
-        proximal_weight: λ ≥ 0; 0 makes this separate training. The paper uses 2 (section V-F).
+        proximal_weight: λ ≥ 0; 0 makes this separate training. The paper uses 2 (section V-F); the bounded variant
+            wants much less, about 0.1.
+        repulsion: ρ in [0, 1), of the bounded variant alone; 0 only attracts.
         step_size: α > 0, the coordinator's step; the paper uses 1 (section V-B).
         start: what local training starts from: "own" continues the silo's own model (ours, z is only the centre
             of the proximal term), "z" starts from z.
@@ -60,9 +71,11 @@ class DiversiFed(Method):
     """
 
     name: ClassVar[str] = "diversifed"
+    variant: Literal["paper", "bounded"] = "paper"
     temperature: float = 0.5
     proximal_weight: float = 2.0
     step_size: float = 1.0
+    repulsion: float = 0.1
     start: Literal["own", "z"] = "own"
     stale: Literal["reuse", "none"] = "reuse"
 
@@ -73,6 +86,8 @@ class DiversiFed(Method):
             self.proximal_weight >= 0,
             f"diversifed: proximal_weight is {self.proximal_weight}; it must be 0 or more",
         )
+        require(self.variant in ("paper", "bounded"), f"diversifed: variant is {self.variant!r}; use paper or bounded")
+        require(0 <= self.repulsion < 1, f"diversifed: repulsion is {self.repulsion}; it must lie in [0, 1)")
         require(self.start in ("own", "z"), f"diversifed: start is {self.start!r}; use own or z")
         require(self.stale in ("reuse", "none"), f"diversifed: stale is {self.stale!r}; use reuse or none")
 
@@ -94,9 +109,17 @@ class DiversiFed(Method):
         """Attraction and repulsion."""
         return DiversiFedCoordinator(self, federation)
 
+    def weights(self, distances: Tensor) -> Tensor:
+        """``Tensor[N, N]`` of distances between models to the weights of which z is made."""
+        if self.variant == "paper":
+            return mixing_weights(distances, temperature=self.temperature, step_size=self.step_size)
+        return bounded_weights(
+            distances, temperature=self.temperature, repulsion=self.repulsion, step_size=self.step_size
+        )
+
     def warnings(self, silos: int) -> list[str]:
         """Too few silos."""
-        if silos < 3:
+        if silos < 3 and self.variant == "paper":
             return ["diversifed does nothing with fewer than three silos: z equals each silo's own model"]
         return []
 
@@ -136,6 +159,7 @@ class DiversiFedCoordinator(CoordinatorHalf):
     def __init__(self, method: DiversiFed, federation: Federation) -> None:
         super().__init__(federation)
         self.method = method
+        self.last_weights: Tensor | None = None
 
     def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
         """The whole model."""
@@ -152,11 +176,8 @@ class DiversiFedCoordinator(CoordinatorHalf):
         """One z a participant."""
         del round_number
         models = Stack.of(list(uploads.values()), MODEL)
-        weights = mixing_weights(
-            pairwise_distances(models.map(squared_distances), models.shape[0]),
-            temperature=self.method.temperature,
-            step_size=self.method.step_size,
-        )
+        weights = self.method.weights(pairwise_distances(models.map(squared_distances), models.shape[0]))
+        self.last_weights = weights
         rows = combine(models, weights, workspace)
         fresh: dict[str, Payload] = {
             silo: {Exposure.PEER_DERIVED: row} for silo, row in zip(uploads, rows, strict=True)
@@ -221,6 +242,31 @@ def mixing_weights(distances: Tensor, *, temperature: float, step_size: float) -
     apart = off_diagonal & (distances > SAME)
     weights = torch.zeros_like(distances)
     weights[apart] = step_size * pull[apart] / (temperature * distances[apart])
+    weights.diagonal().copy_(1 - weights.sum(dim=1))
+    return weights
+
+
+def bounded_weights(distances: Tensor, *, temperature: float, repulsion: float, step_size: float) -> Tensor:
+    """The bounded variant's weights: z is ``weights @ models``.
+
+    Args:
+        distances: ``Tensor[N, N]``, symmetric, float64.
+        temperature: τ > 0, in units of a silo's mean distance to the others.
+        repulsion: ρ in [0, 1).
+        step_size: α > 0.
+
+    Returns:
+        ``Tensor[N, N]``, rows that sum to 1. Identical models count as equally far; the identity for N = 1.
+    """
+    count = len(distances)
+    if count < 2:
+        return torch.eye(count, dtype=torch.float64)
+    others = _others(distances)
+    mean = others.mean(dim=1, keepdim=True)
+    scaled = others / (temperature * torch.where(mean > SAME, mean, torch.ones_like(mean)))
+    shares = torch.softmax(-scaled, dim=1) - repulsion * torch.softmax(scaled, dim=1)
+    weights = torch.zeros_like(distances)
+    weights[~torch.eye(count, dtype=torch.bool)] = step_size * shares.reshape(-1)
     weights.diagonal().copy_(1 - weights.sum(dim=1))
     return weights
 

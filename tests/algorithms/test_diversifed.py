@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from algorithms.diversifed import (
     DiversiFed,
     attract_repel,
+    bounded_weights,
     mixing_weights,
     model_distance_loss,
     pairwise_distances,
@@ -164,3 +165,50 @@ def test_it_exposes_models_only() -> None:
 def test_hyper_parameters_outside_their_range_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         DiversiFed(**wrong)  # type: ignore[arg-type]
+
+
+def bounded(models: Tensor, **options: float) -> Tensor:
+    distances = torch.cdist(models, models, compute_mode="donot_use_mm_for_euclid_dist")
+    return bounded_weights(distances, **{"temperature": 1.0, "repulsion": 0.2, "step_size": 1.0, **options}) @ models
+
+
+def test_the_bounded_variant_by_hand() -> None:
+    """Three models on a line at 0, 1 and 3: silo 1 sees distances 1 and 3, mean 2."""
+    models = torch.tensor([[0.0], [1.0], [3.0]], dtype=torch.float64)
+    near, far = math.exp(-0.5), math.exp(-1.5)
+    pull = (1 * near + 3 * far) / (near + far)
+    push = (1 * math.exp(0.5) + 3 * math.exp(1.5)) / (math.exp(0.5) + math.exp(1.5))
+    z = bounded(models)
+    assert float(z[0]) == pytest.approx(pull - 0.2 * push)
+    assert float(bounded(models, step_size=0.5)[0]) == pytest.approx((pull - 0.2 * push) / 2)
+
+
+def test_the_bounded_variant_attracts_the_close_and_repels_the_far() -> None:
+    models = torch.tensor([[0.0], [0.1], [10.0]], dtype=torch.float64)
+    weights = bounded_weights(torch.cdist(models, models), temperature=0.1, repulsion=0.3, step_size=1.0)
+    assert weights[0, 1] > 0 > weights[0, 2]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    count=st.integers(1, 40),
+    seed=st.integers(0, 1000),
+    spread=st.floats(1e-6, 1e6),
+    temperature=st.floats(0.01, 10),
+    repulsion=st.floats(0, 0.99),
+)
+def test_the_bounded_variant_stays_within_its_bounds(
+    count: int, seed: int, spread: float, temperature: float, repulsion: float
+) -> None:
+    """No farther than (1 + rho) times the farthest model; and the unit of models does not matter."""
+    models = random_models(count, 7, seed)
+    options = {"temperature": temperature, "repulsion": repulsion}
+    moved = (bounded(models, **options) - models).norm(dim=1)
+    reach = torch.cdist(models, models).amax(dim=1)
+    assert (moved <= (1 + repulsion) * reach + 1e-9).all()
+    torch.testing.assert_close(bounded(spread * models, **options), spread * bounded(models, **options))
+
+
+def test_the_bounded_variant_of_identical_models_changes_nothing() -> None:
+    models = torch.ones(5, 3, dtype=torch.float64)
+    torch.testing.assert_close(bounded(models), models)
