@@ -15,6 +15,7 @@ second round on.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
@@ -98,10 +99,11 @@ def worker(shape: str, first: int, step: int, pipe: Connection) -> None:
     sites = make_sites(shape, torch.device("cpu"), first, step)
     start = state_of(sites[0].model)
     pipe.send("ready")
-    while pipe.recv() == "go":
-        for fit in fits_of(sites, start):
-            fit.alone()
-        pipe.send("done")
+    with contextlib.suppress(EOFError):  # the benchmark was ended
+        while pipe.recv() == "go":
+            for fit in fits_of(sites, start):
+                fit.alone()
+            pipe.send("done")
 
 
 class Processes:
@@ -130,6 +132,7 @@ class Processes:
 
 def measure(shape: str, device: torch.device, repeats: int) -> dict[str, object]:
     cores = os.cpu_count() or 1
+    begun_under = os.getloadavg()
     sites = make_sites(shape, device)
     start = state_of(sites[0].model)
 
@@ -178,6 +181,7 @@ def measure(shape: str, device: torch.device, repeats: int) -> dict[str, object]
         if device.type == "cuda"
         else f"{cores} cores, {platform.machine()}",
         "torch": torch.__version__,
+        "load_of_the_machine": [round(one, 1) for one in (*begun_under, *os.getloadavg())],
         "ways": {
             name: {
                 "median_s": round(statistics.median(times), 3),

@@ -36,6 +36,7 @@ from privacy.plan import RunPlan
 from silo.sharding import Setting, cut
 from silo.sources import open_dataset
 from silo.training import choose_device
+from simulation.batched import Stacked
 from simulation.experiment import Run
 from simulation.federation import SiloRound, SiloWeights, Simulation
 from simulation.public_images import cut_public
@@ -78,7 +79,7 @@ def is_finished(run: Run, dataset: ImageDataset) -> bool:
     if recorded is None:
         return False
     expected = _description(run, dataset)
-    differing = [key for key in ("data_sha256", "setting", "public") if recorded.get(key) != expected[key]]
+    differing = [key for key in ("data_sha256", "setting", "public", "engine") if recorded.get(key) != expected[key]]
     differing += [
         key
         for key in ("model", "training", "rounds", "seed", "participation")
@@ -192,6 +193,7 @@ def make_simulation(run: Run, dataset: ImageDataset) -> Simulation:
         run.variant.method,
         shards,
         device=choose_device(run.config.device),
+        engine=Stacked() if run.config.engine == "stacked" else None,
         public=_public(run, plan, dataset, shards),
     )
 
@@ -232,6 +234,7 @@ def _description(run: Run, dataset: ImageDataset) -> dict[str, Any]:
         "public": {"per_class": config.public_per_class, "share": config.public_share} if needs_public else None,
         "plan": run.plan(dataset).model_dump(mode="json"),
         "device": config.device,
+        "engine": config.engine,
         "versions": {
             "medsilo": version("medsilo"),
             "python": platform.python_version(),

@@ -21,6 +21,7 @@ from privacy.errors import DataError
 from privacy.exposure import Exposure
 from privacy.plan import RunPlan
 from silo.training import LocalSite, Measurement
+from simulation.batched import Engine, train_round
 from simulation.checkpoint import CheckpointReader, CheckpointWriter
 
 _CHECKPOINT_VERSION = 1
@@ -63,9 +64,9 @@ class SiloWeights:
 class Simulation:
     """One run. Silos are named after their shards; ``step`` trains one round.
 
-    All silos take turns with one module: what is a silo's own is its half's memory. ``last`` is what happened in the
-    last round (or at the end), silo by silo; ``weights`` the silo-to-silo weights of the last round, if its method
-    has such.
+    All silos take turns with one module: what is a silo's own is its half's memory. ``engine`` trains them together;
+    the default, one after the other, gives the daemons' bits. ``last`` is what happened in the last round (or at the
+    end), silo by silo; ``weights`` the silo-to-silo weights of the last round, if its method has such.
     """
 
     def __init__(
@@ -76,12 +77,14 @@ class Simulation:
         *,
         device: torch.device,
         public: PublicSet | None = None,
+        engine: Engine | None = None,
     ) -> None:
         self.plan = plan
         self.round = 0
         self.last: list[SiloRound] = []
         self.weights: SiloWeights | None = None
         self._method = method
+        self._engine = engine
         shards = sorted(shards, key=lambda shard: shard.name)
         self._model = build(plan.model, seed=plan.seed)
         initial = state_of(self._model)
@@ -125,12 +128,13 @@ class Simulation:
         chosen = participants(list(self._halves), share=plan.participation, seed=plan.seed, round_number=number)
         downloads = self._coordinator.downloads(number, chosen, Downloads(self._own, self._everyone))
         uploads: dict[str, Payload] = {}
-        down: dict[str, Mapping[Exposure, int]] = {}
+        down = {name: self._received_bytes(name, downloads.for_silo(name)) for name in chosen}
+        if self._engine is not None:
+            train_round({n: self._halves[n] for n in chosen}, number, downloads, self._sites, self._engine)
         for name in chosen:
             half = self._halves[name]
-            download = downloads.for_silo(name)
-            down[name] = self._received_bytes(name, download)
-            half.train(number, download)
+            if self._engine is None:
+                half.train(number, downloads.for_silo(name))
             # In the place of its last one, which would otherwise keep a model of the round before in memory.
             uploads[name] = self._latest[name] = half.upload()
             # No silo finds another's gradients in the module that they share.

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 Floats = npt.NDArray[np.float64]
 
-_ARROWS = {"up": "sent by a silo", "down": "sent to a silo"}
+_ARROWS = {"up": "↑", "down": "↓"}
 _PANELS = 6
 
 
@@ -42,39 +42,51 @@ def draw_exposure(
     points: Mapping[str, tuple[tuple[float, float], Mapping[str, Mapping[Exposure, float]]]],
     path: Path,
 ) -> None:
-    """A panel an exposure class and direction: MB per silo for the whole run (log, 0 at the left), accuracy upwards.
+    """Methods by accuracy, best first; beside each the MB per silo for the whole run in every class and direction.
 
     ``points``: by method, accuracy (mean, standard deviation) and MB by direction and class.
     """
-    panels = [
+    columns = [
         (direction, exposure)
         for direction in _ARROWS
         for exposure in Exposure
         if any(megabytes[direction].get(exposure) for _, megabytes in points.values())
-    ] or [("up", Exposure.MODEL_PARAMETERS_EXTRACTOR)]
-    columns = min(3, len(panels))
-    rows = -(-len(panels) // columns)
-    figure, grid = plt.subplots(
-        rows, columns, figsize=(1.5 + 3.6 * columns, 0.9 + 2.9 * rows), layout="constrained", squeeze=False, sharey=True
+    ]
+    ranked = sorted(points.items(), key=lambda item: -item[1][0][0])
+    sizes = np.array([[m[direction].get(e, 0.0) for direction, e in columns] for _, (_, m) in ranked])
+    height, width = len(ranked), max(1, len(columns))
+    figure, (bars, grid) = plt.subplots(
+        1,
+        2,
+        figsize=(5.5 + 0.62 * width, 2.9 + 0.27 * height),
+        width_ratios=(3.2, 0.62 * width),
+        layout="constrained",
     )
-    for axes, (direction, exposure) in zip(grid.flat, panels, strict=False):
-        sizes = [megabytes[direction].get(exposure, 0.0) for _, megabytes in points.values()]
-        for index, ((label, ((mean, std), _)), size) in enumerate(zip(points.items(), sizes, strict=True)):
-            style = {"marker": "osD^vP*X"[index // 10 % 8], "color": f"C{index % 10}"}
-            axes.errorbar([size], [mean], yerr=[std], label=label, markersize=6, capsize=2, linestyle="", **style)
-        least = min((size for size in sizes if size > 0), default=1.0)
-        axes.set_xscale("symlog", linthresh=least / 2)
-        axes.set_xlim(-least / 10, 1.6 * max(sizes))
-        axes.set_title(f"{exposure}\n{_ARROWS[direction]}", fontsize=8)
-        axes.grid(alpha=0.3)
-        axes.tick_params(labelsize=7)
-    for axes in list(grid.flat)[len(panels) :]:
-        axes.set_visible(False)
-    figure.suptitle(f"{title}: accuracy against exposed bytes", fontsize=11)
-    figure.supxlabel("MB per silo, whole run", fontsize=9)
-    figure.supylabel("accuracy, last 10 rounds, %", fontsize=9)
-    handles, labels = grid.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, fontsize=8, loc="outside right upper")
+    rows = np.arange(height)
+    means, deviations = zip(*(accuracy for _, (accuracy, _) in ranked), strict=True)
+    bars.barh(rows, means, xerr=deviations, color="0.6", height=0.7, error_kw={"linewidth": 1, "capsize": 2})
+    bars.set_yticks(rows, [label for label, _ in ranked], fontsize=8)
+    bars.set_ylim(height - 0.5, -0.5)
+    bars.set_xlabel("accuracy, last 10 rounds, %", fontsize=8)
+    bars.tick_params(axis="x", labelsize=7)
+    grid.set_xlim(-0.5, width - 0.5)
+    grid.set_ylim(height - 0.5, -0.5)
+    if columns:
+        # The logarithm: a count of images has a millionth of a model's bytes and exposes something all the same.
+        shown = np.where(sizes > 0, np.log10(np.maximum(sizes, 1e-9)), np.nan)
+        grid.imshow(shown, cmap="YlOrRd", aspect="auto")
+        middle = (np.nanmin(shown) + np.nanmax(shown)) / 2
+        for (row, column), size in np.ndenumerate(sizes):
+            if size > 0:
+                dark = shown[row, column] > middle
+                text = f"{size:.2g}" if size < 100 else f"{size:.0f}"
+                grid.text(column, row, text, ha="center", va="center", fontsize=6, color="white" if dark else "black")
+    names = [f"{_ARROWS[direction]} {exposure}" for direction, exposure in columns]
+    grid.set_xticks(range(len(columns)), names, rotation=90, fontsize=7)
+    grid.set_yticks([])
+    figure.suptitle(
+        f"{title}\naccuracy, and MB per silo for the whole run (↑ sent by a silo, ↓ sent to it)", fontsize=10
+    )
     _save(figure, path)
 
 
@@ -87,6 +99,7 @@ def draw_weights(title: str, weights: Sequence[tuple[int, Sequence[str], Floats]
     shown = [weights[index] for index in chosen]
     others = [np.abs(matrix[~np.eye(len(matrix), dtype=bool)]) for _, _, matrix in shown]
     limit = max((float(values.max()) for values in others if values.size), default=0.0) or 1.0
+    pushes = any((matrix < 0).any() for _, _, matrix in shown)
     columns = min(3, len(shown))
     rows = -(-len(shown) // columns)
     figure, grid = plt.subplots(
@@ -96,7 +109,7 @@ def draw_weights(title: str, weights: Sequence[tuple[int, Sequence[str], Floats]
     for axes, (number, silos, matrix) in zip(grid.flat, shown, strict=False):
         hidden = np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
         axes.set_facecolor("0.85")
-        image = axes.imshow(hidden, cmap="RdBu_r", vmin=-limit, vmax=limit)
+        image = axes.imshow(hidden, cmap="RdBu_r" if pushes else "Reds", vmin=-limit if pushes else 0.0, vmax=limit)
         _name_silos(axes, silos)
         axes.set_title(f"round {number + 1}", fontsize=9)
     for axes in list(grid.flat)[len(shown) :]:
@@ -105,7 +118,9 @@ def draw_weights(title: str, weights: Sequence[tuple[int, Sequence[str], Floats]
     figure.supylabel("silo that is given a model", fontsize=9)
     figure.supxlabel("whose model", fontsize=9)
     if image is not None:
-        figure.colorbar(image, ax=grid, shrink=0.8, label="weight: above 0 pulled towards, below 0 pushed off")
+        figure.colorbar(image, ax=grid, shrink=0.8).set_label(
+            "weight (above 0 pulled towards, below 0 pushed off)", fontsize=8
+        )
     _save(figure, path)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -12,7 +14,7 @@ from algorithms.method import participants
 from algorithms.models import Layout, build
 from algorithms.registry import METHODS, make
 from privacy.errors import ConfigurationError
-from privacy.exposure import MODEL, Exposure
+from privacy.exposure import MODEL, Exposure, expand
 from privacy.plan import ModelPlan
 
 
@@ -127,3 +129,14 @@ def test_participants_depend_on_seed_and_round_alone() -> None:
     assert draws[3] == participants(list(reversed(names)), share=0.5, seed=1, round_number=3)
     assert participants(names, share=1.0, seed=1, round_number=0) == tuple(names)
     assert len(participants(names, share=0.01, seed=1, round_number=0)) == 1
+
+
+def test_the_page_of_methods_says_what_each_one_needs_consent_to() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
+    rows = {}
+    for line in page.splitlines():
+        if line.startswith("| `"):
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            rows[cells[0].strip("`")] = expand(cells[2].split(", ")) if cells[2] != "–" else frozenset()
+    always = {Exposure.PROTOCOL, Exposure.IDENTITY}
+    assert rows == {name: set(method().required) - always for name, method in METHODS.items()}

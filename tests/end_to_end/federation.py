@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import yaml
+from forked import Forked
 
 from algorithms.datasets import ImageDataset, save_npz
 from algorithms.models import build
@@ -24,6 +25,7 @@ from coordinator.config import CoordinatorConfig
 from privacy.pki import Identity, create_authority, create_keys, issue
 from simulation.federation import Simulation
 
+Process = subprocess.Popen[bytes] | Forked
 BIN = Path(sys.executable).parent
 PATIENCE = 180
 """Seconds after which a state that does not come is a failure."""
@@ -47,14 +49,16 @@ class Federation:
         exposures: Sequence[str] = ("PROTOCOL", "IDENTITY", "MODEL_PARAMETERS", "PEER_DERIVED", "LOCAL_METRICS"),
         insecure: bool = False,
         coordinator: Mapping[str, Any] | None = None,
+        forked: bool = False,
     ) -> None:
+        self.forked = forked
         self.folder = folder
         self.port = free_port()
         self.shards = list(shards)
         self.silos = [shard.name for shard in shards]
         self.insecure = insecure
         self.exposures = list(exposures)
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Process] = []
         first = self.shards[0]
         settings: dict[str, Any] = {
             "name": "test",
@@ -125,9 +129,12 @@ class Federation:
     def write(self, name: str, content: object) -> None:
         (self.folder / name).write_text(yaml.safe_dump(content))
 
-    def start(self, *command: str, prefix: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    def start(self, *command: str, prefix: Sequence[str] = ()) -> Process:
         """Starts a console script; what it says goes to ``NAME.log``."""
         log = self.log(command[-1] if command[0] == "silo" else "coordinator.yaml")
+        if self.forked:
+            self.processes.append(Forked(command, self.folder, log))
+            return self.processes[-1]
         with log.open("ab") as file:
             process = subprocess.Popen(
                 [*prefix, str(BIN / command[0]), *command[1:]],
@@ -140,10 +147,10 @@ class Federation:
         self.processes.append(process)
         return process
 
-    def start_coordinator(self, *, prefix: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    def start_coordinator(self, *, prefix: Sequence[str] = ()) -> Process:
         return self.start("coordinator", "serve", "--until-done", "--config", "coordinator.yaml", prefix=prefix)
 
-    def start_silo(self, name: str, *, prefix: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    def start_silo(self, name: str, *, prefix: Sequence[str] = ()) -> Process:
         return self.start("silo", "train", "--config", f"{name}.yaml", prefix=prefix)
 
     def log(self, config: str) -> Path:
@@ -155,6 +162,12 @@ class Federation:
 
     def command(self, *words: str, expect: int = 0) -> str:
         """Runs a console script to its end; returns what it said on both streams."""
+        if self.forked:
+            said = self.folder / "command.out"
+            said.unlink(missing_ok=True)
+            code = Forked(words, self.folder, said).wait(PATIENCE)
+            assert code == expect, f"{words}: {code}\n{said.read_text()}"
+            return said.read_text()
         outcome = subprocess.run(
             [str(BIN / words[0]), *words[1:]], cwd=self.folder, capture_output=True, text=True, timeout=PATIENCE
         )
@@ -181,7 +194,7 @@ class Federation:
     def wait_to_say(self, party: str, text: str) -> None:
         self.wait_for(f"{party} saying {text!r}", lambda: text in self.said(party))
 
-    def finish(self, *processes: subprocess.Popen[bytes]) -> None:
+    def finish(self, *processes: Process) -> None:
         """Waits for the ends of processes, which must be good."""
         for process in processes:
             code = process.wait(timeout=PATIENCE)
@@ -189,6 +202,8 @@ class Federation:
 
     def run_to_the_end(self) -> None:
         coordinator = self.start_coordinator()
+        # Recording comes before sending: with nobody listening there would be records of messages that never left.
+        self.wait_to_say("coordinator", "listening")
         self.finish(*[self.start_silo(name) for name in self.silos], coordinator)
 
     def everything_said(self) -> str:

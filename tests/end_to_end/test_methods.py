@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from federation import Federation
@@ -18,7 +17,6 @@ from silo.synthetic import generate_tissue
 Make = Callable[..., Federation]
 
 # pFedSim's two rounds are one of each phase; methods about batch normalisation get a model that has some.
-OPTIONS: dict[str, dict[str, Any]] = {name: {} for name in METHODS}
 MODELS = dict.fromkeys(("fedbn", "fedap"), "lenet5")
 
 
@@ -33,12 +31,13 @@ def public_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_method_runs_as_in_simulation_and_exposes_what_it_declares(
     federation: Make, public_data: Path, name: str
 ) -> None:
-    method = make(name, OPTIONS[name])
+    method = make(name, {})
     model = {"name": MODELS.get(name, "diversifed-cnn"), "input_shape": [3, 28, 28], "classes": 9}
     one = federation(
-        run={"method": {"name": name, **OPTIONS[name]}, "model": model, "rounds": 2, "ask_for": []},
+        run={"method": {"name": name}, "model": model, "rounds": 2, "ask_for": []},
         exposures=[exposure.value for exposure in method.required],
         coordinator={"public_data": str(public_data)},
+        forked=True,
     )
     one.run_to_the_end()
     assert_every_round_counted_once(one)

@@ -38,10 +38,15 @@ def shards(dataset: ImageDataset) -> list[ImageDataset]:
 
 
 def simulate(
-    shards: list[ImageDataset], method: Method, *, public: ImageDataset | None = None, **changes: Any
+    shards: list[ImageDataset],
+    method: Method,
+    *,
+    public: ImageDataset | None = None,
+    model: str | None = None,
+    **changes: Any,
 ) -> Simulation:
     # FedAP and FedBN are about batch normalisation.
-    model = "lenet5" if method.name in ("fedap", "fedbn") else "mlp-64"
+    model = model or ("lenet5" if method.name in ("fedap", "fedbn") else "mlp-64")
     plan = RunPlan(
         federation="test",
         coordinator="c",
@@ -185,11 +190,13 @@ def test_all_silos_share_one_module(shards: list[ImageDataset]) -> None:
 def test_a_run_gone_on_with_from_a_file_has_the_bits_of_one_that_was_not_stopped(
     dataset: ImageDataset, shards: list[ImageDataset], method: str, tmp_path: Path
 ) -> None:
+    """With a model that has running statistics, and silos that sit rounds out: the most that there is to keep."""
+    model = "mlp-64" if method == "fedpdc" else "lenet5"  # it has no use for models whose statistics stay at home
     made = make(method, {})
     public = cut_public(dataset, SETTING, shards, seed=1, per_class=2) if made.needs_public else None
 
     def fresh() -> Simulation:
-        return simulate(shards, made, public=public, participation=0.6, rounds=5)
+        return simulate(shards, made, public=public, model=model, participation=0.6, rounds=5)
 
     whole, stopped = fresh(), fresh()
     rows: dict[str, list[Any]] = {"whole": [], "parts": []}
