@@ -19,9 +19,10 @@ def run(app: typer.Typer) -> None:
     except MedsiloError as error:
         errors.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        errors.print("stopped; the same command goes on from here")
-        sys.exit(130)
+    except SystemExit as ending:
+        if ending.code == 130:  # what Typer makes, silently, of Ctrl-C
+            errors.print("stopped; the same command goes on from here")
+        raise
     except BrokenPipeError:
         os._exit(141)  # the reader of our output (head, less) went away; there is nobody to tell
 

@@ -64,9 +64,6 @@ def run_experiment(
     try:
         with opened as submit, _Display(config.name, every, done, console) as display:
             _work(left, submit, stop, display)
-    except KeyboardInterrupt:
-        console.print("stopped; the same command goes on from here")
-        raise
     finally:
         stop.unlink(missing_ok=True)
 
