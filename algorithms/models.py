@@ -26,24 +26,29 @@ def diversifed_cnn(input_shape: tuple[int, int, int], classes: int) -> nn.Module
     Convolution 6@5×5, ReLU, max-pooling 2, convolution 16@5×5, ReLU, max-pooling 2, then fully connected layers
     of 120, 84 and ``classes`` units. 44,641 parameters for 28×28×3 and nine classes; 62,006 for 32×32×3 and ten.
     """
+    layers = _lenet_body("diversifed-cnn", input_shape)
+    layers["classifier"] = nn.Linear(84, classes)
+    return nn.Sequential(layers)
+
+
+def _lenet_body(
+    name: str, input_shape: tuple[int, int, int], *, normalised: bool = False
+) -> OrderedDict[str, nn.Module]:
+    """LeNet-5's layers up to its 84 features, with batch normalisation after the convolutions if ``normalised``."""
     channels, height, width = input_shape
-    flat = 16 * _after_two_convolutions("diversifed-cnn", height) * _after_two_convolutions("diversifed-cnn", width)
-    return nn.Sequential(
-        OrderedDict(
-            convolution1=nn.Conv2d(channels, 6, 5),
-            relu1=nn.ReLU(),
-            pool1=nn.MaxPool2d(2),
-            convolution2=nn.Conv2d(6, 16, 5),
-            relu2=nn.ReLU(),
-            pool2=nn.MaxPool2d(2),
-            flatten=nn.Flatten(),
-            hidden1=nn.Linear(flat, 120),
-            relu3=nn.ReLU(),
-            hidden2=nn.Linear(120, 84),
-            relu4=nn.ReLU(),
-            classifier=nn.Linear(84, classes),
-        )
-    )
+    flat = 16 * _after_two_convolutions(name, height) * _after_two_convolutions(name, width)
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for number, (inputs, outputs) in enumerate([(channels, 6), (6, 16)], start=1):
+        layers[f"convolution{number}"] = nn.Conv2d(inputs, outputs, 5)
+        if normalised:
+            layers[f"norm{number}"] = nn.BatchNorm2d(outputs)
+        layers[f"relu{number}"] = nn.ReLU()
+        layers[f"pool{number}"] = nn.MaxPool2d(2)
+    layers["flatten"] = nn.Flatten()
+    for number, (inputs, outputs) in enumerate([(flat, 120), (120, 84)], start=1):
+        layers[f"hidden{number}"] = nn.Linear(inputs, outputs)
+        layers[f"relu{number + 2}"] = nn.ReLU()
+    return layers
 
 
 def _after_two_convolutions(name: str, size: int) -> int:
@@ -73,26 +78,9 @@ def lenet5(input_shape: tuple[int, int, int], classes: int) -> nn.Module:
     fully connected layers of 120, 84 and ``classes`` units. The paper's table leaves the first pooling out and its
     code has it; the flattened size (400 for 32×32) needs it.
     """
-    channels, height, width = input_shape
-    flat = 16 * _after_two_convolutions("lenet5", height) * _after_two_convolutions("lenet5", width)
-    return nn.Sequential(
-        OrderedDict(
-            convolution1=nn.Conv2d(channels, 6, 5),
-            norm1=nn.BatchNorm2d(6),
-            relu1=nn.ReLU(),
-            pool1=nn.MaxPool2d(2),
-            convolution2=nn.Conv2d(6, 16, 5),
-            norm2=nn.BatchNorm2d(16),
-            relu2=nn.ReLU(),
-            pool2=nn.MaxPool2d(2),
-            flatten=nn.Flatten(),
-            hidden1=nn.Linear(flat, 120),
-            relu3=nn.ReLU(),
-            hidden2=nn.Linear(120, 84),
-            relu4=nn.ReLU(),
-            classifier=nn.Linear(84, classes),
-        )
-    )
+    layers = _lenet_body("lenet5", input_shape, normalised=True)
+    layers["classifier"] = nn.Linear(84, classes)
+    return nn.Sequential(layers)
 
 
 def cifar_cnn(input_shape: tuple[int, int, int], classes: int) -> nn.Module:
@@ -149,27 +137,12 @@ def mnist_cnn(input_shape: tuple[int, int, int], classes: int) -> nn.Module:
 def fedpdc_cnn(input_shape: tuple[int, int, int], classes: int) -> nn.Module:
     """The network of the FedPDC paper (section VI-B): convolutions 6@5×5 and 16@5×5, each with ReLU and max-pooling
     2, 120 and 84 units, a projection head of two layers with 256 units (as MOON's), then the classifier."""
-    channels, height, width = input_shape
-    flat = 16 * _after_two_convolutions("fedpdc-cnn", height) * _after_two_convolutions("fedpdc-cnn", width)
-    return nn.Sequential(
-        OrderedDict(
-            convolution1=nn.Conv2d(channels, 6, 5),
-            relu1=nn.ReLU(),
-            pool1=nn.MaxPool2d(2),
-            convolution2=nn.Conv2d(6, 16, 5),
-            relu2=nn.ReLU(),
-            pool2=nn.MaxPool2d(2),
-            flatten=nn.Flatten(),
-            hidden1=nn.Linear(flat, 120),
-            relu3=nn.ReLU(),
-            hidden2=nn.Linear(120, 84),
-            relu4=nn.ReLU(),
-            projection1=nn.Linear(84, 84),
-            relu5=nn.ReLU(),
-            projection2=nn.Linear(84, 256),
-            classifier=nn.Linear(256, classes),
-        )
-    )
+    layers = _lenet_body("fedpdc-cnn", input_shape)
+    layers["projection1"] = nn.Linear(84, 84)
+    layers["relu5"] = nn.ReLU()
+    layers["projection2"] = nn.Linear(84, 256)
+    layers["classifier"] = nn.Linear(256, classes)
+    return nn.Sequential(layers)
 
 
 class _ResidualBlock(nn.Module):

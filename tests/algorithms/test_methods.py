@@ -38,10 +38,28 @@ def test_the_papers_network_has_the_papers_number_of_parameters() -> None:
     assert size(build(plan("mlp-64", (1, 28, 28), 10))) == 28 * 28 * 64 + 64 + 64 * 10 + 10
 
 
+def test_the_other_papers_networks_have_the_numbers_that_their_layers_add_up_to() -> None:
+    lenet = 62_006 + 2 * 6 + 2 * 16
+    assert size(build(plan("lenet5", (3, 32, 32), 10))) == lenet
+    cifar = (75 * 16 + 16) + (400 * 32 + 32) + (288 * 64 + 64) + (576 * 128 + 128) + (128 * 10 + 10)
+    assert size(build(plan("cifar-cnn", (3, 32, 32), 10))) == cifar
+    mnist = (25 * 32 + 32) + (800 * 64 + 64) + (1024 * 512 + 512) + (512 * 10 + 10)
+    assert size(build(plan("mnist-cnn", (1, 28, 28), 10))) == mnist
+    projected = 62_006 - (84 * 10 + 10) + (84 * 84 + 84) + (84 * 256 + 256) + (256 * 10 + 10)
+    assert size(build(plan("fedpdc-cnn", (3, 32, 32), 10))) == projected
+    # He et al. give ResNet-20 (three blocks a stage) 0.27 million; one block a stage leaves 78 thousand.
+    assert 75_000 < size(build(plan("resnet8", (3, 32, 32), 10))) < 80_000
+
+
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
         ("diversifed-cnn", (1, 28, 28)),
+        ("lenet5", (1, 28, 28)),
+        ("resnet8", (3, 28, 28)),
+        ("cifar-cnn", (3, 28, 28)),
+        ("mnist-cnn", (1, 28, 28)),
+        ("fedpdc-cnn", (3, 28, 28)),
         ("mlp-64", (3, 28, 28)),
         ("torchvision:resnet18", (3, 28, 28)),
         ("torchvision:resnet18", (1, 28, 28)),
