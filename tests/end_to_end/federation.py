@@ -38,7 +38,11 @@ def free_port() -> int:
 
 
 class Federation:
-    """Parties below one folder, each with its own configuration, keys and state."""
+    """Parties below one folder, each with its own configuration, keys and state.
+
+    ``forked``: daemons and commands are forked from a process that has PyTorch loaded, which saves seconds each; else
+    they are the console scripts themselves.
+    """
 
     def __init__(
         self,
@@ -49,7 +53,7 @@ class Federation:
         exposures: Sequence[str] = ("PROTOCOL", "IDENTITY", "MODEL_PARAMETERS", "PEER_DERIVED", "LOCAL_METRICS"),
         insecure: bool = False,
         coordinator: Mapping[str, Any] | None = None,
-        forked: bool = False,
+        forked: bool = True,
     ) -> None:
         self.forked = forked
         self.folder = folder
@@ -132,7 +136,7 @@ class Federation:
     def start(self, *command: str, prefix: Sequence[str] = ()) -> Process:
         """Starts a console script; what it says goes to ``NAME.log``."""
         log = self.log(command[-1] if command[0] == "silo" else "coordinator.yaml")
-        if self.forked:
+        if self.forked and not prefix:
             self.processes.append(Forked(command, self.folder, log))
             return self.processes[-1]
         with log.open("ab") as file:

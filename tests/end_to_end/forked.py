@@ -38,6 +38,9 @@ class Forked:
     def kill(self) -> None:
         self._process.kill()
 
+    def terminate(self) -> None:
+        self._process.terminate()
+
 
 def _run(command: list[str], folder: Path, log: Path) -> None:
     os.chdir(folder)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from federation import Federation
+from federation import Federation, Process
 from test_runs import assert_every_round_counted_once, assert_journals_sound, assert_models_are
 
 Make = Callable[..., Federation]
@@ -47,7 +46,7 @@ def run_with_kills(one: Federation, coordinator: Sequence[tuple[int, str]], silo
     """A run in which the coordinator and hospital2 are killed at the given steps, each time started again."""
     waiting = {"coordinator": list(coordinator), "hospital2": list(silo)}
 
-    def begin(party: str) -> subprocess.Popen[bytes]:
+    def begin(party: str) -> Process:
         start = one.start_coordinator if party == "coordinator" else lambda prefix: one.start_silo(party, prefix=prefix)
         return start(prefix=deadly(one.folder, *waiting[party].pop(0)) if waiting[party] else ())
 

@@ -37,7 +37,6 @@ def test_a_method_runs_as_in_simulation_and_exposes_what_it_declares(
         run={"method": {"name": name}, "model": model, "rounds": 2, "ask_for": []},
         exposures=[exposure.value for exposure in method.required],
         coordinator={"public_data": str(public_data)},
-        forked=True,
     )
     one.run_to_the_end()
     assert_every_round_counted_once(one)
