@@ -45,6 +45,7 @@ from privacy.errors import ConfigurationError
 from privacy.exposure import MODEL, Exposure
 
 _SHIFT = "shift"
+_GLOBAL = "global"
 _MEAN = "mean"
 _CONSENSUS = "consensus"
 _COUNT = TensorSpec("samples", (), "I64")
@@ -131,13 +132,14 @@ class FedDBESilo(SiloHalf):
     def begin(self, initial: State) -> None:
         """The starting model and v = 0."""
         super().begin(initial)
+        self.memory[_GLOBAL] = dict(initial)
         self.memory[_SHIFT] = {_SHIFT: torch.zeros(self._features)}
 
     def train(self, round_number: int, download: Payload) -> None:
         """E epochs from the global model: plainly as long as there is no consensus, then with v and the regulariser."""
         site = self.site
         self.finish(download)
-        site.load(self.memory[PERSONAL])
+        site.load(self.memory[_GLOBAL])
         if _CONSENSUS in self.memory:
             self._fit_towards(round_number, self.memory[_CONSENSUS][_CONSENSUS])
         else:
@@ -147,26 +149,27 @@ class FedDBESilo(SiloHalf):
         if round_number == 0:
             sums, counts = class_sums(site)
             self.memory[_MEAN] = {_MEAN: (sums.sum(dim=0) / counts.sum().clamp(min=1)).to(torch.float32)}
+        self._personalise()
 
     def rehearse(self) -> None:
         """As if training had changed nothing, with a mean of zeros."""
-        self.memory[TRAINED] = self.memory[PERSONAL]
+        self.memory[TRAINED] = self.memory[_GLOBAL]
         self.memory[_MEAN] = {_MEAN: torch.zeros(self._features)}
 
     def finish(self, download: Payload) -> None:
         """The global model becomes the silo's model, with the silo's own buffers as last trained."""
         layout = self.site.layout
-        buffers = subset(self.memory.get(TRAINED, self.memory[PERSONAL]), layout.buffers)
-        self.memory[PERSONAL] = {**self.memory[PERSONAL], **buffers}
-        if not download:
-            return
-        specs = layout.parameters
-        if any(spec.name == _CONSENSUS for spec in download[Exposure.PEER_DERIVED].specs):
-            specs += (TensorSpec(_CONSENSUS, (self._features,)),)
-        received = load_parameters(download, Exposure.PEER_DERIVED, specs)
-        if _CONSENSUS in received:
-            self.memory[_CONSENSUS] = {_CONSENSUS: received.pop(_CONSENSUS)}
-        self.memory[PERSONAL].update(received)
+        known = self.memory[_GLOBAL]
+        received = dict(subset(self.memory.get(TRAINED, known), layout.buffers))
+        if download:
+            specs = layout.parameters
+            if any(spec.name == _CONSENSUS for spec in download[Exposure.PEER_DERIVED].specs):
+                specs += (TensorSpec(_CONSENSUS, (self._features,)),)
+            received.update(load_parameters(download, Exposure.PEER_DERIVED, specs))
+            if _CONSENSUS in received:
+                self.memory[_CONSENSUS] = {_CONSENSUS: received.pop(_CONSENSUS)}
+        self.memory[_GLOBAL] = {**known, **received}
+        self._personalise()
 
     def upload(self) -> Payload:
         """The trained model, the number of images, and after the first round's training the mean feature."""
@@ -178,11 +181,11 @@ class FedDBESilo(SiloHalf):
             payload[Exposure.RUNNING_STATISTICS] = Part.of(self.memory[_MEAN])
         return payload
 
-    def personal(self) -> State:
-        """The global model with the silo's shift in the classifier's bias."""
-        state = self.memory[PERSONAL]
+    def _personalise(self) -> None:
+        """The personal model is the global one with the silo's shift in the classifier's bias."""
+        state = self.memory[_GLOBAL]
         weight, bias = (spec.name for spec in self.site.layout.classifier)
-        return {**state, bias: state[bias] + state[weight] @ self.memory[_SHIFT][_SHIFT]}
+        self.memory[PERSONAL] = {**state, bias: state[bias] + state[weight] @ self.memory[_SHIFT][_SHIFT]}
 
     def _fit_towards(self, round_number: int, consensus: Tensor) -> None:
         site, method = self.site, self.method

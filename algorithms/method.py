@@ -182,7 +182,7 @@ class SiloHalf(ABC):
         names and shapes of a real one."""
 
     def personal(self) -> State:
-        """The personalised model's whole state."""
+        """The personalised model's whole state; runtimes save that group of the memory, so methods keep to it."""
         return self.memory[PERSONAL]
 
 

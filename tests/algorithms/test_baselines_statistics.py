@@ -340,6 +340,7 @@ def test_feddbes_personal_model_holds_the_shift_in_its_bias() -> None:
     half = half_at(FedDBE(), FourImages())
     vector = torch.tensor([5.0, -4.0, 3.0, 2.0])
     half.memory["shift"] = {"shift": vector}
+    half.finish({})
     model = transparent()
     model.load_state_dict(half.personal())
     images = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
