@@ -154,6 +154,8 @@ def test_ctrl_c_ends_the_rounds_under_way_and_says_how_to_go_on(tmp_path: Path) 
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        # Where these tests run in the background, children would ignore Ctrl-C from birth.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     until(lambda: (found[0].folder / CHECKPOINT).exists(), process)
     os.killpg(process.pid, signal.SIGINT)
