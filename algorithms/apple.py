@@ -41,7 +41,8 @@ from algorithms.method import (
     subset,
 )
 from algorithms.models import state_of
-from algorithms.tensors import Part, Payload
+from algorithms.sharing import model_upload
+from algorithms.tensors import Payload
 from privacy.exposure import MODEL, Exposure
 
 _CORE = "core"
@@ -139,8 +140,7 @@ class AppleSilo(SiloHalf):
 
     def upload(self) -> Payload:
         """The core model."""
-        parts = self.site.layout.model_parts()
-        return {exposure: Part.of(subset(self.memory[_CORE], specs)) for exposure, specs in parts.items()}
+        return model_upload(self.memory[_CORE], self.site.layout)
 
     def _peers(self, download: Payload) -> dict[str, State]:
         """The last core of every silo that one has come from."""

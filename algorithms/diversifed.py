@@ -41,10 +41,10 @@ from algorithms.method import (
     Site,
     load_parameters,
     require,
-    subset,
 )
 from algorithms.models import state_of
-from algorithms.tensors import BLOCK, Part, Payload, Stack, TensorSpec, Workspace, combine
+from algorithms.sharing import model_upload
+from algorithms.tensors import BLOCK, Payload, Stack, TensorSpec, Workspace, combine
 from privacy.exposure import MODEL, Exposure
 
 SAME = 1e-12
@@ -147,10 +147,7 @@ class DiversiFedSilo(SiloHalf):
 
     def upload(self) -> Payload:
         """The silo's own model."""
-        personal = self.memory[PERSONAL]
-        return {
-            exposure: Part.of(subset(personal, specs)) for exposure, specs in self.site.layout.model_parts().items()
-        }
+        return model_upload(self.memory[PERSONAL], self.site.layout)
 
 
 class DiversiFedCoordinator(CoordinatorHalf):

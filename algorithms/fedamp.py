@@ -30,10 +30,10 @@ from algorithms.method import (
     Site,
     load_parameters,
     require,
-    subset,
 )
 from algorithms.models import state_of
-from algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace, combine
+from algorithms.sharing import model_upload
+from algorithms.tensors import Payload, Stack, TensorSpec, Workspace, combine
 from privacy.exposure import MODEL, Exposure
 
 
@@ -110,8 +110,7 @@ class FedAMPSilo(SiloHalf):
 
     def upload(self) -> Payload:
         """The silo's own model."""
-        parts = self.site.layout.model_parts()
-        return {exposure: Part.of(subset(self.memory[PERSONAL], specs)) for exposure, specs in parts.items()}
+        return model_upload(self.memory[PERSONAL], self.site.layout)
 
 
 class FedAMPCoordinator(CoordinatorHalf):

@@ -24,10 +24,9 @@ from algorithms.method import (
     subset,
 )
 from algorithms.models import state_of
-from algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace, combine
+from algorithms.sharing import COUNT, count_part, count_weights, model_upload
+from algorithms.tensors import Payload, Stack, TensorSpec, Workspace, combine
 from privacy.exposure import MODEL, Exposure
-
-_COUNT = TensorSpec("samples", (), "I64")
 
 
 @dataclass(frozen=True)
@@ -97,11 +96,9 @@ class FedAvgSilo(SiloHalf):
 
     def upload(self) -> Payload:
         """The trained model."""
-        trained = self.memory[TRAINED]
-        parts = self.site.layout.model_parts()
-        payload = {exposure: Part.of(subset(trained, specs)) for exposure, specs in parts.items()}
+        payload = model_upload(self.memory[TRAINED], self.site.layout)
         if self.method.weighting == "samples":
-            payload[Exposure.SAMPLE_COUNT] = Part.of({_COUNT.name: torch.tensor(self.site.num_samples)})
+            payload[Exposure.SAMPLE_COUNT] = count_part(self.site.num_samples)
         return payload
 
 
@@ -116,7 +113,7 @@ class FedAvgCoordinator(CoordinatorHalf):
         """The whole model, and the number of images where it weighs."""
         del round_number, silo
         parts = self.federation.layout.model_parts()
-        return {**parts, Exposure.SAMPLE_COUNT: (_COUNT,)} if self.method.weighting == "samples" else parts
+        return {**parts, Exposure.SAMPLE_COUNT: (COUNT,)} if self.method.weighting == "samples" else parts
 
     def aggregate(
         self,
@@ -135,12 +132,4 @@ class FedAvgCoordinator(CoordinatorHalf):
     def _weights(self, uploads: Sequence[Payload]) -> Tensor:
         if self.method.weighting == "uniform":
             return torch.full((len(uploads),), 1 / len(uploads), dtype=torch.float64)
-        counts = [upload[Exposure.SAMPLE_COUNT].tensors()[_COUNT.name] for upload in uploads]
-        return sample_weights(torch.stack(counts))
-
-
-def sample_weights(counts: Tensor) -> Tensor:
-    """``Tensor[N]`` of image counts to weights that sum to 1, float64; all alike where every count is 0 or less."""
-    counts = counts.to(torch.float64).clamp(min=0)
-    total = counts.sum()
-    return counts / total if total > 0 else torch.full_like(counts, 1 / len(counts))
+        return count_weights(uploads)

@@ -35,9 +35,9 @@ from algorithms.method import (
     Site,
     load_parameters,
     require,
-    subset,
 )
 from algorithms.models import state_of
+from algorithms.sharing import model_upload
 from algorithms.tensors import BLOCK, Part, Payload, Stack, TensorSpec, Workspace
 from privacy.exposure import MODEL, Exposure
 
@@ -137,9 +137,7 @@ class FedCACSilo(SiloHalf):
 
     def upload(self) -> Payload:
         """The trained model and its mask."""
-        parts = self.site.layout.model_parts()
-        personal = self.memory[PERSONAL]
-        payload = {exposure: Part.of(subset(personal, specs)) for exposure, specs in parts.items()}
+        payload = model_upload(self.memory[PERSONAL], self.site.layout)
         return {**payload, Exposure.PARAMETER_MASK: Part.of(self.memory[_MASK])}
 
 

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from algorithms.fedavg import sample_weights
 from algorithms.fedgh import class_sums, linear_shape
 from algorithms.method import (
     PERSONAL,
@@ -40,6 +39,7 @@ from algorithms.method import (
     subset,
 )
 from algorithms.models import Features, Layout, classifier_of, state_of
+from algorithms.sharing import COUNT, count_part, count_weights, model_upload
 from algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace
 from privacy.errors import ConfigurationError
 from privacy.exposure import MODEL, Exposure
@@ -48,7 +48,6 @@ _SHIFT = "shift"
 _GLOBAL = "global"
 _MEAN = "mean"
 _CONSENSUS = "consensus"
-_COUNT = TensorSpec("samples", (), "I64")
 
 
 @dataclass(frozen=True)
@@ -173,10 +172,8 @@ class FedDBESilo(SiloHalf):
 
     def upload(self) -> Payload:
         """The trained model, the number of images, and after the first round's training the mean feature."""
-        trained = self.memory[TRAINED]
-        parts = self.site.layout.model_parts()
-        payload = {exposure: Part.of(subset(trained, specs)) for exposure, specs in parts.items()}
-        payload[Exposure.SAMPLE_COUNT] = Part.of({_COUNT.name: torch.tensor(self.site.num_samples)})
+        payload = model_upload(self.memory[TRAINED], self.site.layout)
+        payload[Exposure.SAMPLE_COUNT] = count_part(self.site.num_samples)
         if _MEAN in self.memory:
             payload[Exposure.RUNNING_STATISTICS] = Part.of(self.memory[_MEAN])
         return payload
@@ -212,7 +209,7 @@ class FedDBECoordinator(CoordinatorHalf):
     def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
         """The model and the number of images; in the first round the mean feature too."""
         del silo
-        parts = {**self.federation.layout.model_parts(), Exposure.SAMPLE_COUNT: (_COUNT,)}
+        parts = {**self.federation.layout.model_parts(), Exposure.SAMPLE_COUNT: (COUNT,)}
         return {**parts, Exposure.RUNNING_STATISTICS: (self._mean,)} if round_number == 0 else parts
 
     def aggregate(
@@ -225,8 +222,7 @@ class FedDBECoordinator(CoordinatorHalf):
         """One model and one consensus for everyone."""
         del latest
         payloads = list(uploads.values())
-        counts = [payload[Exposure.SAMPLE_COUNT].tensors()[_COUNT.name] for payload in payloads]
-        weights = sample_weights(torch.stack(counts)).reshape(1, -1)
+        weights = count_weights(payloads).reshape(1, -1)
         if round_number == 0:
             means = [payload[Exposure.RUNNING_STATISTICS].tensors()[_MEAN] for payload in payloads]
             consensus = weights @ torch.stack(means).to(torch.float64)

@@ -35,6 +35,7 @@ from algorithms.method import (
     subset,
 )
 from algorithms.models import state_of
+from algorithms.sharing import model_upload
 from algorithms.tensors import FileSource, Part, Payload, Source, TensorSpec, Workspace
 from privacy.errors import RefusedError
 from privacy.exposure import MODEL, Exposure
@@ -131,8 +132,7 @@ class FedFomoSilo(SiloHalf):
 
     def upload(self) -> Payload:
         """The trained model, and the weights in the order in which the peers' models came."""
-        parts = self.site.layout.model_parts()
-        payload = {exposure: Part.of(subset(self.memory[PERSONAL], specs)) for exposure, specs in parts.items()}
+        payload = model_upload(self.memory[PERSONAL], self.site.layout)
         return {**payload, Exposure.PEER_RATINGS: Part.of(self.memory[_RATED])}
 
     def _loss(self, parameters: State) -> float:

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from algorithms.fedavg import sample_weights
 from algorithms.method import (
     PERSONAL,
     CoordinatorHalf,
@@ -34,7 +33,7 @@ from algorithms.method import (
     require,
 )
 from algorithms.models import Features, Layout, state_of
-from algorithms.sharing import check_linear
+from algorithms.sharing import check_linear, sample_weights
 from algorithms.tensors import Part, Payload, TensorSpec, Workspace
 from privacy.exposure import Exposure
 

@@ -15,7 +15,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from algorithms.fedavg import sample_weights
 from algorithms.method import (
     PERSONAL,
     TRAINED,
@@ -31,10 +30,9 @@ from algorithms.method import (
     subset,
 )
 from algorithms.models import Layout, state_of
+from algorithms.sharing import COUNT, count_part, count_weights
 from algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace, combine
 from privacy.exposure import Exposure
-
-_COUNT = TensorSpec("samples", (), "I64")
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,7 @@ class PartialSharingSilo(SiloHalf):
         state = self.outgoing()
         payload = {exposure: Part.of(subset(state, specs)) for exposure, specs in self.parts.items()}
         if self.method.weighting == "samples":
-            payload[Exposure.SAMPLE_COUNT] = Part.of({_COUNT.name: torch.tensor(self.site.num_samples)})
+            payload[Exposure.SAMPLE_COUNT] = count_part(self.site.num_samples)
         return payload
 
     def fit_only(self, round_number: int, specs: Sequence[TensorSpec], *, epochs: int | None, phase: str) -> None:
@@ -152,7 +150,7 @@ class PartialSharingCoordinator(CoordinatorHalf):
     def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
         """The shared parameters, and the number of images where it weighs."""
         del round_number, silo
-        return {**self.parts, Exposure.SAMPLE_COUNT: (_COUNT,)} if self.method.weighting == "samples" else self.parts
+        return {**self.parts, Exposure.SAMPLE_COUNT: (COUNT,)} if self.method.weighting == "samples" else self.parts
 
     def aggregate(
         self,
@@ -171,5 +169,4 @@ class PartialSharingCoordinator(CoordinatorHalf):
     def _weights(self, uploads: Sequence[Payload]) -> Tensor:
         if self.method.weighting == "uniform":
             return torch.full((len(uploads),), 1 / len(uploads), dtype=torch.float64)
-        counts = [upload[Exposure.SAMPLE_COUNT].tensors()[_COUNT.name] for upload in uploads]
-        return sample_weights(torch.stack(counts))
+        return count_weights(uploads)

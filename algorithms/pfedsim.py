@@ -21,7 +21,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from algorithms.fedavg import sample_weights
 from algorithms.method import (
     PERSONAL,
     CoordinatorHalf,
@@ -33,11 +32,19 @@ from algorithms.method import (
     require,
 )
 from algorithms.models import state_of
-from algorithms.sharing import Buffers, check_linear, model_upload, received_tensors, upload_specs
-from algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace, combine
+from algorithms.sharing import (
+    COUNT,
+    Buffers,
+    check_linear,
+    count_part,
+    count_weights,
+    model_upload,
+    received_tensors,
+    upload_specs,
+)
+from algorithms.tensors import Payload, Stack, TensorSpec, Workspace, combine
 from privacy.exposure import MODEL, Exposure
 
-_COUNT = TensorSpec("samples", (), "I64")
 _NORM_FLOOR = 1e-8  # the paper's epsilon in Eq. 3
 Variant = Literal["paper", "author"]
 Diagonal = Literal["clip", "one"]
@@ -122,7 +129,7 @@ class PFedSimSilo(SiloHalf):
         """The silo's model; during the warm-up with the number of images."""
         payload = model_upload(self.memory[PERSONAL], self.site.layout, self.method.buffers)
         if self.memory["phase"]["warmup"]:
-            payload[Exposure.SAMPLE_COUNT] = Part.of({_COUNT.name: torch.tensor(self.site.num_samples)})
+            payload[Exposure.SAMPLE_COUNT] = count_part(self.site.num_samples)
         return payload
 
     def _note(self, round_number: int) -> None:
@@ -144,7 +151,7 @@ class PFedSimCoordinator(CoordinatorHalf):
         """The whole model, and during the warm-up the number of images."""
         del silo
         parts = upload_specs(self.federation.layout, self.method.buffers)
-        return {**parts, Exposure.SAMPLE_COUNT: (_COUNT,)} if round_number < self._warmup else parts
+        return {**parts, Exposure.SAMPLE_COUNT: (COUNT,)} if round_number < self._warmup else parts
 
     def aggregate(
         self,
@@ -158,9 +165,8 @@ class PFedSimCoordinator(CoordinatorHalf):
         The others keep the warm-up's last average: also a silo that joins late begins with it.
         """
         if round_number < self._warmup:
-            counts = [u[Exposure.SAMPLE_COUNT].tensors()[_COUNT.name] for u in uploads.values()]
             stack = Stack.of(list(uploads.values()), (*MODEL, Exposure.RUNNING_STATISTICS))
-            (average,) = combine(stack, sample_weights(torch.stack(counts)).reshape(1, -1), workspace)
+            (average,) = combine(stack, count_weights(uploads.values()).reshape(1, -1), workspace)
             return Downloads(everyone={Exposure.PEER_DERIVED: average})
         similarity = self._update(uploads)
         silos = self.federation.silos

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms.fedavg import FedAvg, sample_weights
+from algorithms.fedavg import FedAvg
 from algorithms.local import Local
 from algorithms.method import participants
 from algorithms.models import Layout, build
 from algorithms.registry import METHODS, make
+from algorithms.sharing import sample_weights
 from privacy.errors import ConfigurationError
 from privacy.exposure import MODEL, Exposure, expand
 from privacy.plan import ModelPlan
