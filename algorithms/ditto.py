@@ -6,9 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from algorithms.fedavg import FedAvg, FedAvgSilo
+from algorithms.fedavg import FedAvg
 from algorithms.method import PERSONAL, TRAINED, Correction, SiloHalf, Site, State, load_parameters, require, subset
 from algorithms.models import state_of
+from algorithms.partial_sharing import PartialSharingSilo
 from algorithms.tensors import Payload
 from privacy.exposure import Exposure
 
@@ -43,7 +44,7 @@ class Ditto(FedAvg):
         return DittoSilo(self, site)
 
 
-class TwoModelSilo(FedAvgSilo):
+class TwoModelSilo(PartialSharingSilo):
     """A FedAvg silo that keeps the global model apart from its personal one."""
 
     def begin(self, initial: State) -> None:

@@ -21,7 +21,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from algorithms.fedavg import FedAvg, FedAvgCoordinator, FedAvgSilo
+from algorithms.fedavg import FedAvg
 from algorithms.method import (
     PERSONAL,
     TRAINED,
@@ -35,6 +35,7 @@ from algorithms.method import (
     subset,
 )
 from algorithms.models import state_of
+from algorithms.partial_sharing import PartialSharingCoordinator, PartialSharingSilo
 from algorithms.tensors import Part, Payload, Stack, Workspace, combine
 from privacy.exposure import MODEL, Exposure
 
@@ -70,7 +71,7 @@ class FedDyn(FedAvg):
         return FedDynCoordinator(self, federation)
 
 
-class FedDynSilo(FedAvgSilo):
+class FedDynSilo(PartialSharingSilo):
     """Keeps −λ_k, the linear term's gradient, from round to round."""
 
     method: FedDyn
@@ -89,7 +90,7 @@ class FedDynSilo(FedAvgSilo):
             self.memory[_LINEAR] = {name: linear[name] + alpha * (trained[name] - start[name]) for name in start}
 
 
-class FedDynCoordinator(FedAvgCoordinator):
+class FedDynCoordinator(PartialSharingCoordinator):
     """Keeps the global model and h/α."""
 
     def aggregate(

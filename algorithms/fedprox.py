@@ -6,9 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from algorithms.fedavg import FedAvg, FedAvgSilo
+from algorithms.fedavg import FedAvg
 from algorithms.method import PERSONAL, TRAINED, Correction, SiloHalf, Site, require, subset
 from algorithms.models import state_of
+from algorithms.partial_sharing import PartialSharingSilo
 from algorithms.tensors import Payload
 
 
@@ -33,7 +34,7 @@ class FedProx(FedAvg):
         return FedProxSilo(self, site)
 
 
-class FedProxSilo(FedAvgSilo):
+class FedProxSilo(PartialSharingSilo):
     """Trains from the global model towards the silo's data, pulled back to where it started."""
 
     method: FedProx

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from algorithms.fedavg import FedAvg, FedAvgSilo
+from algorithms.fedavg import FedAvg
 from algorithms.method import PERSONAL, TRAINED, Objective, Site, require
 from algorithms.models import Features, state_of
+from algorithms.partial_sharing import PartialSharingSilo
 from algorithms.tensors import Payload
 
 
@@ -52,12 +53,12 @@ class Moon(FedAvg):
         )
         require(self.temperature > 0, f"moon: temperature is {self.temperature}; it must be above 0")
 
-    def silo_half(self, site: Site) -> FedAvgSilo:
+    def silo_half(self, site: Site) -> PartialSharingSilo:
         """Trains the global model, away from the silo's last one."""
         return MoonSilo(self, site)
 
 
-class MoonSilo(FedAvgSilo):
+class MoonSilo(PartialSharingSilo):
     """Federated averaging's silo half, which remembers its last trained model anyway."""
 
     def __init__(self, method: Moon, site: Site) -> None:

@@ -1,4 +1,4 @@
-"""What methods have in common that average only some of the parameters: the rest never leaves the silo.
+"""What methods have in common that average all or some of the parameters: the rest never leaves the silo.
 
 Which parameters travel follows from the model's layout. The coordinator averages them over the round's participants; a
 silo puts the average in their place and keeps its own of everything else (batch normalisation's running statistics
@@ -75,7 +75,7 @@ class PartialSharing(Method):
         return frozenset({Exposure.PEER_DERIVED})
 
     @abstractmethod
-    def silo_half(self, site: Site) -> PartialSharingSilo:
+    def silo_half(self, site: Site) -> SiloHalf:
         """A fresh silo half."""
 
     def coordinator_half(self, federation: Federation) -> CoordinatorHalf:

@@ -52,10 +52,10 @@ class PerFedAvg(FedAvg):
 
     def silo_half(self, site: Site) -> SiloHalf:
         """Trains for what comes after a step."""
-        return PerFedAvgSilo(self, site)
+        return PerPartialSharingSilo(self, site)
 
 
-class PerFedAvgSilo(TwoModelSilo):
+class PerPartialSharingSilo(TwoModelSilo):
     """Its personal model is the global model after ``personal_steps`` on its own batches; w goes up."""
 
     method: PerFedAvg

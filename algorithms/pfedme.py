@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from algorithms.ditto import GLOBAL, TwoModelSilo
-from algorithms.fedavg import FedAvg, FedAvgCoordinator
+from algorithms.fedavg import FedAvg
 from algorithms.method import PERSONAL, TRAINED, CoordinatorHalf, Downloads, Federation, SiloHalf, Site, require, subset
 from algorithms.models import state_of
+from algorithms.partial_sharing import PartialSharingCoordinator
 from algorithms.tensors import Part, Payload, Stack, Workspace, combine
 from privacy.errors import TrainingError
 from privacy.exposure import MODEL, Exposure
@@ -103,7 +104,7 @@ class PFedMeSilo(TwoModelSilo):
         self.memory[TRAINED] = {**self.memory[PERSONAL], **moved}
 
 
-class PFedMeCoordinator(FedAvgCoordinator):
+class PFedMeCoordinator(PartialSharingCoordinator):
     """Keeps the global model where β is not 1."""
 
     method: PFedMe

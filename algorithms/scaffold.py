@@ -23,7 +23,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from algorithms.fedavg import FedAvg, FedAvgCoordinator, FedAvgSilo
+from algorithms.fedavg import FedAvg
 from algorithms.method import (
     PERSONAL,
     TRAINED,
@@ -39,6 +39,7 @@ from algorithms.method import (
     subset,
 )
 from algorithms.models import Layout, state_of
+from algorithms.partial_sharing import PartialSharingCoordinator, PartialSharingSilo
 from algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace, combine
 from privacy.exposure import MODEL, Exposure
 
@@ -89,7 +90,7 @@ class Scaffold(FedAvg):
         return ["scaffold reads gradients off SGD's steps: use training.optimizer sgd, Adam's steps mislead it"]
 
 
-class ScaffoldSilo(FedAvgSilo):
+class ScaffoldSilo(PartialSharingSilo):
     """Keeps c_i and, as it came last, c."""
 
     method: Scaffold
@@ -136,7 +137,7 @@ class ScaffoldSilo(FedAvgSilo):
         return self.memory.get(_SHARED, nothing), self.memory.get(_CONTROL, nothing)
 
 
-class ScaffoldCoordinator(FedAvgCoordinator):
+class ScaffoldCoordinator(PartialSharingCoordinator):
     """Keeps x and c."""
 
     method: Scaffold
