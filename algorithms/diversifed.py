@@ -102,8 +102,8 @@ class DiversiFed(Method):
         return frozenset({Exposure.PEER_DERIVED})
 
     def silo_half(self, site: Site) -> SiloHalf:
-        """Local training towards z."""
-        return DiversiFedSilo(self, site)
+        """Local training towards z, on CE + λ/(2α) ‖w − z‖² (Eq. 7, Algorithm 1)."""
+        return TetheredSilo(site, self.proximal_weight / self.step_size, start=self.start)
 
     def coordinator_half(self, federation: Federation) -> CoordinatorHalf:
         """Attraction and repulsion."""
@@ -124,25 +124,29 @@ class DiversiFed(Method):
         return []
 
 
-class DiversiFedSilo(SiloHalf):
-    """Trains its own model with a proximal pull towards z (Algorithm 1; without z, plainly)."""
+class TetheredSilo(SiloHalf):
+    """Trains its own model, held to a centre that the coordinator sends; plainly while there is none.
 
-    def __init__(self, method: DiversiFed, site: Site) -> None:
+    ``strength``: of the tether, ``strength/2 · ‖w − centre‖²``. ``start``: whether training goes on from the silo's own
+    model or starts at the centre.
+    """
+
+    def __init__(self, site: Site, strength: float, *, start: Literal["own", "z"] = "own") -> None:
         super().__init__(site)
-        self.method = method
+        self.strength = strength
+        self.start = start
 
     def train(self, round_number: int, download: Payload) -> None:
-        """E epochs on CE + λ/(2α) ‖w − z‖²; the term's gradient, λ/α (w − z), is added to the loss's."""
+        """E epochs; ``strength · (w − centre)`` is added to every gradient."""
         site = self.site
         site.load(self.memory[PERSONAL])
-        if not download:
-            site.fit(round_number)
-        else:
+        correction = None
+        if download:
             centre = load_parameters(download, Exposure.PEER_DERIVED, site.layout.parameters)
-            if self.method.start == "z":
+            if self.start == "z":
                 site.load(centre)
-            strength = self.method.proximal_weight / self.method.step_size
-            site.fit(round_number, correction=Correction(strength, centre))
+            correction = Correction(self.strength, centre)
+        site.fit(round_number, correction=correction)
         self.memory[PERSONAL] = state_of(site.model)
 
     def upload(self) -> Payload:

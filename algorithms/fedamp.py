@@ -18,21 +18,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from algorithms.diversifed import pairwise_distances, squared_distances
+from algorithms.diversifed import TetheredSilo, pairwise_distances, squared_distances
 from algorithms.method import (
-    PERSONAL,
     CoordinatorHalf,
-    Correction,
     Downloads,
     Federation,
     Method,
     SiloHalf,
     Site,
-    load_parameters,
     require,
 )
-from algorithms.models import state_of
-from algorithms.sharing import model_upload
 from algorithms.tensors import Payload, Stack, TensorSpec, Workspace, combine
 from privacy.exposure import MODEL, Exposure
 
@@ -79,7 +74,7 @@ class FedAMP(Method):
 
     def silo_half(self, site: Site) -> SiloHalf:
         """Local training towards u."""
-        return FedAMPSilo(self, site)
+        return TetheredSilo(site, self.proximal_weight / self.step_size)
 
     def coordinator_half(self, federation: Federation) -> CoordinatorHalf:
         """Attentive message passing."""
@@ -88,29 +83,6 @@ class FedAMP(Method):
     def warnings(self, silos: int) -> list[str]:
         """Too few silos."""
         return ["fedamp does nothing with one silo: u equals its own model"] if silos < 2 else []
-
-
-class FedAMPSilo(SiloHalf):
-    """Continues its own model with a proximal pull towards u; plainly while there is none."""
-
-    def __init__(self, method: FedAMP, site: Site) -> None:
-        super().__init__(site)
-        self.method = method
-
-    def train(self, round_number: int, download: Payload) -> None:
-        """E epochs; λ/α (w − u) is added to every gradient."""
-        site = self.site
-        site.load(self.memory[PERSONAL])
-        correction = None
-        if download:
-            centre = load_parameters(download, Exposure.PEER_DERIVED, site.layout.parameters)
-            correction = Correction(self.method.proximal_weight / self.method.step_size, centre)
-        site.fit(round_number, correction=correction)
-        self.memory[PERSONAL] = state_of(site.model)
-
-    def upload(self) -> Payload:
-        """The silo's own model."""
-        return model_upload(self.memory[PERSONAL], self.site.layout)
 
 
 class FedAMPCoordinator(CoordinatorHalf):
