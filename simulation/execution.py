@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import io
 import json
+import os
 import platform
 import time
 from collections.abc import Iterator, Sequence
@@ -36,8 +37,8 @@ from privacy.plan import RunPlan
 from silo.sharding import Setting, cut
 from silo.sources import open_dataset
 from silo.training import choose_device
-from simulation.batched import Stacked
-from simulation.experiment import Run
+from simulation.batched import Engine, InThreads, Stacked
+from simulation.experiment import ExperimentConfig, Run
 from simulation.federation import SiloRound, SiloWeights, Simulation
 from simulation.public_images import cut_public
 
@@ -184,6 +185,16 @@ class _Execution:
         write_atomically(self._run.folder / RUN, json.dumps(content, indent=1).encode())
 
 
+def _engine(config: ExperimentConfig) -> Engine | None:
+    match config.engine:
+        case "alone":
+            return None
+        case "threads":
+            return InThreads(os.cpu_count() or 1)
+        case "stacked":
+            return Stacked()
+
+
 def make_simulation(run: Run, dataset: ImageDataset) -> Simulation:
     """The simulation of a run, before its first round."""
     shards = cut(dataset, run.setting, seed=run.seed)
@@ -193,7 +204,7 @@ def make_simulation(run: Run, dataset: ImageDataset) -> Simulation:
         run.variant.method,
         shards,
         device=choose_device(run.config.device),
-        engine=Stacked() if run.config.engine == "stacked" else None,
+        engine=_engine(run.config),
         public=_public(run, plan, dataset, shards),
     )
 
@@ -234,7 +245,7 @@ def _description(run: Run, dataset: ImageDataset) -> dict[str, Any]:
         "public": {"per_class": config.public_per_class, "share": config.public_share} if needs_public else None,
         "plan": run.plan(dataset).model_dump(mode="json"),
         "device": config.device,
-        "engine": config.engine,
+        "engine": "stacked" if config.engine == "stacked" else "alone",  # what changes bits; threads do not
         "versions": {
             "medsilo": version("medsilo"),
             "python": platform.python_version(),

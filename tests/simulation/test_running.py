@@ -93,6 +93,14 @@ def test_a_run_writes_what_it_was_and_a_row_a_round_and_silo(tmp_path: Path) -> 
     assert not (run.folder / PROGRESS).exists()
 
 
+def test_threads_give_the_same_figures_as_silos_one_by_one(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    alone, threads = only(tmp_path), only(tmp_path / "other", engine="threads")
+    for run in (alone, threads):
+        assert execute(run, tmp_path / "stop").status == "done"
+    assert pq.read_table(alone.folder / ROUNDS).equals(pq.read_table(threads.folder / ROUNDS))
+
+
 def test_a_stopped_run_goes_on_to_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = only(tmp_path)
     (tmp_path / "other").mkdir()
