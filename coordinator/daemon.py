@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import time
 from pathlib import Path
 from types import FrameType
 
@@ -21,6 +22,8 @@ from privacy.journal import Journal
 from privacy.pki import Credentials, load_audit_key, load_credentials
 
 log = logging.getLogger(__name__)
+
+LAST_WORD_SECONDS = 10.0
 
 
 def load_party(config: CoordinatorConfig) -> Credentials | None:
@@ -66,7 +69,7 @@ def run(config: CoordinatorConfig, *, until_done: bool) -> None:
             signal.signal(number, stop)
         rounds.start()
         log.info("run %s: %s, listening on %s", plan.run, plan.method.name, config.listen)
-        watcher = threading.Thread(target=_watch, args=(rounds, stopped, until_done), daemon=True)
+        watcher = threading.Thread(target=_watch, args=(rounds, door, stopped, until_done), daemon=True)
         watcher.start()
         stopped.wait()
         rounds.stop()
@@ -78,7 +81,12 @@ def run(config: CoordinatorConfig, *, until_done: bool) -> None:
         ) from rounds.failure
 
 
-def _watch(rounds: Rounds, stopped: threading.Event, until_done: bool) -> None:
+def _watch(rounds: Rounds, door: Door, stopped: threading.Event, until_done: bool) -> None:
     rounds.wait_until_done()
+    if until_done and rounds.failure is None:
+        # Silos that have the run's end still put their signature to what they sent last.
+        deadline = time.monotonic() + LAST_WORD_SECONDS
+        while not door.all_signed() and time.monotonic() < deadline and not stopped.wait(0.1):
+            pass
     if until_done or rounds.failure is not None:
         stopped.set()

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import grpc
+from google.protobuf.message import Message
 
 from algorithms.tensor_files import PayloadWriter
 from algorithms.tensors import TensorSpec
@@ -23,11 +24,12 @@ from coordinator.config import CoordinatorConfig
 from coordinator.rounds import LateError, Rounds
 from coordinator.store import Store
 from privacy.door import Call, Door, nonce
-from privacy.errors import ConsentError, IdentityError, MedsiloError, RefusedError
+from privacy.envelope import from_json, from_message, to_json, to_message
+from privacy.errors import ConsentError, IdentityError, MedsiloError, ReceiptError, RefusedError
 from privacy.exposure import Exposure
 from privacy.pki import Credentials, Identity, fingerprint, identity_of_certificate
+from privacy.receipts import OutOfStepError
 from protos.medsilo.v1 import coordinator_pb2 as wire
-from protos.medsilo.v1 import journal_pb2
 
 log = logging.getLogger(__name__)
 
@@ -38,16 +40,20 @@ ALLOWED_ROLE: dict[str, str] = {
     "Join": "silo",
     "GetTask": "silo",
     "SubmitUpdate": "silo",
+    "Attest": "silo",
 }
 """Which role a certificate must have for each RPC."""
 MAX_WAIT_SECONDS = 60.0
-AUDIT_KEY_BYTES = 32
 CALLS_PER_SILO = 8
 """Calls that a silo may have open at once; it needs one, and another while a cut connection is not yet noticed."""
 
 
 class BusyError(MedsiloError):
     """A silo has too many calls open; it may try again."""
+
+
+class UnsignedError(MedsiloError):
+    """A silo has not yet put its signature to what it sent."""
 
 
 class PlanGate:
@@ -92,13 +98,14 @@ class CoordinatorService:
                 "GetPlan": grpc.unary_unary_rpc_method_handler(self._guard("GetPlan", self._get_plan)),
                 "Join": grpc.unary_unary_rpc_method_handler(self._guard("Join", self._join)),
                 "GetTask": grpc.unary_stream_rpc_method_handler(self._guard_stream("GetTask", self._get_task)),
+                "Attest": grpc.unary_unary_rpc_method_handler(self._guard("Attest", self._attest)),
                 "SubmitUpdate": grpc.stream_unary_rpc_method_handler(self._guard("SubmitUpdate", self._submit)),
             },
         )
 
     def _get_plan(self, data: bytes, call: Call, context: grpc.ServicerContext) -> bytes:
         request = self._door.admit(data, wire.GetPlanRequest, call)
-        self._identify(request.silo, call, context)
+        self._identify(request.silo, context)
         if request.protocol_version != PROTOCOL_VERSION:
             raise RefusedError(
                 f"this coordinator speaks protocol version {PROTOCOL_VERSION}, the silo version "
@@ -109,17 +116,15 @@ class CoordinatorService:
             plan=self._plan.to_message(),
             coordinator_certificate=self._credentials.certificate_pem if self._credentials else b"",
             coordinator_audit_key=self._audit_key,
+            rotations=self._door.rotations(),
         )
         return self._door.release([response], call)[0]
 
     def _join(self, data: bytes, call: Call, context: grpc.ServicerContext) -> bytes:
         request = self._door.admit(data, wire.JoinRequest, call)
-        silo = self._identify(request.silo, call, context)
+        silo = self._identify(request.silo, context)
         self._check_plan(request.plan_sha256)
-        if len(request.audit_key) != AUDIT_KEY_BYTES:
-            raise RefusedError(
-                f"the audit key has {len(request.audit_key)} bytes; an Ed25519 public key has {AUDIT_KEY_BYTES}"
-            )
+        self._door.enrol(call.peer, request.audit_key, request.rotations)
         missing = [Exposure.from_number(number).value for number in request.missing_classes]
         if request.missing_method:
             missing.insert(0, f"method {self._plan.method.name}")
@@ -138,19 +143,38 @@ class CoordinatorService:
             self._rounds.joined(silo)
         else:
             log.warning("%s declines run %s; its consent lacks %s", silo, self._plan.run, ", ".join(missing))
-        return self._door.release([wire.JoinResponse(nonce=nonce(), round=self._rounds.round_number)], call)[0]
+        response = wire.JoinResponse(
+            nonce=nonce(),
+            round=self._rounds.round_number,
+            attestation=self._door.attest(call, call.peer, since=request.seen),
+        )
+        return self._door.release([response], call)[0]
+
+    def _attest(self, data: bytes, call: Call, context: grpc.ServicerContext) -> bytes:
+        request = self._door.admit(data, wire.AttestRequest, call)
+        silo = self._identify(request.silo, context)
+        self._check_plan(request.plan_sha256)
+        self._check_member(silo)
+        if request.HasField("attestation"):
+            self._check_signed(call)
+        response = wire.AttestResponse(
+            nonce=nonce(), attestation=self._door.attest(call, call.peer, since=request.seen)
+        )
+        return self._door.release([response], call)[0]
 
     def _get_task(self, data: bytes, call: Call, context: grpc.ServicerContext) -> Iterator[bytes]:
         request = self._door.admit(data, wire.GetTaskRequest, call)
-        silo = self._identify(request.silo, call, context)
+        silo = self._identify(request.silo, context)
         self._check_plan(request.plan_sha256)
         self._check_member(silo)
+        self._check_signed(call)
         context.add_callback(self._rounds.wake)
         timeout = min(float(request.wait_seconds), MAX_WAIT_SECONDS)
         holds_model = request.holds_model
         with self._rounds.task(silo, timeout, context.is_active, holds_model=holds_model) as (order, payload):
             call.round = order.round
             task = wire.Task(nonce=nonce(), kind=order.kind, round=order.round, parts=manifest(payload))
+            task.attestation.CopyFrom(self._door.attest(call, call.peer))
             yield from send(self._door, call, wire.GetTaskResponse(task=task), payload)
 
     def _submit(self, stream: Iterator[bytes], call: Call, context: grpc.ServicerContext) -> bytes:
@@ -158,12 +182,13 @@ class CoordinatorService:
         if header is None or header.WhichOneof("frame") != "update":
             raise RefusedError("an update begins with its header")
         update = header.update
-        silo = self._identify(update.silo, call, context)
+        silo = self._identify(update.silo, context)
         self._check_plan(update.plan_sha256)
         self._check_member(silo)
+        self._check_signed(call)
         call.round = update.round
         if (earlier := self._rounds.earlier_receipt(silo, update.round)) is not None:
-            return self._acknowledge(earlier, call, repeated=True)
+            return self._acknowledge(call, first=earlier)
         parts = read_manifest(update.parts)
         expected = self._rounds.expected_parts(silo, update.round)
         if Exposure.LOCAL_METRICS not in parts:
@@ -184,37 +209,34 @@ class CoordinatorService:
             check_finite({exposure: written[exposure] for exposure in receiver.unchecked})
             if large:
                 writer.commit()
-        receipt = self._receipt(call)
+        attestation = self._door.attest(call, call.peer)
+        receipt = to_json(from_message(attestation))
         accepted = self._rounds.accept(
             silo, update.round, file=path if large else None, receipt=receipt, metrics=metrics.payload()
         )
         if accepted is not receipt:
             path.unlink(missing_ok=True)
-        return self._acknowledge(accepted, call, repeated=accepted is not receipt)
-
-    def _receipt(self, call: Call) -> dict[str, Any]:
-        # The checkpoint makes the records durable, so that the receipt never outlives them.
-        checkpoint = self._door.journal.checkpoint()
-        return {
-            "call_id": call.call_id,
-            "messages": call.received.messages,
-            "length": call.received.length,
-            "sha256": call.received.sha256.hex(),
-            "log_index": call.received.last_index,
-            "checkpoint": checkpoint,
-        }
-
-    def _acknowledge(self, receipt: Mapping[str, Any], call: Call, *, repeated: bool) -> bytes:
-        message = journal_pb2.Receipt(
-            call_id=bytes.fromhex(receipt["call_id"]),
-            messages=receipt["messages"],
-            length=receipt["length"],
-            sha256=bytes.fromhex(receipt["sha256"]),
-            log_index=receipt["log_index"],
-            checkpoint=receipt["checkpoint"],
-        )
-        response = wire.SubmitUpdateResponse(nonce=nonce(), receipt=message, repeated=repeated)
+            return self._acknowledge(call, first=accepted)
+        response = wire.SubmitUpdateResponse(nonce=nonce(), attestation=attestation)
         return self._door.release([response], call)[0]
+
+    def _acknowledge(self, call: Call, *, first: Mapping[str, Any]) -> bytes:
+        """Answers a repeated update with the word that the first one was given."""
+        response = wire.SubmitUpdateResponse(
+            nonce=nonce(),
+            attestation=self._door.attest(call, call.peer),
+            repeated=True,
+            first=to_message(from_json(first)),
+        )
+        return self._door.release([response], call)[0]
+
+    def _check_signed(self, call: Call) -> None:
+        """Nothing more is taken from a silo that has not signed for what it sent before."""
+        if unsigned := self._door.correspondence(call.peer).unsigned():
+            raise UnsignedError(
+                f"{len(unsigned)} earlier calls of {call.peer} lack its signed word on what it sent; it has to give "
+                "that first (Attest)"
+            )
 
     def _next(self, stream: Iterator[bytes], call: Call) -> wire.SubmitUpdateRequest | None:
         data = next(stream, None)
@@ -222,12 +244,10 @@ class CoordinatorService:
             return None
         return self._door.admit(data, wire.SubmitUpdateRequest, call)
 
-    def _identify(self, claimed: str, call: Call, context: grpc.ServicerContext) -> str:
+    def _identify(self, claimed: str, context: grpc.ServicerContext) -> str:
         """The silo that is calling: its certificate's name, which must be the one that it claims."""
         peer = self._peer(context)
-        if peer is None:
-            call.peer = Identity(self._config.federation, "silo", claimed).uri
-        elif peer.name != claimed:
+        if peer is not None and peer.name != claimed:
             raise IdentityError(
                 f"the certificate says {peer.name}, the message says {claimed}; each hospital uses its own keys "
                 "(`silo keys`) and its own name"
@@ -235,6 +255,12 @@ class CoordinatorService:
         if claimed not in self._config.silos:
             raise IdentityError(f"{claimed} is not one of this run's hospitals; its operator can add it under `silos:`")
         return claimed
+
+    def _claimed(self, message: Message) -> str:
+        """In plain text on loopback a silo is who it says it is."""
+        update = getattr(message, "update", message)
+        name = getattr(update, "silo", "")
+        return Identity(self._config.federation, "silo", name).uri if name in self._config.silos else ""
 
     def _peer(self, context: grpc.ServicerContext) -> Identity | None:
         """The identity in the caller's certificate; None in plain text."""
@@ -258,6 +284,7 @@ class CoordinatorService:
             peer=peer.uri if peer else "",
             peer_certificate_sha256=fingerprint(certificate) if certificate else "",
             purpose=f"run {self._plan.run}: {self._plan.method.name}",
+            name_peer=self._claimed if peer is None else None,
             run=self._plan.run,
             plan_sha256=self._plan.sha256.hex(),
         )
@@ -294,6 +321,9 @@ class CoordinatorService:
                     return handle(request, call, context)
             except Exception as error:
                 self._turn_away(error, rpc, call, context)
+            finally:
+                if call is not None:
+                    self._door.ended(call)
 
         return guarded
 
@@ -308,6 +338,9 @@ class CoordinatorService:
                     yield from handle(request, call, context)
             except Exception as error:
                 self._turn_away(error, rpc, call, context)
+            finally:
+                if call is not None:
+                    self._door.ended(call)
 
         return guarded
 
@@ -329,6 +362,10 @@ class CoordinatorService:
             if isinstance(error, LateError)
             else grpc.StatusCode.INVALID_ARGUMENT
             if isinstance(error, RefusedError)
+            else grpc.StatusCode.FAILED_PRECONDITION
+            if isinstance(error, (OutOfStepError, UnsignedError))
+            else grpc.StatusCode.DATA_LOSS
+            if isinstance(error, ReceiptError)
             else grpc.StatusCode.UNAVAILABLE
         )
         log.warning("%s by %s refused: %s", rpc, peer, error)

@@ -1,7 +1,8 @@
 """Signed checkpoints of a journal, in the form of C2SP's tlog-checkpoint (a signed note with Ed25519).
 
 A checkpoint is text: origin, size, root (base64), an empty line, and a signature line. Whoever holds one can
-later hold the journal's owner to every record before it.
+later hold the journal's owner to every record before it. The other side's cosignature (C2SP's tlog-cosignature) says
+that it has seen the checkpoint, and that it continues the one it saw before.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from privacy.errors import JournalError
 
 _ED25519 = b"\x01"
+_COSIGNATURE = b"\x04"
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,34 @@ def verify(note: str, public_key: bytes) -> Checkpoint:
     return checkpoint
 
 
+def cosign(note: str, name: str, key: Ed25519PrivateKey, time: int) -> str:
+    """The signature line of a witness ``name`` for a signed note, ``time`` in seconds since 1970."""
+    public = key.public_key().public_bytes_raw()
+    signature = key.sign(_cosigned(note, time))
+    blob = _key_hash(name, public, _COSIGNATURE) + time.to_bytes(8, "big") + signature
+    return f"— {name} {base64.b64encode(blob).decode()}"
+
+
+def verify_cosignature(line: str, note: str, name: str, public_key: bytes) -> int:
+    """When the witness saw the note, in seconds since 1970; raises ``JournalError`` if it did not sign this."""
+    try:
+        blob = _signature_of(name, line)
+        if blob[:4] != _key_hash(name, public_key, _COSIGNATURE) or len(blob) != 76:
+            raise ValueError("it was not made with this key")
+        time = int.from_bytes(blob[4:12], "big")
+        Ed25519PublicKey.from_public_bytes(public_key).verify(blob[12:], _cosigned(note, time))
+    except (ValueError, binascii.Error) as error:
+        raise JournalError(f"the cosignature of {name} cannot be used: {error}") from None
+    except InvalidSignature:
+        raise JournalError(f"the cosignature of {name} is not for this checkpoint") from None
+    return time
+
+
+def _cosigned(note: str, time: int) -> bytes:
+    text, _, _ = note.partition("\n\n")
+    return f"cosignature/v1\ntime {time}\n{text}\n".encode()
+
+
 def _signature_of(origin: str, signatures: str) -> bytes:
     for line in signatures.splitlines():
         dash, _, rest = line.partition(" ")
@@ -69,5 +99,5 @@ def _signature_of(origin: str, signatures: str) -> bytes:
     raise ValueError(f"it has no signature by {origin}")
 
 
-def _key_hash(name: str, public_key: bytes) -> bytes:
-    return hashlib.sha256(name.encode() + b"\n" + _ED25519 + public_key).digest()[:4]
+def _key_hash(name: str, public_key: bytes, kind: bytes = _ED25519) -> bytes:
+    return hashlib.sha256(name.encode() + b"\n" + kind + public_key).digest()[:4]

@@ -2,24 +2,33 @@
 
 Going out: serialise once, attribute every byte, check that each exposure class may leave, write the record and
 fsync it; only then are the bytes handed over to be sent. Coming in: attribute every byte (an unknown field is
-refused), write the record, then parse. What was refused is a record too.
+refused), check what the other side says of earlier messages, write the record, then hand the message on. What was
+refused is a record too.
 """
 
 from __future__ import annotations
 
+import base64
+import copy
 import hashlib
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from privacy.errors import ConsentError, RefusedError
-from privacy.exposure import SCHEMA_SHA256, Attribution, Exposure, attribute
-from privacy.journal import Journal
+from privacy.envelope import ROTATION, from_json, from_message, key_id, to_json, to_message, unseal
+from privacy.errors import ConsentError, IdentityError, JournalError, ReceiptError, RefusedError
+from privacy.exposure import SCHEMA_FILES, SCHEMA_SHA256, Attribution, Exposure, attribute
+from privacy.journal import Journal, read_records
+from privacy.receipts import Correspondence
+from protos.medsilo.v1 import journal_pb2
 
 NONCE_BYTES = 16
+AUDIT_KEY_BYTES = 32
 _LARGEST_SIZE = 2**53  # beyond it, JSON has no exact numbers
 
 
@@ -34,33 +43,12 @@ class Gate(Protocol):
     def check(self, classes: Iterable[Exposure]) -> None: ...
 
 
-class Tally:
-    """Counts a call's messages in one direction, and hashes their hashes."""
-
-    def __init__(self) -> None:
-        self.messages = 0
-        self.length = 0
-        self.last_index = -1
-        self._digest = hashlib.sha256()
-
-    def add(self, digest: bytes, length: int) -> int:
-        """Takes the next message; returns its number in the call."""
-        self._digest.update(digest)
-        self.length += length
-        self.messages += 1
-        return self.messages - 1
-
-    @property
-    def sha256(self) -> bytes:
-        """SHA-256 over the messages' SHA-256 digests."""
-        return self._digest.digest()
-
-
 @dataclass
 class Call:
     """One RPC as the journal knows it. ``call_id`` is the nonce of the call's first message, as hex.
 
-    ``attempt`` counts the tries of the same upload; ``round`` is None outside rounds.
+    ``attempt`` counts the tries of the same upload; ``round`` is None outside rounds. ``peer`` may be empty at first;
+    then ``name_peer`` tells it from the first message.
     """
 
     rpc: str
@@ -72,8 +60,8 @@ class Call:
     round: int | None = None
     attempt: int = 1
     call_id: str | None = None
-    sent: Tally = field(default_factory=Tally)
-    received: Tally = field(default_factory=Tally)
+    name_peer: Callable[[Message], str] | None = None
+    frames: dict[str, int] = field(default_factory=lambda: {"sent": 0, "received": 0})
 
     def describe(self) -> dict[str, Any]:
         """The part of a record that all the call's messages share."""
@@ -94,17 +82,82 @@ M = TypeVar("M", bound=Message)
 
 
 class Door:
-    """The door of one party. ``identity`` is its own URI; ``gate`` decides what may leave."""
+    """The door of one party. ``identity`` is its own URI; ``gate`` decides what may leave.
+
+    What was exchanged with each other party is kept in ``correspondences``, as far as one side's word is still due.
+    """
 
     def __init__(self, journal: Journal, *, identity: str, federation: str, gate: Gate) -> None:
         self.journal = journal
         self.identity = identity
         self.federation = federation
         self.gate = gate
+        self._correspondences: dict[str, Correspondence] = {}
+        self._adding = threading.Lock()
+        self._rotations: list[journal_pb2.Envelope] = []
+        self._resume()
 
     def through(self, gate: Gate) -> Door:
         """The same door with another gate."""
-        return Door(self.journal, identity=self.identity, federation=self.federation, gate=gate)
+        door = copy.copy(self)
+        door.gate = gate
+        return door
+
+    def correspondence(self, peer: str) -> Correspondence:
+        """What is exchanged with another party, by its identity."""
+        with self._adding:
+            return self._correspondences.setdefault(peer, Correspondence(self.identity, peer))
+
+    def enrol(self, peer: str, public_key: bytes, rotations: Sequence[journal_pb2.Envelope] = ()) -> None:
+        """Takes a party's audit key (Ed25519, 32 bytes) the first time, and holds it to that key from then on.
+
+        ``rotations``: the party's changes of key, each signed with the key before. Raises ``IdentityError`` for
+        another key than the one enrolled without such a chain.
+        """
+        if len(public_key) != AUDIT_KEY_BYTES:
+            raise RefusedError(
+                f"the audit key has {len(public_key)} bytes; an Ed25519 public key has {AUDIT_KEY_BYTES}"
+            )
+        correspondence = self.correspondence(peer)
+        with correspondence.lock:
+            known = correspondence.peer_key
+            if known == public_key:
+                return
+            chain = [] if known is None else _chain(peer, known, public_key, rotations)
+            self.note("peer-key", peer=peer, public_key=public_key.hex(), rotations=chain)
+            correspondence.peer_key = public_key
+
+    def attest(self, call: Call | None, peer: str, *, since: int | None = None) -> journal_pb2.Envelope:
+        """This party's signed word for another on what was exchanged and not yet acknowledged.
+
+        ``call``: the call that is being answered, if any. ``since``: size of the journal here that the other side
+        says it has seen. All records so far are durable when this returns. Raises ``ReceiptError`` (see
+        ``Correspondence.attest``).
+        """
+        current = call.call_id if call else None
+        return to_message(self.correspondence(peer).attest(self.journal, current=current, since=since))
+
+    def check_attestation(self, envelope: journal_pb2.Envelope, peer: str) -> None:
+        """Raises ``ReceiptError`` unless this is an attestation that the other side has signed for this party."""
+        self.correspondence(peer).check_signed(from_message(envelope))
+
+    def rotations(self) -> list[journal_pb2.Envelope]:
+        """This party's changes of its audit key, oldest first."""
+        return list(self._rotations)
+
+    def check_receipt(self, call: Call) -> None:
+        """Raises ``ReceiptError`` unless the other side has acknowledged all that was sent in a call."""
+        self.correspondence(call.peer).check_receipt(call.call_id or "")
+
+    def all_signed(self) -> bool:
+        """Whether every other party has put its signature to all that came from it."""
+        with self._adding:
+            return not any(correspondence.unsigned() for correspondence in self._correspondences.values())
+
+    def ended(self, call: Call) -> None:
+        """A call has ended, in whatever way."""
+        if call.call_id is not None:
+            self.correspondence(call.peer).end(call.call_id)
 
     def note(self, kind: str, **content: Any) -> int:
         """Records something that is not a message (a consent, a joined run); returns the record's index."""
@@ -124,10 +177,11 @@ class Door:
                 self.gate.check(attribution.classes)
                 records.append(self._record(data, message, attribution, call, "sent"))
             except (ConsentError, RefusedError) as error:
-                self._refuse(data, message.DESCRIPTOR.full_name, call, "sent", error)
+                self._refuse(data, message, call, "sent", error)
                 raise
             sealed.append(data)
-        call.sent.last_index = self.journal.append(records)[-1]
+        with self.correspondence(call.peer).lock:
+            self._append(records, call)
         return sealed
 
     def admit(self, data: bytes, kind: type[M], call: Call, *, durable: bool = False) -> M:
@@ -137,33 +191,72 @@ class Door:
         checkpoint gives it too. Raises ``RefusedError`` for bytes that the schema does not account for.
         """
         message = kind()
-        try:
-            attribution = attribute(data, kind.DESCRIPTOR)
-            message.ParseFromString(data)
-            record = self._record(data, message, attribution, call, "received")
-        except (RefusedError, DecodeError) as error:
-            self._refuse(data, kind.DESCRIPTOR.full_name, call, "received", error)
-            raise RefusedError(f"{call.rpc}: the message is not acceptable: {error}") from None
-        call.received.last_index = self.journal.append([record], durable=durable)[0]
+        with ExitStack() as held:
+            try:
+                attribution = attribute(data, kind.DESCRIPTOR)
+                message.ParseFromString(data)
+                record = self._record(data, message, attribution, call, "received")
+                correspondence = self.correspondence(call.peer)
+                held.enter_context(correspondence.lock)
+                correspondence.check(record)
+            except (RefusedError, DecodeError) as error:
+                self._refuse(data, message, call, "received", error)
+                raise RefusedError(f"{call.rpc}: the message is not acceptable: {error}") from None
+            except (ReceiptError, JournalError) as error:
+                self._refuse(data, message, call, "received", error)
+                raise error if isinstance(error, ReceiptError) else ReceiptError(f"{call.rpc}: {error}") from None
+            self._append([record], call, durable=durable)
         return message
+
+    def _append(self, records: Sequence[Mapping[str, Any]], call: Call, *, durable: bool = True) -> None:
+        correspondence = self.correspondence(call.peer)
+        for index, record in zip(self.journal.append(records, durable=durable), records, strict=True):
+            correspondence.take({**record, "index": index})
+
+    def _resume(self) -> None:
+        """Takes up what the journal says, and begins a new journal with what is needed to read it."""
+        own_key, schemas = None, set()
+        for record in read_records(self.journal.directory):
+            match record["kind"]:
+                case "message":
+                    correspondence = self.correspondence(record["peer"])
+                    correspondence.take(record)
+                case "peer-key":
+                    self.correspondence(record["peer"]).peer_key = bytes.fromhex(record["public_key"])
+                case "key":
+                    own_key = record["public_key"]
+                case "key-rotation":
+                    self._rotations.append(to_message(from_json(record["statement"])))
+                case "schema":
+                    schemas.add(record["schema_sha256"])
+        for correspondence in self._correspondences.values():
+            correspondence.all_ended()
+        if own_key is None:
+            self.note("key", public_key=self.journal.public_key.hex(), origin=self.journal.origin)
+        if SCHEMA_SHA256 not in schemas:
+            files = [base64.b64encode(file.serialized_pb).decode() for file in SCHEMA_FILES]
+            self.note("schema", schema_sha256=SCHEMA_SHA256, files=files)
 
     def _record(
         self, data: bytes, message: Message, attribution: Attribution, call: Call, direction: str
     ) -> dict[str, Any]:
         own_nonce = _nonce_of(message)
+        if not call.peer and call.name_peer:
+            call.peer = call.name_peer(message)
         if call.call_id is None:
+            self.correspondence(call.peer).begin(own_nonce.hex())
             call.call_id = own_nonce.hex()
-        digest = hashlib.sha256(data)
-        tally = call.sent if direction == "sent" else call.received
+        frame = call.frames[direction]
+        call.frames[direction] += 1
         record = {
             "kind": "message",
             **self._party(),
             **call.describe(),
             "direction": direction,
-            "frame": tally.add(digest.digest(), len(data)),
+            "frame": frame,
             "message_type": message.DESCRIPTOR.full_name,
             "schema_sha256": SCHEMA_SHA256,
-            "sha256": digest.hexdigest(),
+            "sha256": hashlib.sha256(data).hexdigest(),
             "length": len(data),
             "fields": attribution.fields,
             "classes": {exposure.value: count for exposure, count in attribution.classes.items()},
@@ -171,18 +264,23 @@ class Door:
         }
         if tensors := _manifest(message):
             record["tensors"] = tensors
+        if (envelope := _attestation(message)) is not None:
+            record["attestation"] = to_json(from_message(envelope))
         return record
 
-    def _refuse(self, data: bytes, message_type: str, call: Call, direction: str, error: Exception) -> None:
+    def _refuse(self, data: bytes, message: Message, call: Call, direction: str, error: Exception) -> None:
+        envelope = _attestation(message)
         self.note(
             "refusal",
             **call.describe(),
             direction=direction,
-            message_type=message_type,
+            message_type=message.DESCRIPTOR.full_name,
             schema_sha256=SCHEMA_SHA256,
             sha256=hashlib.sha256(data).hexdigest(),
             length=len(data),
             reason=str(error),
+            # Somebody's signed word that was not believed is evidence as well.
+            **({} if envelope is None else {"attestation": to_json(from_message(envelope))}),
         )
 
     def _party(self) -> dict[str, Any]:
@@ -201,9 +299,45 @@ def _nonce_of(message: Message) -> bytes:
     return value
 
 
-def _manifest(message: Message) -> list[Mapping[str, Any]]:
+def _content(message: Message) -> Any:
+    """The message, or the frame inside it."""
     frame = message.WhichOneof("frame") if "frame" in message.DESCRIPTOR.oneofs_by_name else None
-    header = getattr(message, frame) if frame else message
+    return getattr(message, frame) if frame else message
+
+
+def _attestation(message: Message) -> journal_pb2.Envelope | None:
+    content = _content(message)
+    if "attestation" not in content.DESCRIPTOR.fields_by_name or not content.HasField("attestation"):
+        return None
+    envelope: journal_pb2.Envelope = content.attestation
+    return envelope
+
+
+def _chain(
+    peer: str, known: bytes, public_key: bytes, rotations: Sequence[journal_pb2.Envelope]
+) -> list[dict[str, Any]]:
+    """The rotations that lead from the known key to the new one."""
+    found: list[dict[str, Any]] = []
+    for message in rotations:
+        envelope = from_message(message)
+        try:
+            document = unseal(envelope, ROTATION, known)
+        except JournalError:
+            continue
+        if document.get("party") == peer and isinstance(new := document.get("new_key"), str):
+            found.append(to_json(envelope))
+            known = bytes.fromhex(new)
+    if known != public_key:
+        raise IdentityError(
+            f"{peer} was enrolled with the audit key {key_id(known)[:16]}… and now shows another, "
+            f"{key_id(public_key)[:16]}…, without a signed change of keys. A key is changed with `keys --rotate`; a "
+            "party that has lost its key joins under a new name"
+        )
+    return found
+
+
+def _manifest(message: Message) -> list[Mapping[str, Any]]:
+    header = _content(message)
     for part in getattr(header, "parts", ()):
         for tensor in part.tensors:
             if any(size >= _LARGEST_SIZE for size in tensor.shape):

@@ -52,3 +52,10 @@ class TrainingError(MedsiloError):
     """Local training failed (for example, it diverged to NaN); nothing of that round was sent."""
 
     exit_code = 8
+
+
+class ReceiptError(MedsiloError):
+    """The other side's word on what was exchanged is missing, contradicts the own journal, or does not continue the
+    journal that it showed before."""
+
+    exit_code = 9

@@ -10,9 +10,11 @@ Files in the journal's folder: ``records.jsonl`` and ``checkpoints.jsonl``.
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import threading
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,11 +23,13 @@ from typing import Any, Self
 
 import rfc8785
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from securesystemslib import dsse
 
-from privacy.checkpoint import Checkpoint, verify
+from privacy.checkpoint import Checkpoint, cosign, verify
 from privacy.durable import fsync_folder
+from privacy.envelope import seal
 from privacy.errors import JournalError
-from privacy.merkle import MerkleTree
+from privacy.merkle import TILE, MerkleTree, ProvingTree
 
 RECORDS = "records.jsonl"
 CHECKPOINTS = "checkpoints.jsonl"
@@ -47,7 +51,9 @@ class Journal:
         self._file = os.open(directory / RECORDS, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             self._lock_file()
-            self._tree = MerkleTree()
+            self._tree = ProvingTree(self._read_lines)
+            self._offsets = array("Q")
+            self._end = 0
             self._recover()
             self._checkpoints = os.open(directory / CHECKPOINTS, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         except BaseException:
@@ -89,7 +95,7 @@ class Journal:
             ]
             self._write(self._file, b"".join(line + b"\n" for line in lines))
             for line in lines:
-                self._tree.append(line)
+                self._grow(line)
             size = self._tree.size
         if durable:
             self._sync(size)
@@ -106,6 +112,19 @@ class Journal:
             self._fsync(self._checkpoints)
         return note
 
+    def consistency(self, first: int, second: int) -> list[bytes]:
+        """The proof that the journal of ``second`` records begins with the one of ``first``."""
+        with self._append_lock:
+            return self._tree.consistency(first, second)
+
+    def cosign(self, note: str) -> str:
+        """This party's signature line as the witness of another's checkpoint."""
+        return cosign(note, self.origin, self._key, int(datetime.now(UTC).timestamp()))
+
+    def seal(self, document: Mapping[str, Any], payload_type: str) -> dsse.Envelope:
+        """A document signed with this party's audit key."""
+        return seal(document, payload_type, self._key)
+
     def close(self) -> None:
         """Signs a last checkpoint (not over what a failing disk may have lost) and lets go of the files."""
         try:
@@ -114,6 +133,19 @@ class Journal:
         finally:
             os.close(self._checkpoints)
             os.close(self._file)
+
+    def _grow(self, line: bytes) -> None:
+        if self._tree.size % TILE == 0:
+            self._offsets.append(self._end)
+        self._tree.append(line)
+        self._end += len(line) + 1
+
+    def _read_lines(self, first: int, count: int) -> list[bytes]:
+        """Records ``first`` to ``first + count`` as they stand in the file."""
+        with (self.directory / RECORDS).open("rb") as file:
+            file.seek(self._offsets[first // TILE])
+            lines = itertools.islice(file, first % TILE, first % TILE + count)
+            return [line.removesuffix(b"\n") for line in lines]
 
     def _sync(self, size: int) -> None:
         with self._sync_lock:
@@ -170,7 +202,7 @@ class Journal:
             if not complete:
                 break
             _parse(line, self._tree.size, self.directory)
-            self._tree.append(line)
+            self._grow(line)
             root = signed.pop(self._tree.size, None)
             if root is not None and root != self._tree.root():
                 raise JournalError(

@@ -1,4 +1,4 @@
-"""The Merkle tree hash of RFC 6962 (section 2.1), kept up to date as leaves are appended.
+"""The Merkle tree of RFC 6962 (section 2.1): roots as leaves are appended, and the proofs between roots.
 
 >>> tree = MerkleTree()
 >>> tree.root().hex()[:16]
@@ -8,6 +8,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterator, Sequence
+
+EMPTY_ROOT = hashlib.sha256(b"").digest()
+_TILE_LEVEL = 8
+TILE = 1 << _TILE_LEVEL
+"""How many leaves a ``ProvingTree`` asks for at once."""
 
 
 def leaf_hash(leaf: bytes) -> bytes:
@@ -21,27 +27,161 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 
 class MerkleTree:
-    """The roots of the perfect subtrees that make up a tree of ``size`` leaves: at most log2(size) hashes."""
+    """The roots of the perfect subtrees that make up a tree of ``size`` leaves: at most log2(size) hashes.
 
-    def __init__(self) -> None:
-        self.size = 0
-        self._peaks: list[bytes] = []
+    ``peaks``: those of a tree of ``size`` leaves to go on from, largest subtree first; ``ValueError`` if they are
+    not as many as such a tree has.
+    """
+
+    def __init__(self, size: int = 0, peaks: Sequence[bytes] = ()) -> None:
+        if len(peaks) != size.bit_count() or any(len(peak) != 32 for peak in peaks):
+            raise ValueError(
+                f"a tree of {size} leaves consists of {size.bit_count()} perfect subtrees of 32 bytes each"
+            )
+        self.size = size
+        self._peaks = list(peaks)
+
+    @property
+    def peaks(self) -> tuple[bytes, ...]:
+        """The roots of the perfect subtrees, largest first."""
+        return tuple(self._peaks)
 
     def append(self, leaf: bytes) -> None:
         """Adds a leaf at the right end."""
-        carry = leaf_hash(leaf)
-        size = self.size
-        while size & 1:
-            carry = node_hash(self._peaks.pop(), carry)
-            size >>= 1
-        self._peaks.append(carry)
-        self.size += 1
+        self.append_subtree(0, leaf_hash(leaf))
+
+    def append_subtree(self, level: int, root: bytes) -> None:
+        """Adds 2^level leaves at the right end, of which only their root is known.
+
+        Raises ``ValueError`` if the tree's size is not a multiple of 2^level.
+        """
+        if self.size & ((1 << level) - 1):
+            raise ValueError(f"a perfect subtree of {1 << level} leaves cannot begin at leaf {self.size}")
+        size = self.size + (1 << level)
+        above = self.size >> level
+        self._complete(level, above, root)
+        while above & 1:
+            root = node_hash(self._peaks.pop(), root)
+            above >>= 1
+            level += 1
+            self._complete(level, above, root)
+        self._peaks.append(root)
+        self.size = size
 
     def root(self) -> bytes:
         """The tree's root hash, 32 bytes; of the empty tree, SHA-256 of nothing."""
         if not self._peaks:
-            return hashlib.sha256(b"").digest()
+            return EMPTY_ROOT
         root = self._peaks[-1]
         for peak in reversed(self._peaks[:-1]):
             root = node_hash(peak, root)
         return root
+
+    def _complete(self, level: int, number: int, root: bytes) -> None:
+        """Called for every perfect subtree as it becomes complete: the ``number``-th of 2^level leaves, from 0."""
+
+
+class ProvingTree(MerkleTree):
+    """A tree that also makes proofs; in memory it keeps less than a byte a leaf, the perfect subtrees from 256 leaves.
+
+    ``leaves(first, count)`` gives at most 256 leaves again, from wherever they lie. A tree that goes on from ``peaks``
+    has no proofs that reach into what lies before them.
+    """
+
+    def __init__(
+        self, leaves: Callable[[int, int], Sequence[bytes]], size: int = 0, peaks: Sequence[bytes] = ()
+    ) -> None:
+        super().__init__(size, peaks)
+        self._leaves = leaves
+        levels = [level for level in reversed(range(size.bit_length())) if size >> level & 1]
+        self._known = {(level, (size >> level) - 1): peak for level, peak in zip(levels, peaks, strict=True)}
+
+    def consistency(self, first: int, second: int) -> list[bytes]:
+        """The proof that the tree of ``second`` leaves begins with that of ``first`` (RFC 6962, section 2.1.2).
+
+        Raises ``ValueError`` unless 0 <= first <= second <= size.
+        """
+        if not 0 <= first <= second <= self.size:
+            raise ValueError(f"no proof from {first} to {second} leaves in a tree of {self.size}")
+        if first in (0, second):
+            return []
+        return self._subproof(first, 0, second, whole=True)
+
+    def subtrees(self, start: int, end: int) -> list[tuple[int, bytes]]:
+        """The perfect subtrees that leaves ``start`` to ``end`` consist of, as (level, root), in their order.
+
+        Appended by ``append_subtree`` to a tree of ``start`` leaves they make it one of ``end`` leaves.
+        """
+        return [(level, self._root(at, at + (1 << level))) for at, level in perfect_subtrees(start, end)]
+
+    def _complete(self, level: int, number: int, root: bytes) -> None:
+        if level >= _TILE_LEVEL:
+            self._known[level, number] = root
+
+    def _subproof(self, first: int, start: int, end: int, *, whole: bool) -> list[bytes]:
+        if first == end - start:
+            return [] if whole else [self._root(start, end)]
+        middle = start + _split(end - start)
+        if start + first <= middle:
+            return [*self._subproof(first, start, middle, whole=whole), self._root(middle, end)]
+        return [*self._subproof(first - (middle - start), middle, end, whole=False), self._root(start, middle)]
+
+    def _root(self, start: int, end: int) -> bytes:
+        size = end - start
+        level = size.bit_length() - 1
+        if size == 1 << level and (root := self._known.get((level, start >> level))) is not None:
+            return root
+        if size > TILE:
+            middle = start + _split(size)
+            return node_hash(self._root(start, middle), self._root(middle, end))
+        tree = MerkleTree()
+        for leaf in self._leaves(start, size):
+            tree.append(leaf)
+        return tree.root()
+
+
+def check_consistency(first: int, first_root: bytes, second: int, second_root: bytes, proof: Sequence[bytes]) -> bool:
+    """Whether the proof shows that the tree with the second root begins with the one with the first (RFC 9162,
+    section 2.1.4.2)."""
+    if first > second:
+        return False
+    if first == 0:
+        return not proof and first_root == EMPTY_ROOT
+    if first == second:
+        return not proof and first_root == second_root
+    path = list(proof) if first & (first - 1) else [first_root, *proof]
+    if not path:
+        return False
+    node, last = first - 1, second - 1
+    while node & 1:
+        node >>= 1
+        last >>= 1
+    old = new = path[0]
+    for sibling in path[1:]:
+        if last == 0:
+            return False
+        if node & 1 or node == last:
+            old, new = node_hash(sibling, old), node_hash(sibling, new)
+            while node and not node & 1:
+                node >>= 1
+                last >>= 1
+        else:
+            new = node_hash(new, sibling)
+        node >>= 1
+        last >>= 1
+    return last == 0 and old == first_root and new == second_root
+
+
+def perfect_subtrees(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """(first leaf, level) of the perfect subtrees that leaves ``start`` to ``end`` consist of, from left to right."""
+    while start < end:
+        level = (end - start).bit_length() - 1
+        if start:
+            level = min(level, (start & -start).bit_length() - 1)
+        yield start, level
+        start += 1 << level
+
+
+def _split(size: int) -> int:
+    """The largest power of two below ``size``."""
+    return 1 << ((size - 1).bit_length() - 1)

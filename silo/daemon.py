@@ -145,6 +145,7 @@ class _Participation:
             )
             if task.kind == wire.TASK_KIND_FINISH:
                 self._finish(payload)
+                self._uplink.part(self._plan)
                 return
             self._train(task.round, payload)
 

@@ -86,7 +86,10 @@ def known_plan(config: SiloConfig) -> RunPlan:
 
 
 def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
-    """Builds a round's update exactly as training would, from the starting model, and attributes its bytes."""
+    """Builds a round's update exactly as training would, from the starting model, and attributes its bytes.
+
+    What is left out are the signed receipts in its header, whose length depends on what there is to acknowledge.
+    """
     consent = ConsentFile.read(config.consent)
     dataset = load_npz(config.shard)
     model = build(plan.model, seed=plan.seed, trusted=config.trusted_models)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import grpc
@@ -13,11 +14,10 @@ from algorithms.tensors import Payload
 from algorithms.transfer import MemorySink, Receiver, check_finite, manifest, read_manifest, send
 from privacy.consent import Missing
 from privacy.door import Call, Door, nonce
-from privacy.errors import IdentityError, MedsiloError, RefusedError
+from privacy.errors import IdentityError, MedsiloError, ReceiptError, RefusedError
 from privacy.pki import Credentials, fingerprint, identity_of_certificate
 from privacy.plan import RunPlan
 from protos.medsilo.v1 import coordinator_pb2 as wire
-from protos.medsilo.v1 import journal_pb2
 from silo.config import SiloConfig
 
 PROTOCOL_VERSION = 1
@@ -30,6 +30,7 @@ _TRANSIENT = (
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.INTERNAL,
     grpc.StatusCode.UNKNOWN,
 )
@@ -43,7 +44,12 @@ class LateError(MedsiloError):
 
 class Uplink:
     """Calls the coordinator. A call that fails for a passing reason (network, restart) is made again, for ever,
-    with growing pauses; ``notice`` is told before each pause."""
+    with growing pauses; ``notice`` is told before each pause.
+
+    Every answer must carry the coordinator's signed receipt for what was asked; every request carries the silo's for
+    the answers before. After a call that was cut, both sides first exchange what they know, so that no update leaves
+    while an earlier message's receipt may still be had.
+    """
 
     def __init__(
         self,
@@ -59,6 +65,7 @@ class Uplink:
         self._notice = notice
         self._plan: RunPlan | None = None
         self._peer_certificate_sha256 = ""
+        self._in_step = False
         self.bytes_sent = 0
         self._channel = self._connect()
 
@@ -75,9 +82,9 @@ class Uplink:
         """The coordinator's plan; raises ``IdentityError`` if the answer is not the configured coordinator's."""
 
         def ask(attempt: int) -> RunPlan:
-            call = self._call("GetPlan", attempt, "asking for the run's plan")
             request = wire.GetPlanRequest(nonce=nonce(), silo=self._config.name, protocol_version=PROTOCOL_VERSION)
-            response = self._door.admit(self._unary(request, call), wire.GetPlanResponse, call)
+            with self._calling("GetPlan", attempt, "asking for the run's plan") as call:
+                response = self._door.admit(self._unary(request, call), wire.GetPlanResponse, call)
             if self._credentials is not None:
                 certificate = response.coordinator_certificate
                 if identity_of_certificate(certificate, self._credentials.ca_pem) != self._config.coordinator_identity:
@@ -89,6 +96,7 @@ class Uplink:
             plan = RunPlan.from_message(response.plan)
             if plan.coordinator_identity != self._config.coordinator_identity:
                 raise RefusedError(f"the plan names {plan.coordinator_identity.uri} as its coordinator")
+            self._door.enrol(self._peer, response.coordinator_audit_key, response.rotations)
             return plan
 
         return self._persistently(ask)
@@ -97,20 +105,32 @@ class Uplink:
         """Tells the coordinator yes, or no and what the consent lacks."""
 
         def tell(attempt: int) -> None:
-            call = self._call("Join", attempt, "answering the plan")
-            request = wire.JoinRequest(
-                nonce=nonce(),
-                silo=self._config.name,
-                plan_sha256=plan.sha256,
-                audit_key=self._door.journal.public_key,
-                accepted=not missing,
-                missing_classes=[exposure.number for exposure in missing.classes] if missing else [],
-                missing_method=bool(missing and missing.method),
-                missing_rounds=bool(missing and missing.rounds is not None),
-            )
-            self._door.admit(self._unary(request, call), wire.JoinResponse, call)
+            with self._calling("Join", attempt, "answering the plan") as call:
+                request = wire.JoinRequest(
+                    nonce=nonce(),
+                    silo=self._config.name,
+                    plan_sha256=plan.sha256,
+                    audit_key=self._door.journal.public_key,
+                    accepted=not missing,
+                    missing_classes=[exposure.number for exposure in missing.classes] if missing else [],
+                    missing_method=bool(missing and missing.method),
+                    missing_rounds=bool(missing and missing.rounds is not None),
+                    rotations=self._door.rotations(),
+                    seen=self._door.correspondence(self._peer).seen.size,
+                )
+                self._door.admit(self._unary(request, call), wire.JoinResponse, call)
+                self._door.check_receipt(call)
+            self._in_step = True
 
         self._persistently(tell)
+
+    def part(self, plan: RunPlan) -> None:
+        """Gives and takes the last signatures of a run that has ended; a coordinator that has gone is not waited for:
+        the receipt for the last update is here already."""
+        try:
+            self._attest(plan, 1)
+        except grpc.RpcError as error:
+            self._notice(f"{self._explain(error)}; its last answer stays without this silo's receipt")
 
     def next_task(self, plan: RunPlan, *, holds_model: bool, trained_rounds: int) -> tuple[wire.Task, Payload]:
         """The next task with its tensors; waits for one as long as it takes.
@@ -119,70 +139,86 @@ class Uplink:
         """
 
         def ask(attempt: int) -> tuple[wire.Task, Payload] | None:
-            call = self._call("GetTask", attempt, "waiting for a task")
-            request = wire.GetTaskRequest(
-                nonce=nonce(),
-                silo=self._config.name,
-                plan_sha256=plan.sha256,
-                wait_seconds=WAIT_SECONDS,
-                holds_model=holds_model,
-            )
-            data = self._release(request, call)
-            stream = self._channel.unary_stream(f"/{_SERVICE}/GetTask")(data, wait_for_ready=False)
-            try:
-                return self._read_task(stream, call, plan, trained_rounds)
-            finally:
-                stream.cancel()
+            self._keep_step(plan, attempt)
+            with self._calling("GetTask", attempt, "waiting for a task") as call:
+                request = wire.GetTaskRequest(
+                    nonce=nonce(),
+                    silo=self._config.name,
+                    plan_sha256=plan.sha256,
+                    wait_seconds=WAIT_SECONDS,
+                    holds_model=holds_model,
+                    attestation=self._door.attest(None, self._peer),
+                )
+                data = self._release(request, call)
+                stream = self._channel.unary_stream(f"/{_SERVICE}/GetTask")(data, wait_for_ready=False)
+                try:
+                    return self._read_task(stream, call, plan, trained_rounds)
+                finally:
+                    stream.cancel()
 
         while True:
             if (found := self._persistently(ask)) is not None:
                 return found
 
-    def submit(
-        self, plan: RunPlan, round_number: int, payload: Payload, *, before_last: Callable[[], object]
-    ) -> journal_pb2.Receipt:
-        """Sends a round's update and returns the coordinator's receipt.
+    def submit(self, plan: RunPlan, round_number: int, payload: Payload, *, before_last: Callable[[], object]) -> None:
+        """Sends a round's update; returns when the coordinator's receipt for it is in the journal.
 
         ``before_last`` is called before the last message is sent: without that the update counts for nothing.
-        Raises ``LateError`` if the round has ended meanwhile, ``RefusedError`` if the update or the receipt is
-        not acceptable.
+        Raises ``LateError`` if the round has ended meanwhile, ``RefusedError`` if the update is not acceptable,
+        ``ReceiptError`` if the receipt is not.
         """
 
-        def upload(attempt: int) -> journal_pb2.Receipt:
-            call = self._call("SubmitUpdate", attempt, f"update of round {round_number}")
-            call.round = round_number
-            header = wire.SubmitUpdateRequest(
-                update=wire.Update(
-                    nonce=nonce(),
-                    silo=self._config.name,
-                    plan_sha256=plan.sha256,
-                    round=round_number,
-                    parts=manifest(payload),
+        def upload(attempt: int) -> None:
+            self._keep_step(plan, attempt)
+            with self._calling("SubmitUpdate", attempt, f"update of round {round_number}") as call:
+                call.round = round_number
+                header = wire.SubmitUpdateRequest(
+                    update=wire.Update(
+                        nonce=nonce(),
+                        silo=self._config.name,
+                        plan_sha256=plan.sha256,
+                        round=round_number,
+                        parts=manifest(payload),
+                        attestation=self._door.attest(None, self._peer),
+                    )
                 )
-            )
-
-            failure: list[Exception] = []
-            messages = _hold_last(send(self._door, call, header, payload), before_last)
-            messages = self._counted(_keep_failure(messages, failure))
-            try:
-                data = self._channel.stream_unary(f"/{_SERVICE}/SubmitUpdate")(messages)
-            except grpc.RpcError:
-                # gRPC hides what went wrong on our own side of the stream.
-                if failure:
-                    raise failure[0] from None
-                raise
-            response = self._door.admit(data, wire.SubmitUpdateResponse, call, durable=True)
-            receipt = response.receipt
-            if not response.repeated and (
-                receipt.call_id.hex() != call.call_id
-                or receipt.messages != call.sent.messages
-                or receipt.sha256 != call.sent.sha256
-            ):
-                raise RefusedError("the coordinator's receipt is not for the bytes that were sent")
+                failure: list[Exception] = []
+                messages = _hold_last(send(self._door, call, header, payload), before_last)
+                messages = self._counted(_keep_failure(messages, failure))
+                try:
+                    data = self._channel.stream_unary(f"/{_SERVICE}/SubmitUpdate")(messages)
+                except grpc.RpcError:
+                    # gRPC hides what went wrong on our own side of the stream.
+                    if failure:
+                        raise failure[0] from None
+                    raise
+                response = self._door.admit(data, wire.SubmitUpdateResponse, call, durable=True)
+                if response.repeated:
+                    # Of this call perhaps only the beginning was read: what counts is the first one's receipt.
+                    self._door.check_attestation(response.first, self._peer)
+                else:
+                    self._door.check_receipt(call)
             self._door.journal.checkpoint()
-            return receipt
 
-        return self._persistently(upload)
+        self._persistently(upload)
+
+    def _keep_step(self, plan: RunPlan, attempt: int) -> None:
+        """After a call that was cut neither side knows what the other had of it: they say so before anything else."""
+        if attempt > 1 or not self._in_step:
+            self._attest(plan, attempt, in_step=False)
+
+    def _attest(self, plan: RunPlan, attempt: int, *, in_step: bool = True) -> None:
+        with self._calling("Attest", attempt, "exchanging receipts") as call:
+            request = wire.AttestRequest(
+                nonce=nonce(),
+                silo=self._config.name,
+                plan_sha256=plan.sha256,
+                seen=self._door.correspondence(self._peer).seen.size,
+                attestation=self._door.attest(None, self._peer) if in_step and self._in_step else None,
+            )
+            self._door.admit(self._unary(request, call), wire.AttestResponse, call, durable=True)
+            self._door.check_receipt(call)
+        self._in_step = True
 
     def _read_task(
         self, stream: Iterator[bytes], call: Call, plan: RunPlan, trained_rounds: int
@@ -191,6 +227,7 @@ class Uplink:
         frame = self._door.admit(first, wire.GetTaskResponse, call) if first is not None else None
         if frame is None or frame.WhichOneof("frame") != "task":
             raise RefusedError("the coordinator's answer does not begin with a task")
+        self._door.check_receipt(call)
         task = frame.task
         call.round = task.round
         if task.kind == wire.TASK_KIND_WAIT:
@@ -226,16 +263,28 @@ class Uplink:
             self.bytes_sent += len(data)
             yield data
 
-    def _call(self, rpc: str, attempt: int, purpose: str) -> Call:
-        return Call(
+    @property
+    def _peer(self) -> str:
+        return self._config.coordinator_identity.uri
+
+    @contextmanager
+    def _calling(self, rpc: str, attempt: int, purpose: str) -> Iterator[Call]:
+        call = Call(
             rpc=rpc,
-            peer=self._config.coordinator_identity.uri,
+            peer=self._peer,
             peer_certificate_sha256=self._peer_certificate_sha256,
             purpose=purpose,
             run=self._plan.run if self._plan else None,
             plan_sha256=self._plan.sha256.hex() if self._plan else None,
             attempt=attempt,
         )
+        try:
+            yield call
+        except BaseException:
+            self._in_step = False
+            raise
+        finally:
+            self._door.ended(call)
 
     def _persistently(self, action: Callable[[int], T]) -> T:
         for attempt in Retrying(
@@ -265,6 +314,10 @@ class Uplink:
             return RefusedError(f"the coordinator at {address} refuses: {details}")
         if code == grpc.StatusCode.ABORTED:
             return LateError(details)
+        if code == grpc.StatusCode.DATA_LOSS:
+            return ReceiptError(
+                f"the coordinator at {address} does not accept this silo's word on its journal: {details}"
+            )
         if code == grpc.StatusCode.UNIMPLEMENTED:
             return RefusedError(f"what answers at {address} is not a Medsilo coordinator: {details}")
         if "CERTIFICATE_VERIFY_FAILED" in details or "Hostname Verification Check failed" in details:

@@ -33,19 +33,21 @@ class GetPlanRequest(_message.Message):
     def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class GetPlanResponse(_message.Message):
-    __slots__ = ("nonce", "plan", "coordinator_certificate", "coordinator_audit_key")
+    __slots__ = ("nonce", "plan", "coordinator_certificate", "coordinator_audit_key", "rotations")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_AUDIT_KEY_FIELD_NUMBER: _ClassVar[int]
+    ROTATIONS_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     plan: _plan_pb2.RunPlan
     coordinator_certificate: bytes
     coordinator_audit_key: bytes
-    def __init__(self, nonce: _Optional[bytes] = ..., plan: _Optional[_Union[_plan_pb2.RunPlan, _Mapping]] = ..., coordinator_certificate: _Optional[bytes] = ..., coordinator_audit_key: _Optional[bytes] = ...) -> None: ...
+    rotations: _containers.RepeatedCompositeFieldContainer[_journal_pb2.Envelope]
+    def __init__(self, nonce: _Optional[bytes] = ..., plan: _Optional[_Union[_plan_pb2.RunPlan, _Mapping]] = ..., coordinator_certificate: _Optional[bytes] = ..., coordinator_audit_key: _Optional[bytes] = ..., rotations: _Optional[_Iterable[_Union[_journal_pb2.Envelope, _Mapping]]] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("nonce", "silo", "plan_sha256", "audit_key", "accepted", "missing_classes", "missing_method", "missing_rounds")
+    __slots__ = ("nonce", "silo", "plan_sha256", "audit_key", "accepted", "missing_classes", "missing_method", "missing_rounds", "rotations", "seen")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     SILO_FIELD_NUMBER: _ClassVar[int]
     PLAN_SHA256_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +56,8 @@ class JoinRequest(_message.Message):
     MISSING_CLASSES_FIELD_NUMBER: _ClassVar[int]
     MISSING_METHOD_FIELD_NUMBER: _ClassVar[int]
     MISSING_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    ROTATIONS_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     silo: str
     plan_sha256: bytes
@@ -62,41 +66,49 @@ class JoinRequest(_message.Message):
     missing_classes: _containers.RepeatedScalarFieldContainer[_exposure_pb2.ExposureClass]
     missing_method: bool
     missing_rounds: bool
-    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., audit_key: _Optional[bytes] = ..., accepted: _Optional[bool] = ..., missing_classes: _Optional[_Iterable[_Union[_exposure_pb2.ExposureClass, str]]] = ..., missing_method: _Optional[bool] = ..., missing_rounds: _Optional[bool] = ...) -> None: ...
+    rotations: _containers.RepeatedCompositeFieldContainer[_journal_pb2.Envelope]
+    seen: int
+    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., audit_key: _Optional[bytes] = ..., accepted: _Optional[bool] = ..., missing_classes: _Optional[_Iterable[_Union[_exposure_pb2.ExposureClass, str]]] = ..., missing_method: _Optional[bool] = ..., missing_rounds: _Optional[bool] = ..., rotations: _Optional[_Iterable[_Union[_journal_pb2.Envelope, _Mapping]]] = ..., seen: _Optional[int] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("nonce", "round")
+    __slots__ = ("nonce", "round", "attestation")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    ATTESTATION_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     round: int
-    def __init__(self, nonce: _Optional[bytes] = ..., round: _Optional[int] = ...) -> None: ...
+    attestation: _journal_pb2.Envelope
+    def __init__(self, nonce: _Optional[bytes] = ..., round: _Optional[int] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ...) -> None: ...
 
 class GetTaskRequest(_message.Message):
-    __slots__ = ("nonce", "silo", "plan_sha256", "wait_seconds", "holds_model")
+    __slots__ = ("nonce", "silo", "plan_sha256", "wait_seconds", "holds_model", "attestation")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     SILO_FIELD_NUMBER: _ClassVar[int]
     PLAN_SHA256_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     HOLDS_MODEL_FIELD_NUMBER: _ClassVar[int]
+    ATTESTATION_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     silo: str
     plan_sha256: bytes
     wait_seconds: int
     holds_model: bool
-    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., wait_seconds: _Optional[int] = ..., holds_model: _Optional[bool] = ...) -> None: ...
+    attestation: _journal_pb2.Envelope
+    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., wait_seconds: _Optional[int] = ..., holds_model: _Optional[bool] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("nonce", "kind", "round", "parts")
+    __slots__ = ("nonce", "kind", "round", "parts", "attestation")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    ATTESTATION_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     kind: TaskKind
     round: int
     parts: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.PartManifest]
-    def __init__(self, nonce: _Optional[bytes] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., round: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[_tensor_pb2.PartManifest, _Mapping]]] = ...) -> None: ...
+    attestation: _journal_pb2.Envelope
+    def __init__(self, nonce: _Optional[bytes] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., round: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[_tensor_pb2.PartManifest, _Mapping]]] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ...) -> None: ...
 
 class GetTaskResponse(_message.Message):
     __slots__ = ("task", "chunk")
@@ -107,18 +119,20 @@ class GetTaskResponse(_message.Message):
     def __init__(self, task: _Optional[_Union[Task, _Mapping]] = ..., chunk: _Optional[_Union[_tensor_pb2.TensorChunk, _Mapping]] = ...) -> None: ...
 
 class Update(_message.Message):
-    __slots__ = ("nonce", "silo", "plan_sha256", "round", "parts")
+    __slots__ = ("nonce", "silo", "plan_sha256", "round", "parts", "attestation")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     SILO_FIELD_NUMBER: _ClassVar[int]
     PLAN_SHA256_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    ATTESTATION_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     silo: str
     plan_sha256: bytes
     round: int
     parts: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.PartManifest]
-    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., round: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[_tensor_pb2.PartManifest, _Mapping]]] = ...) -> None: ...
+    attestation: _journal_pb2.Envelope
+    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., round: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[_tensor_pb2.PartManifest, _Mapping]]] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ...) -> None: ...
 
 class SubmitUpdateRequest(_message.Message):
     __slots__ = ("update", "chunk")
@@ -129,11 +143,35 @@ class SubmitUpdateRequest(_message.Message):
     def __init__(self, update: _Optional[_Union[Update, _Mapping]] = ..., chunk: _Optional[_Union[_tensor_pb2.TensorChunk, _Mapping]] = ...) -> None: ...
 
 class SubmitUpdateResponse(_message.Message):
-    __slots__ = ("nonce", "receipt", "repeated")
+    __slots__ = ("nonce", "attestation", "repeated", "first")
     NONCE_FIELD_NUMBER: _ClassVar[int]
-    RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    ATTESTATION_FIELD_NUMBER: _ClassVar[int]
     REPEATED_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
-    receipt: _journal_pb2.Receipt
+    attestation: _journal_pb2.Envelope
     repeated: bool
-    def __init__(self, nonce: _Optional[bytes] = ..., receipt: _Optional[_Union[_journal_pb2.Receipt, _Mapping]] = ..., repeated: _Optional[bool] = ...) -> None: ...
+    first: _journal_pb2.Envelope
+    def __init__(self, nonce: _Optional[bytes] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ..., repeated: _Optional[bool] = ..., first: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ...) -> None: ...
+
+class AttestRequest(_message.Message):
+    __slots__ = ("nonce", "silo", "plan_sha256", "seen", "attestation")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    SILO_FIELD_NUMBER: _ClassVar[int]
+    PLAN_SHA256_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
+    ATTESTATION_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    silo: str
+    plan_sha256: bytes
+    seen: int
+    attestation: _journal_pb2.Envelope
+    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., seen: _Optional[int] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ...) -> None: ...
+
+class AttestResponse(_message.Message):
+    __slots__ = ("nonce", "attestation")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    ATTESTATION_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    attestation: _journal_pb2.Envelope
+    def __init__(self, nonce: _Optional[bytes] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ...) -> None: ...

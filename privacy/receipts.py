@@ -1,0 +1,395 @@
+"""Receipts both ways: what two parties have exchanged, and what each has put its signature to.
+
+Each request and each response carries its sender's *attestation*: a signed document that lists, call by call, what
+the sender has received (a receipt) and sent (its signature over the exact bytes), with a checkpoint of its journal,
+a proof that this journal continues the one that the other side saw last, and a cosignature under the other side's
+last checkpoint. So either side can show later, to anyone, what the other has had and given, and neither can rewrite
+its past unseen.
+
+A ``Correspondence`` is one party's side of that with one other party. It is a function of that party's own journal
+records: the daemon feeds it as records are written, and again after a restart; ``audit verify`` feeds it from a
+bundle. An answer is acknowledged in the next call, so a session's very last answer stays without a receipt.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from pydantic import Field, ValidationError
+from securesystemslib import dsse
+
+from privacy.checkpoint import Checkpoint, verify
+from privacy.configuration import StrictModel
+from privacy.envelope import ATTESTATION, from_json, unseal
+from privacy.errors import ReceiptError, RefusedError
+from privacy.merkle import EMPTY_ROOT, check_consistency
+
+MOST_CALLS = 500
+"""Calls in one attestation; what is left waits for the next."""
+_Hex32 = Field(pattern=r"^[0-9a-f]{64}$")
+Direction = Literal["sent", "received"]
+
+
+class Exchange(StrictModel):
+    """One call's messages in one direction, as the signer has them.
+
+    ``sha256``: over the SHA-256 digests of the messages, in order. ``last_index``: of the last message's record.
+    """
+
+    rpc: str = Field(max_length=100)
+    call_id: str = Field(pattern=r"^[0-9a-f]{32}$")
+    direction: Direction
+    messages: int = Field(ge=1)
+    length: int = Field(ge=0)
+    sha256: str = _Hex32
+    last_index: int = Field(ge=0)
+
+
+class Consistency(StrictModel):
+    """Proof that the signer's journal continues the one of ``size`` records that the other side saw last."""
+
+    size: int = Field(ge=0)
+    proof: tuple[str, ...] = Field(max_length=128)
+
+
+class Witnessed(StrictModel):
+    """The other side's last checkpoint that the signer has verified, and its cosignature under it."""
+
+    size: int = Field(ge=1)
+    cosignature: str = Field(max_length=1000)
+
+
+class Attestation(StrictModel):
+    """The document in the envelope. ``by`` and ``to`` are identities; ``checkpoint`` is the signer's own."""
+
+    v: Literal[1] = 1
+    by: str
+    to: str
+    exchanges: tuple[Exchange, ...] = Field(max_length=MOST_CALLS)
+    checkpoint: str = Field(max_length=2000)
+    consistency: Consistency
+    witnessed: Witnessed | None = None
+
+
+class Log(Protocol):
+    """A journal, as far as its owner's attestations need it."""
+
+    def checkpoint(self) -> str: ...
+
+    def consistency(self, first: int, second: int) -> list[bytes]: ...
+
+    def cosign(self, note: str) -> str: ...
+
+    def seal(self, document: Mapping[str, Any], payload_type: str) -> dsse.Envelope: ...
+
+
+@dataclass
+class _Messages:
+    """A call's messages in one direction."""
+
+    rpc: str
+    digests: list[bytes] = field(default_factory=list)
+    length: int = 0
+    last_index: int = -1
+    own_size: int | None = None
+    """Size of the own checkpoint with which this was attested first; None before."""
+    attested: int = 0
+    """How many of the messages were attested then."""
+    vouched: int = 0
+    """How many of them the other side has put its signature to."""
+
+    def sha256(self, count: int) -> str:
+        return hashlib.sha256(b"".join(self.digests[:count])).hexdigest()
+
+
+Key = tuple[str, Direction]
+_OTHER: dict[Direction, Direction] = {"sent": "received", "received": "sent"}
+
+
+class Correspondence:
+    """One party's side of what it exchanges with one other party.
+
+    ``own`` and ``peer`` are identities (URIs). ``peer_key`` is the other's audit key once it is known. Its methods may
+    be called from any thread.
+    """
+
+    def __init__(self, own: str, peer: str) -> None:
+        self.own = own
+        self.peer = peer
+        self.peer_key: bytes | None = None
+        self.seen = Checkpoint("", 0, EMPTY_ROOT)
+        """The other's last checkpoint that was verified."""
+        self.seen_note = ""
+        self.acknowledged = 0
+        """Size of the own journal as of the last checkpoint that the other side is known to have verified."""
+        self.cosignatures: dict[int, str] = {}
+        self.lock = threading.RLock()
+        """Held from ``check`` to ``take``, so that no other attestation comes between."""
+        self._open: dict[Key, _Messages] = {}
+        self._in_progress: set[str] = set()
+
+    def begin(self, call_id: str) -> None:
+        """A call has begun: what is received and sent in it is attested when it has ended.
+
+        Raises ``RefusedError`` if another call of that id is not settled yet.
+        """
+        with self.lock:
+            if call_id in self._in_progress or any((call_id, d) in self._open for d in _OTHER):
+                raise RefusedError(
+                    f"call {call_id} has been made before: a message was played again, or a nonce reused"
+                )
+            self._in_progress.add(call_id)
+
+    def end(self, call_id: str) -> None:
+        """A call has ended, in whatever way."""
+        with self.lock:
+            self._in_progress.discard(call_id)
+
+    def all_ended(self) -> None:
+        """No call is under way: after a restart."""
+        with self.lock:
+            self._in_progress.clear()
+
+    def check(self, record: Mapping[str, Any]) -> None:
+        """Checks the attestation in a message's record, before the record counts.
+
+        Raises ``ReceiptError`` if it is not acceptable or contradicts the own records.
+        """
+        if record.get("attestation") is None:
+            return
+        envelope = from_json(record["attestation"])
+        with self.lock:
+            if record["direction"] == "sent":
+                for item in _parse(envelope).exchanges:
+                    messages = self._open.get((item.call_id, item.direction))
+                    if messages is not None:
+                        _compare(item, messages, "this party's own attestation")
+            else:
+                self._check_received(envelope)
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        """Takes a message's record of the own journal, and what a checked attestation in it says."""
+        with self.lock:
+            direction: Direction = record["direction"]
+            key = (record["call_id"], direction)
+            messages = self._open.setdefault(key, _Messages(record["rpc"]))
+            messages.digests.append(bytes.fromhex(record["sha256"]))
+            messages.length += record["length"]
+            messages.last_index = record["index"]
+            if record.get("attestation") is not None:
+                document = _parse(from_json(record["attestation"]))
+                if direction == "sent":
+                    self._given(document)
+                else:
+                    self._received(document)
+
+    def attest(
+        self,
+        log: Log,
+        *,
+        current: str | None = None,
+        since: int | None = None,
+    ) -> dsse.Envelope:
+        """The own word on all that the other side does not have it for yet.
+
+        Args:
+            log: the own journal.
+            current: call that is being answered: what was received in it counts, what is sent does not yet.
+            since: size of the own journal that the other side says it saw last; by default what it is known to have.
+
+        Raises ``ReceiptError`` if the other side has seen more than this journal holds.
+        """
+        with self.lock:
+            note = log.checkpoint()
+            size = _size_of(note)
+            if since is not None:
+                if since > size:
+                    raise ReceiptError(
+                        f"{self.peer} has seen {since} records of this journal, which holds {size}: it was put back to "
+                        "an earlier state; restore the newest copy"
+                    )
+                self.acknowledged = since
+            exchanges: list[Exchange] = []
+            for (call_id, direction), messages in self._open.items():
+                waits = call_id in self._in_progress and not (call_id == current and direction == "received")
+                count = len(messages.digests)
+                known = messages.attested == count and (messages.own_size or 0) <= self.acknowledged
+                if waits or known or messages.last_index >= size or len(exchanges) >= MOST_CALLS:
+                    continue
+                exchanges.append(
+                    Exchange(
+                        rpc=messages.rpc,
+                        call_id=call_id,
+                        direction=direction,
+                        messages=count,
+                        length=messages.length,
+                        sha256=messages.sha256(count),
+                        last_index=messages.last_index,
+                    )
+                )
+            witnessed = None
+            if self.seen.size:
+                witnessed = Witnessed(size=self.seen.size, cosignature=log.cosign(self.seen_note))
+            document = Attestation(
+                by=self.own,
+                to=self.peer,
+                exchanges=tuple(exchanges),
+                checkpoint=note,
+                consistency=Consistency(
+                    size=self.acknowledged, proof=tuple(h.hex() for h in log.consistency(self.acknowledged, size))
+                ),
+                witnessed=witnessed,
+            )
+            return log.seal(document.model_dump(mode="json"), ATTESTATION)
+
+    def check_receipt(self, call_id: str) -> None:
+        """Raises ``ReceiptError`` unless the other side has acknowledged all that was sent in a call."""
+        with self.lock:
+            sent = self._open.get((call_id, "sent"))
+            if sent is not None and sent.vouched < len(sent.digests):
+                raise ReceiptError(
+                    f"{self.peer} has answered without a receipt for what was sent to it ({sent.rpc}, call {call_id}: "
+                    f"{sent.vouched} of {len(sent.digests)} messages acknowledged); nothing more is sent. Ask its "
+                    "operator why, and keep both journals"
+                )
+
+    def check_signed(self, envelope: dsse.Envelope) -> Attestation:
+        """The attestation of an envelope that the other side signed for this party; raises ``ReceiptError``."""
+        if self.peer_key is None:
+            raise ReceiptError(f"{self.peer} gives its word on journals before its audit key is known")
+        document = _parse(envelope, self.peer_key)
+        if (document.by, document.to) != (self.peer, self.own):
+            raise ReceiptError(f"an attestation by {document.by} to {document.to} came from {self.peer}")
+        return document
+
+    def unsigned(self) -> list[str]:
+        """Calls that have ended and for whose received messages the other side has not yet given its signature."""
+        with self.lock:
+            return [
+                call_id
+                for (call_id, direction), messages in self._open.items()
+                if direction == "received"
+                and call_id not in self._in_progress
+                and messages.vouched < len(messages.digests)
+            ]
+
+    def unconfirmed(self) -> dict[str, tuple[str, int, int]]:
+        """Calls whose sent messages lack a receipt: (RPC, messages sent, messages acknowledged) by call."""
+        with self.lock:
+            return {
+                call_id: (messages.rpc, len(messages.digests), messages.vouched)
+                for (call_id, direction), messages in self._open.items()
+                if direction == "sent" and messages.vouched < len(messages.digests)
+            }
+
+    def _given(self, document: Attestation) -> None:
+        size = _size_of(document.checkpoint)
+        for item in document.exchanges:
+            messages = self._open.get((item.call_id, item.direction))
+            if messages is not None and (messages.own_size is None or messages.attested < item.messages):
+                messages.own_size, messages.attested = size, item.messages
+
+    def _check_received(self, envelope: dsse.Envelope) -> None:
+        document = self.check_signed(envelope)
+        note = verify(document.checkpoint, self.peer_key or b"")
+        if self.seen.size and note.origin != self.seen.origin:
+            raise ReceiptError(f"{self.peer} shows the journal {note.origin}; it was {self.seen.origin} before")
+        given = document.consistency
+        if note.size < self.seen.size:
+            raise ReceiptError(
+                f"{self.peer} shows a journal of {note.size} records; {self.seen.size} were seen before: its past was "
+                "rewritten or put back to an earlier state"
+            )
+        if given.size != self.seen.size:
+            raise OutOfStepError(f"{self.peer} proves its journal from {given.size} records, not from {self.seen.size}")
+        proof = [bytes.fromhex(node) for node in given.proof]
+        if not check_consistency(self.seen.size, self.seen.root, note.size, note.root, proof):
+            raise ReceiptError(
+                f"the journal of {self.peer} with {note.size} records does not continue the one with {self.seen.size} "
+                "that it showed before: its past was rewritten"
+            )
+        for item in document.exchanges:
+            messages = self._open.get((item.call_id, _OTHER[item.direction]))
+            if messages is not None:
+                self._check_exchange(item, messages)
+            elif item.direction == "received":
+                raise ReceiptError(
+                    f"{self.peer} acknowledges {item.rpc} (call {item.call_id}), which was not sent to it"
+                )
+
+    def _check_exchange(self, item: Exchange, messages: _Messages) -> None:
+        held = len(messages.digests)
+        if item.direction == "received":
+            # What was sent and did not arrive is no contradiction; what arrived has to be what was sent.
+            _compare(item, messages, f"the receipt of {self.peer}")
+        elif item.messages == held:
+            _compare(item, messages, f"the signature of {self.peer}")
+        elif item.messages < held:
+            raise ReceiptError(
+                f"{item.rpc} (call {item.call_id}): {held} messages came from {self.peer}, which owns up to "
+                f"{item.messages}"
+            )
+
+    def _received(self, document: Attestation) -> None:
+        first, size, root = document.checkpoint.split("\n")[:3]
+        self.seen, self.seen_note = Checkpoint(first, int(size), base64.b64decode(root)), document.checkpoint
+        for item in document.exchanges:
+            messages = self._open.get((item.call_id, _OTHER[item.direction]))
+            if messages is not None:
+                messages.vouched = max(messages.vouched, min(item.messages, len(messages.digests)))
+        if document.witnessed is not None:
+            self._witnessed(document.witnessed)
+
+    def _witnessed(self, witnessed: Witnessed) -> None:
+        if witnessed.size < self.acknowledged:
+            return
+        self.acknowledged = witnessed.size
+        self.cosignatures = {witnessed.size: witnessed.cosignature}
+        done = [
+            key
+            for key, messages in self._open.items()
+            if messages.own_size is not None
+            and messages.own_size <= witnessed.size
+            and messages.attested == len(messages.digests)
+            and messages.vouched == len(messages.digests)
+        ]
+        for key in done:
+            del self._open[key]
+
+
+class OutOfStepError(ReceiptError):
+    """The other side proves its journal from another checkpoint than the last one seen: after a cut call."""
+
+
+def _parse(envelope: dsse.Envelope, key: bytes | None = None) -> Attestation:
+    try:
+        if key is None:
+            return Attestation.model_validate(json.loads(envelope.payload))
+        return Attestation.model_validate(unseal(envelope, ATTESTATION, key))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ReceiptError(f"an attestation cannot be used: {where}: {first['msg']}") from None
+
+
+def _compare(item: Exchange, messages: _Messages, whose: str) -> None:
+    whole = item.messages == len(messages.digests)
+    if (
+        item.messages > len(messages.digests)
+        or item.rpc != messages.rpc
+        or messages.sha256(item.messages) != item.sha256
+        or (whole and item.length != messages.length)
+    ):
+        raise ReceiptError(
+            f"{whose} is not for the bytes in the record: {item.rpc}, call {item.call_id}, {item.messages} messages"
+        )
+
+
+def _size_of(note: str) -> int:
+    return int(note.split("\n", 2)[1])
