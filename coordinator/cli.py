@@ -13,6 +13,7 @@ from rich.table import Table
 from coordinator.ca_commands import ca_app
 from coordinator.config import CoordinatorConfig
 from coordinator.store import RoundState, Store
+from privacy.audit_commands import AuditParty, audit_app
 from privacy.console import application, output
 from privacy.console import run as run_app
 from privacy.errors import ConfigurationError
@@ -24,6 +25,14 @@ out = output()
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The coordinator's configuration (YAML).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+def _party(config: Path) -> AuditParty:
+    settings = CoordinatorConfig.read(config)
+    return AuditParty(settings.name, settings.journal, settings.keys, settings.state)
+
+
+app.add_typer(audit_app(_party), name="audit")
 
 
 @app.command()

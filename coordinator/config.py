@@ -117,6 +117,16 @@ class CoordinatorConfig(StrictModel):
         return self.state / "keys"
 
     @property
+    def journal(self) -> Path:
+        """The folder of the coordinator's journal."""
+        return self.state / "journal"
+
+    @property
+    def journal_origin(self) -> str:
+        """The name of the coordinator's journal in its checkpoints."""
+        return f"medsilo/{self.federation}/coordinator/{self.name}"
+
+    @property
     def tls_files(self) -> TlsFiles:
         """Where certificate and key are."""
         return self.tls or TlsFiles.beside(self.keys)

@@ -6,7 +6,6 @@ import logging
 import signal
 import threading
 import time
-from pathlib import Path
 from types import FrameType
 
 import torch
@@ -34,16 +33,6 @@ def load_party(config: CoordinatorConfig) -> Credentials | None:
     return load_credentials(ca=files.ca, certificate=files.certificate, key=files.key, expected=config.identity)
 
 
-def journal_folder(config: CoordinatorConfig) -> Path:
-    """Where the coordinator's journal lies."""
-    return config.state / "journal"
-
-
-def origin(config: CoordinatorConfig) -> str:
-    """The name of the coordinator's journal in its checkpoints."""
-    return f"medsilo/{config.federation}/coordinator/{config.name}"
-
-
 def run(config: CoordinatorConfig, *, until_done: bool) -> None:
     """Serves until a signal arrives, the rounds fail, or (``until_done``) every silo has fetched the end."""
     reuse_freed_memory()
@@ -55,7 +44,7 @@ def run(config: CoordinatorConfig, *, until_done: bool) -> None:
     credentials = load_party(config)
     audit_key = load_audit_key(config.keys / "audit.key")
     store = Store(config.database)
-    with Journal(journal_folder(config), key=audit_key, origin=origin(config)) as journal:
+    with Journal(config.journal, key=audit_key, origin=config.journal_origin) as journal:
         door = Door(journal, identity=config.identity.uri, federation=config.federation, gate=PlanGate(plan.downlink))
         rounds = Rounds(config, plan, method, store)
         server = serve(CoordinatorService(config, rounds, store, door, credentials), config, credentials)

@@ -40,16 +40,26 @@ class Checkpoint:
         return f"{self.text()}\n— {self.origin} {base64.b64encode(signature).decode()}\n"
 
 
-def verify(note: str, public_key: bytes) -> Checkpoint:
-    """The checkpoint of a signed note; raises ``JournalError`` if it is malformed or the signature does not hold."""
-    text, separator, signatures = note.partition("\n\n")
-    lines = text.split("\n")
+def read_note(note: str) -> Checkpoint:
+    """The checkpoint of a note, its signature unseen; raises ``JournalError`` if it is malformed."""
+    lines = note.split("\n")
     try:
-        if not separator or len(lines) != 3:
+        if len(lines) < 5 or lines[3]:
             raise ValueError("it does not have the three lines of a checkpoint and a signature")
         checkpoint = Checkpoint(lines[0], int(lines[1]), base64.b64decode(lines[2], validate=True))
-        blob = _signature_of(checkpoint.origin, signatures)
-        if checkpoint.text() != text + "\n" or blob[:4] != _key_hash(checkpoint.origin, public_key):
+        if not note.startswith(checkpoint.text() + "\n"):
+            raise ValueError("it is not in canonical form")
+    except (ValueError, binascii.Error) as error:
+        raise JournalError(f"the checkpoint cannot be used: {error}") from None
+    return checkpoint
+
+
+def verify(note: str, public_key: bytes) -> Checkpoint:
+    """The checkpoint of a signed note; raises ``JournalError`` if it is malformed or the signature does not hold."""
+    checkpoint = read_note(note)
+    try:
+        blob = _signature_of(checkpoint.origin, note.partition("\n\n")[2])
+        if blob[:4] != _key_hash(checkpoint.origin, public_key):
             raise ValueError("it was not signed with this key")
         Ed25519PublicKey.from_public_bytes(public_key).verify(blob[4:], checkpoint.text().encode())
     except (ValueError, binascii.Error) as error:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replaces a file's content in one step that a power cut cannot halve."""
+    with replacing(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, which takes the place of ``path`` in one step when the block ends without an error."""
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("wb") as file:
-        file.write(content)
+        yield file
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)

@@ -10,6 +10,7 @@ Files in the journal's folder: ``records.jsonl`` and ``checkpoints.jsonl``.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import itertools
 import json
 import os
@@ -25,7 +26,7 @@ import rfc8785
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securesystemslib import dsse
 
-from privacy.checkpoint import Checkpoint, cosign, verify
+from privacy.checkpoint import Checkpoint, cosign, read_note, verify
 from privacy.durable import fsync_folder
 from privacy.envelope import seal
 from privacy.errors import JournalError
@@ -47,6 +48,7 @@ class Journal:
         self.origin = origin
         self._key = key
         self._broken = ""
+        self._signed_size, self._signed, self._last_line = -1, "", ""
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._file = os.open(directory / RECORDS, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -61,6 +63,7 @@ class Journal:
             raise
         fsync_folder(directory)
         self._append_lock = threading.Lock()
+        self._checkpoint_lock = threading.Lock()
         self._sync_lock = threading.Lock()
         self._durable = self._tree.size
 
@@ -102,14 +105,21 @@ class Journal:
         return range(first, size)
 
     def checkpoint(self) -> str:
-        """Makes all records durable, signs a checkpoint over them, keeps it, and returns the signed note."""
-        with self._append_lock:
-            current = Checkpoint(self.origin, self._tree.size, self._tree.root())
-        self._sync(current.size)
-        note = current.sign(self._key)
-        with self._sync_lock:
-            self._write(self._checkpoints, rfc8785.dumps({"checkpoint": note}) + b"\n")
+        """Makes all records durable, signs a checkpoint over them, keeps it, and returns the signed note.
+
+        Checkpoints stand in the order of their sizes, each with the hash of the line before it.
+        """
+        with self._checkpoint_lock:
+            with self._append_lock:
+                current = Checkpoint(self.origin, self._tree.size, self._tree.root())
+            self._sync(current.size)
+            if current.size == self._signed_size:
+                return self._signed
+            note = current.sign(self._key)
+            line = rfc8785.dumps({"checkpoint": note, "previous": self._last_line})
+            self._write(self._checkpoints, line + b"\n")
             self._fsync(self._checkpoints)
+            self._signed_size, self._signed, self._last_line = current.size, note, hashlib.sha256(line).hexdigest()
         return note
 
     def consistency(self, first: int, second: int) -> list[bytes]:
@@ -217,6 +227,10 @@ class Journal:
             )
         for name in (RECORDS, CHECKPOINTS):
             _cut_torn_line(self.directory / name)
+        for line, _ in _lines(self.directory / CHECKPOINTS):
+            self._last_line = hashlib.sha256(line).hexdigest()
+            self._signed = json.loads(line)["checkpoint"]
+            self._signed_size = read_note(self._signed).size
 
 
 def read_records(directory: Path) -> Iterator[dict[str, Any]]:
@@ -229,14 +243,35 @@ def read_records(directory: Path) -> Iterator[dict[str, Any]]:
             yield _parse(line, index, directory)
 
 
-def read_checkpoints(directory: Path) -> Iterator[str]:
-    """The signed notes of a journal, oldest first."""
-    for line, complete in _lines(directory / CHECKPOINTS):
+def read_lines(directory: Path) -> Iterator[bytes]:
+    """The complete records of a journal as they stand in its files, in order."""
+    for line, complete in _lines(directory / RECORDS):
         if complete:
-            try:
-                yield str(json.loads(line)["checkpoint"])
-            except (ValueError, KeyError, TypeError):
-                raise JournalError(f"{directory / CHECKPOINTS}: a line is not a checkpoint") from None
+            yield line
+
+
+def last_checkpoint(directory: Path) -> str | None:
+    """The signed note over the most records."""
+    return max(read_checkpoints(directory), key=lambda note: read_note(note).size, default=None)
+
+
+def read_checkpoints(directory: Path) -> Iterator[str]:
+    """The signed notes of a journal, oldest first; raises ``JournalError`` where a line is damaged or missing."""
+    previous = ""
+    for number, (line, complete) in enumerate(_lines(directory / CHECKPOINTS)):
+        if not complete:
+            return
+        try:
+            content = json.loads(line)
+            note, before = content["checkpoint"], content["previous"]
+            good = isinstance(note, str) and rfc8785.dumps({"checkpoint": note, "previous": previous}) == line
+        except (ValueError, KeyError, TypeError):
+            good, before = False, previous
+        if not good:
+            what = "is damaged" if before == previous else "does not follow the line before it"
+            raise JournalError(f"{directory / CHECKPOINTS}: line {number + 1} {what}")
+        previous = hashlib.sha256(line).hexdigest()
+        yield note
 
 
 def verify_records(directory: Path, public_key: bytes) -> tuple[int, int]:

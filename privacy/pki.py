@@ -22,7 +22,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from privacy.errors import IdentityError
@@ -280,6 +280,19 @@ def load_audit_key(path: Path) -> Ed25519PrivateKey:
     if not isinstance(key, Ed25519PrivateKey):
         raise IdentityError(f"{path}: is not an Ed25519 key; audit keys are made by `silo keys`")
     return key
+
+
+def load_audit_public(path: Path) -> bytes:
+    """A public audit key (``audit.pub``, PEM): Ed25519, 32 bytes; raises ``IdentityError`` if it is not one."""
+    try:
+        key = serialization.load_pem_public_key(path.read_bytes())
+    except OSError as error:
+        raise IdentityError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise IdentityError(f"{path}: is not a public key (PEM): {error}") from None
+    if not isinstance(key, Ed25519PublicKey):
+        raise IdentityError(f"{path}: is not an Ed25519 key; a party's audit.pub is meant")
+    return key.public_bytes_raw()
 
 
 def _requested_key(asked: x509.CertificateSigningRequest, where: Path) -> ec.EllipticCurvePublicKey:

@@ -13,7 +13,6 @@ bundle. An answer is acknowledged in the next call, so a session's very last ans
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import threading
@@ -24,7 +23,7 @@ from typing import Any, Literal, Protocol
 from pydantic import Field, ValidationError
 from securesystemslib import dsse
 
-from privacy.checkpoint import Checkpoint, verify
+from privacy.checkpoint import Checkpoint, read_note, verify, verify_cosignature
 from privacy.configuration import StrictModel
 from privacy.envelope import ATTESTATION, from_json, unseal
 from privacy.errors import ReceiptError, RefusedError
@@ -128,7 +127,9 @@ class Correspondence:
         self.seen_note = ""
         self.acknowledged = 0
         """Size of the own journal as of the last checkpoint that the other side is known to have verified."""
-        self.cosignatures: dict[int, str] = {}
+        self.cosignature = ""
+        """The other's line under that checkpoint."""
+        self._notes: dict[int, str] = {}
         self.lock = threading.RLock()
         """Held from ``check`` to ``take``, so that no other attestation comes between."""
         self._open: dict[Key, _Messages] = {}
@@ -207,7 +208,7 @@ class Correspondence:
         """
         with self.lock:
             note = log.checkpoint()
-            size = _size_of(note)
+            size = read_note(note).size
             if since is not None:
                 if since > size:
                     raise ReceiptError(
@@ -268,6 +269,12 @@ class Correspondence:
             raise ReceiptError(f"an attestation by {document.by} to {document.to} came from {self.peer}")
         return document
 
+    def frames(self, call_id: str, direction: Direction) -> int:
+        """How many messages of a call that is not settled were taken in that direction."""
+        with self.lock:
+            messages = self._open.get((call_id, direction))
+            return len(messages.digests) if messages else 0
+
     def unsigned(self) -> list[str]:
         """Calls that have ended and for whose received messages the other side has not yet given its signature."""
         with self.lock:
@@ -289,7 +296,8 @@ class Correspondence:
             }
 
     def _given(self, document: Attestation) -> None:
-        size = _size_of(document.checkpoint)
+        size = read_note(document.checkpoint).size
+        self._notes[size] = document.checkpoint
         for item in document.exchanges:
             messages = self._open.get((item.call_id, item.direction))
             if messages is not None and (messages.own_size is None or messages.attested < item.messages):
@@ -314,6 +322,12 @@ class Correspondence:
                 f"the journal of {self.peer} with {note.size} records does not continue the one with {self.seen.size} "
                 "that it showed before: its past was rewritten"
             )
+        if (witnessed := document.witnessed) is not None:
+            if (own := self._notes.get(witnessed.size)) is None:
+                raise ReceiptError(
+                    f"{self.peer} witnesses a checkpoint over {witnessed.size} records that it was not shown from here"
+                )
+            verify_cosignature(witnessed.cosignature, own, note.origin, self.peer_key or b"")
         for item in document.exchanges:
             messages = self._open.get((item.call_id, _OTHER[item.direction]))
             if messages is not None:
@@ -337,8 +351,7 @@ class Correspondence:
             )
 
     def _received(self, document: Attestation) -> None:
-        first, size, root = document.checkpoint.split("\n")[:3]
-        self.seen, self.seen_note = Checkpoint(first, int(size), base64.b64decode(root)), document.checkpoint
+        self.seen, self.seen_note = read_note(document.checkpoint), document.checkpoint
         for item in document.exchanges:
             messages = self._open.get((item.call_id, _OTHER[item.direction]))
             if messages is not None:
@@ -350,7 +363,8 @@ class Correspondence:
         if witnessed.size < self.acknowledged:
             return
         self.acknowledged = witnessed.size
-        self.cosignatures = {witnessed.size: witnessed.cosignature}
+        self.cosignature = witnessed.cosignature
+        self._notes = {size: note for size, note in self._notes.items() if size >= witnessed.size}
         done = [
             key
             for key, messages in self._open.items()
@@ -389,7 +403,3 @@ def _compare(item: Exchange, messages: _Messages, whose: str) -> None:
         raise ReceiptError(
             f"{whose} is not for the bytes in the record: {item.rpc}, call {item.call_id}, {item.messages} messages"
         )
-
-
-def _size_of(note: str) -> int:
-    return int(note.split("\n", 2)[1])

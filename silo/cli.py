@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from privacy.audit_commands import AuditParty, audit_app
 from privacy.console import application, output
 from privacy.console import run as run_app
 from privacy.pki import create_keys, load_audit_key
@@ -23,6 +24,14 @@ app = application("A hospital's side of a federation: trains on its own images, 
 out = output()
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The hospital's configuration (YAML).")]
+
+
+def _party(config: Path) -> AuditParty:
+    settings = SiloConfig.read(config)
+    return AuditParty(settings.name, settings.journal, settings.keys, settings.state)
+
+
+app.add_typer(audit_app(_party), name="audit")
 
 
 @app.command()

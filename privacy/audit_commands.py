@@ -1,0 +1,107 @@
+"""``silo audit`` and ``coordinator audit``: verify evidence, export it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from privacy.bundle import Selection, UnreadableError, export, sha256_of
+from privacy.console import output
+from privacy.errors import ConfigurationError, MedsiloError
+from privacy.pki import load_audit_public
+from privacy.verification import verify_evidence
+
+SOUND, BROKEN, UNREADABLE = 0, 1, 2
+out = output()
+
+
+@dataclass(frozen=True)
+class AuditParty:
+    """Whose journal ``--config`` means: its folder, and the folder of the party's keys."""
+
+    name: str
+    journal: Path
+    keys: Path
+    state: Path
+
+
+def audit_app(read: Callable[[Path], AuditParty]) -> typer.Typer:
+    """The ``audit`` commands of a party whose configuration ``read`` reads."""
+    app = typer.Typer(help="Check the evidence of what left, and hand it on.", no_args_is_help=True)
+
+    @app.command()
+    def verify(
+        bundle: Annotated[
+            Path | None, typer.Argument(help="A bundle or a journal's folder; by default this party's own journal.")
+        ] = None,
+        config: Annotated[Path | None, typer.Option("--config", "-c", help="This party's configuration.")] = None,
+        peer: Annotated[Path | None, typer.Option("--peer", help="The other side's bundle, to compare with.")] = None,
+        key: Annotated[
+            Path | None, typer.Option("--key", help="The owner's public audit key (audit.pub), if you have it.")
+        ] = None,
+        as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")] = False,
+    ) -> None:
+        """Check that records are complete, unchanged, signed, and acknowledged by the other side.
+
+        Needs no keys and no daemon. Ends with 0 if the evidence is sound, 1 if it is broken, 2 if it cannot be read.
+        """
+        own = read(config) if config is not None else None
+        source = bundle or (own.journal if own else None)
+        if source is None:
+            raise ConfigurationError("what to verify: give a bundle, or --config for this party's own journal")
+        trusted = key or (own.keys / "audit.pub" if own is not None and bundle is None else None)
+        try:
+            result = verify_evidence(source, peer=peer, key=load_audit_public(trusted) if trusted else None)
+        except UnreadableError as error:
+            _say(as_json, {"sound": False, "problem": str(error)}, [str(error)])
+            raise typer.Exit(UNREADABLE) from None
+        _say(as_json, {"sound": result.sound, **asdict(result)}, [str(source), *result.sentences()])
+        raise typer.Exit(SOUND if result.sound else BROKEN)
+
+    @app.command("export")
+    def export_bundle(
+        config: Annotated[Path, typer.Option("--config", "-c", help="This party's configuration.")],
+        target: Annotated[Path | None, typer.Option("--out", help="The file to write (default: state folder).")] = None,
+        run: Annotated[str | None, typer.Option("--run", help="Only this run.")] = None,
+        rounds: Annotated[
+            str | None, typer.Option("--rounds", help="Only these rounds, counted from 1: 3 or 2-5.")
+        ] = None,
+    ) -> None:
+        """Write the evidence as one JSON file that proves itself, for an auditor or the other side."""
+        own = read(config)
+        first, last = _rounds(rounds)
+        select = Selection(run, first, last) if run is not None or rounds is not None else None
+        path = target or own.state / f"{own.name}-evidence.json"
+        try:
+            header = export(own.journal, path, select=select)
+        except OSError as error:
+            raise MedsiloError(f"{path}: cannot be written: {error.strerror}") from None
+        out.print(
+            f"{header.count} of {header.size} signed records of {header.party}: {path}\nSHA-256 {sha256_of(path)}",
+            markup=False,
+            soft_wrap=True,
+        )
+
+    return app
+
+
+def _rounds(text: str | None) -> tuple[int | None, int | None]:
+    if text is None:
+        return None, None
+    first, dash, last = text.partition("-")
+    if not first.isdigit() or (dash and not last.isdigit()) or int(first) < 1:
+        raise ConfigurationError(f"--rounds {text}: should be a round or a range of rounds from 1, such as 3 or 2-5")
+    return int(first) - 1, int(last if dash else first) - 1
+
+
+def _say(as_json: bool, content: dict[str, object], lines: list[str]) -> None:
+    if as_json:
+        typer.echo(json.dumps(content, indent=2))
+        return
+    for line in lines:
+        out.print(line, markup=False, soft_wrap=True)
