@@ -134,6 +134,9 @@ class Correspondence:
         """Held from ``check`` to ``take``, so that no other attestation comes between."""
         self._open: dict[Key, _Messages] = {}
         self._in_progress: set[str] = set()
+        self._complete: dict[Key, int] = {}
+        """What both have put their signatures to, with the size of the own checkpoint that is to be witnessed yet."""
+        self._checked: tuple[Any, Attestation] | None = None
 
     def begin(self, call_id: str) -> None:
         """A call has begun: what is received and sent in it is attested when it has ended.
@@ -157,25 +160,32 @@ class Correspondence:
         with self.lock:
             self._in_progress.clear()
 
-    def check(self, record: Mapping[str, Any]) -> None:
-        """Checks the attestation in a message's record, before the record counts.
+    def check(self, record: Mapping[str, Any], *, own_key: bytes | None = None) -> Attestation | None:
+        """Checks the attestation in a message's record, before the record counts; returns it.
 
-        Raises ``ReceiptError`` if it is not acceptable or contradicts the own records.
+        ``own_key``: the own public audit key, if the own signature is to be checked as well. Raises ``ReceiptError``
+        if it is not acceptable or contradicts the own records.
         """
         if record.get("attestation") is None:
-            return
+            return None
         envelope = from_json(record["attestation"])
         with self.lock:
             if record["direction"] == "sent":
-                for item in _parse(envelope).exchanges:
+                document = _parse(envelope, own_key)
+                for item in document.exchanges:
                     messages = self._open.get((item.call_id, item.direction))
                     if messages is not None:
                         _compare(item, messages, "this party's own attestation")
             else:
-                self._check_received(envelope)
+                document = self._check_received(envelope)
+            self._checked = record["attestation"], document
+        return document
 
-    def take(self, record: Mapping[str, Any]) -> None:
-        """Takes a message's record of the own journal, and what a checked attestation in it says."""
+    def take(self, record: Mapping[str, Any]) -> list[Key]:
+        """Takes a message's record of the own journal, and what a checked attestation in it says.
+
+        Returns what is settled by it: both sides have put their signatures to it, and know that of each other.
+        """
         with self.lock:
             direction: Direction = record["direction"]
             key = (record["call_id"], direction)
@@ -183,12 +193,18 @@ class Correspondence:
             messages.digests.append(bytes.fromhex(record["sha256"]))
             messages.length += record["length"]
             messages.last_index = record["index"]
-            if record.get("attestation") is not None:
+            self._complete.pop(key, None)
+            if record.get("attestation") is None:
+                return []
+            if self._checked is not None and self._checked[0] is record["attestation"]:
+                document = self._checked[1]
+            else:
                 document = _parse(from_json(record["attestation"]))
-                if direction == "sent":
-                    self._given(document)
-                else:
-                    self._received(document)
+            self._checked = None
+            if direction == "received":
+                return self._received(document)
+            self._given(document)
+            return []
 
     def attest(
         self,
@@ -275,6 +291,12 @@ class Correspondence:
             messages = self._open.get((call_id, direction))
             return len(messages.digests) if messages else 0
 
+    def vouched(self, call_id: str, direction: Direction) -> int:
+        """How many of these the other side has put its signature to."""
+        with self.lock:
+            messages = self._open.get((call_id, direction))
+            return messages.vouched if messages else 0
+
     def unsigned(self) -> list[str]:
         """Calls that have ended and for whose received messages the other side has not yet given its signature."""
         with self.lock:
@@ -302,8 +324,14 @@ class Correspondence:
             messages = self._open.get((item.call_id, item.direction))
             if messages is not None and (messages.own_size is None or messages.attested < item.messages):
                 messages.own_size, messages.attested = size, item.messages
+                self._note_complete((item.call_id, item.direction), messages)
 
-    def _check_received(self, envelope: dsse.Envelope) -> None:
+    def _note_complete(self, key: Key, messages: _Messages) -> None:
+        held = len(messages.digests)
+        if messages.own_size is not None and messages.attested == held == messages.vouched:
+            self._complete[key] = messages.own_size
+
+    def _check_received(self, envelope: dsse.Envelope) -> Attestation:
         document = self.check_signed(envelope)
         note = verify(document.checkpoint, self.peer_key or b"")
         if self.seen.size and note.origin != self.seen.origin:
@@ -336,6 +364,7 @@ class Correspondence:
                 raise ReceiptError(
                     f"{self.peer} acknowledges {item.rpc} (call {item.call_id}), which was not sent to it"
                 )
+        return document
 
     def _check_exchange(self, item: Exchange, messages: _Messages) -> None:
         held = len(messages.digests)
@@ -350,31 +379,26 @@ class Correspondence:
                 f"{item.messages}"
             )
 
-    def _received(self, document: Attestation) -> None:
+    def _received(self, document: Attestation) -> list[Key]:
         self.seen, self.seen_note = read_note(document.checkpoint), document.checkpoint
         for item in document.exchanges:
-            messages = self._open.get((item.call_id, _OTHER[item.direction]))
+            key = (item.call_id, _OTHER[item.direction])
+            messages = self._open.get(key)
             if messages is not None:
                 messages.vouched = max(messages.vouched, min(item.messages, len(messages.digests)))
-        if document.witnessed is not None:
-            self._witnessed(document.witnessed)
+                self._note_complete(key, messages)
+        return [] if document.witnessed is None else self._witnessed(document.witnessed)
 
-    def _witnessed(self, witnessed: Witnessed) -> None:
+    def _witnessed(self, witnessed: Witnessed) -> list[Key]:
         if witnessed.size < self.acknowledged:
-            return
+            return []
         self.acknowledged = witnessed.size
         self.cosignature = witnessed.cosignature
         self._notes = {size: note for size, note in self._notes.items() if size >= witnessed.size}
-        done = [
-            key
-            for key, messages in self._open.items()
-            if messages.own_size is not None
-            and messages.own_size <= witnessed.size
-            and messages.attested == len(messages.digests)
-            and messages.vouched == len(messages.digests)
-        ]
+        done = [key for key, size in self._complete.items() if size <= witnessed.size]
         for key in done:
-            del self._open[key]
+            del self._open[key], self._complete[key]
+        return done
 
 
 class OutOfStepError(ReceiptError):
