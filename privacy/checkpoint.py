@@ -11,6 +11,7 @@ import base64
 import binascii
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -42,6 +43,7 @@ class Checkpoint:
         return f"{self.text()}\n— {self.origin} {base64.b64encode(signature).decode()}\n"
 
 
+@lru_cache(maxsize=256)
 def read_note(note: str) -> Checkpoint:
     """The checkpoint of a note, its signature unseen; raises ``JournalError`` if it is malformed."""
     lines = note.split("\n", 5)

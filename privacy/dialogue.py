@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from privacy.checkpoint import read_note, verify_cosignature
+from privacy.checkpoint import read_note
 from privacy.errors import ReceiptError
 from privacy.receipts import MOST_CALLS, Attestation, Correspondence, Direction, Key
 
@@ -57,17 +57,16 @@ class Outstanding:
 
 
 class Dialogue:
-    """``own`` and ``peer`` are identities; ``origin`` is the name of the own journal."""
+    """``own`` and ``peer`` are identities."""
 
-    def __init__(self, own: str, peer: str, origin: str) -> None:
+    def __init__(self, own: str, peer: str) -> None:
         self.correspondence = Correspondence(own, peer)
         self._peer = peer
-        self._origin = origin
         self._calls: dict[str, _Call] = {}
         self._unlisted: dict[Key, int] = {}
         """What no own word has listed yet, with the index of its last record."""
         self._settled: OrderedDict[Key, None] = OrderedDict()
-        self._seen_notes: OrderedDict[int, str] = OrderedDict()
+        self._seen_sizes: OrderedDict[int, None] = OrderedDict()
         self._shown: dict[int, list[str]] = {}
         """Calls in whose answers a size of the own journal was shown that the other side has not witnessed yet."""
         self._words = 0
@@ -86,7 +85,7 @@ class Dialogue:
             raise ReceiptError(f"call {call_id} was {call.rpc} before, and is {record['rpc']} here")
         document = self.correspondence.check(record, own_key=own_key)
         if document is not None and direction == "sent":
-            self._check_given(document, call_id, call, own_key)
+            self._check_given(document, call_id, call)
         settled = self.correspondence.take(record)
         if self.correspondence.frames(call_id, direction) != record["frame"] + 1:
             raise ReceiptError(f"it is message {record['frame']} of its call, and another was due")
@@ -108,7 +107,11 @@ class Dialogue:
         return document
 
     def outstanding(self) -> Outstanding:
-        """What lacks the other side's signature now that the journal has ended."""
+        """What lacks the other side's signature now that the journal has ended.
+
+        Raises ``JournalError`` if its last cosignature does not hold.
+        """
+        self.correspondence.check_cosignature()
         found = Outstanding()
         for call_id, (rpc, sent, vouched) in self.correspondence.unconfirmed().items():
             call = self._calls[call_id]
@@ -135,15 +138,13 @@ class Dialogue:
         found.unsigned = len(self.correspondence.unsigned())
         return found
 
-    def _check_given(self, document: Attestation, call_id: str, call: _Call, own_key: bytes) -> None:
+    def _check_given(self, document: Attestation, call_id: str, call: _Call) -> None:
         if (document.by, document.to) != (self.correspondence.own, self._peer):
             raise ReceiptError(f"its attestation is by {document.by:.200} to {document.to:.200}")
+        # The own cosignature is the other side's to check: it stands in its journal as well.
         witnessed = document.witnessed
-        if witnessed is not None:
-            note = self._seen_notes.get(witnessed.size)
-            if note is None:
-                raise ReceiptError("it witnesses a checkpoint that the other side had not shown")
-            verify_cosignature(witnessed.cosignature, note, self._origin, own_key)
+        if witnessed is not None and witnessed.size not in self._seen_sizes:
+            raise ReceiptError("it witnesses a checkpoint that the other side had not shown")
         listed = {(item.call_id, item.direction) for item in document.exchanges}
         for key in listed:
             if key not in self._unlisted and not self._is_known(key):
@@ -170,9 +171,9 @@ class Dialogue:
     def _received(self, document: Attestation) -> None:
         full = len(document.exchanges) >= MOST_CALLS
         self._words += not full
-        self._seen_notes[read_note(document.checkpoint).size] = document.checkpoint
-        if len(self._seen_notes) > _REMEMBERED:
-            self._seen_notes.popitem(last=False)
+        self._seen_sizes[read_note(document.checkpoint).size] = None
+        if len(self._seen_sizes) > _REMEMBERED:
+            self._seen_sizes.popitem(last=False)
         if document.witnessed is None:
             return
         size = document.witnessed.size

@@ -289,7 +289,7 @@ class EvidenceReader:
             dialogue = self._dialogue(record["peer"])
             document = dialogue.take(record, self._key_for(self._tree.size))
             if document is not None and sent:
-                self._check_note(document.checkpoint, read_note(document.checkpoint))
+                self._check_root(read_note(document.checkpoint))  # signed with the document around it
         elif record.get("attestation") is not None:
             document = Attestation.model_validate(read_canonical(from_json(record["attestation"]).payload))
         if self._comparison is not None and record["peer"] == self._compared:
@@ -347,8 +347,11 @@ class EvidenceReader:
             raise BrokenError(self._index, "it names another segment than the one that stands before it")
 
     def _check_note(self, note: str, checkpoint: Checkpoint) -> None:
+        verify(note, self._key_for(checkpoint.size))
+        self._check_root(checkpoint)
+
+    def _check_root(self, checkpoint: Checkpoint) -> None:
         size = checkpoint.size
-        verify(note, self._key_for(size))
         if self._origin and checkpoint.origin != self._origin:
             raise BrokenError(self._index, f"a checkpoint of {checkpoint.origin} stands in the journal {self._origin}")
         root = self._root(size)
@@ -407,7 +410,7 @@ class EvidenceReader:
         if found is None:
             if not isinstance(peer, str):
                 raise TypeError("peer should be text")
-            found = self._dialogues[peer] = Dialogue(self.result.party, peer, self._origin)
+            found = self._dialogues[peer] = Dialogue(self.result.party, peer)
         return found
 
     def _conclude(self) -> None:
@@ -415,8 +418,8 @@ class EvidenceReader:
         unsigned = self._tree.size - result.signed if self.header is None else 0
         if unsigned:
             result.remarks.append(
-                f"The newest {unsigned} records are not signed yet: nothing shows whether they were changed, or how "
-                "many there were. The daemon signs with its next message."
+                f"Not signed yet: the newest {_count_of(unsigned, 'record')}. Nothing shows whether they were "
+                "changed, or how many there were. The daemon signs with its next message."
             )
         if self._backwards:
             result.remarks.append(f"The clock went back at record {self._backwards}: its time is before the last one.")
@@ -437,7 +440,10 @@ class EvidenceReader:
 
     def _count(self) -> None:
         result = self.result
-        found = [dialogue.outstanding() for dialogue in self._dialogues.values()]
+        try:
+            found = [dialogue.outstanding() for dialogue in self._dialogues.values()]
+        except JournalError as error:
+            raise BrokenError(None, str(error)) from None
         faults = [item.fault for item in found if item.fault is not None]
         if faults:
             raise BrokenError(*min(faults))
@@ -447,20 +453,20 @@ class EvidenceReader:
             calls, cut = sum(item.calls for item in found), sum(item.cut for item in found)
             repeated = sum(item.repeated for item in found)
             ways = {
-                "were cut or refused": cut,
-                "repeated an update that was there already": repeated,
-                "were answered here, and the other side has not said that the answer arrived": calls - cut - repeated,
+                "cut or refused": cut,
+                "with an update that was there already": repeated,
+                "answered here, and the other side has not said that the answer arrived": calls - cut - repeated,
             }
             result.remarks.append(
-                f"{missing} messages in {calls} calls have no receipt, and none was due: "
-                + "; ".join(f"{count} {way}" for way, count in ways.items() if count)
+                f"{_count_of(missing, 'message')} in {_count_of(calls, 'call')} without a receipt, and none was due: "
+                + "; ".join(f"{_count_of(count, 'call')} {way}" for way, count in ways.items() if count)
                 + ". They count as having left."
             )
         unsigned = sum(item.unsigned for item in found)
         if unsigned:
             result.remarks.append(
-                f"In {unsigned} calls the other side has not signed yet for what it sent: that comes with its next "
-                "word."
+                f"The other side has not signed yet for what it sent in {_count_of(unsigned, 'call')}: that comes with "
+                "its next word."
             )
 
 
@@ -484,6 +490,10 @@ def _check_form(record: Mapping[str, Any]) -> None:
         raise TypeError("round should be a whole number or null")
     if not isinstance(record["fields"], dict) or not isinstance(record["classes"], dict):
         raise TypeError("fields and classes should be objects")
+
+
+def _count_of(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _public_key(text: Any) -> bytes:

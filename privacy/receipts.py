@@ -163,8 +163,10 @@ class Correspondence:
     def check(self, record: Mapping[str, Any], *, own_key: bytes | None = None) -> Attestation | None:
         """Checks the attestation in a message's record, before the record counts; returns it.
 
-        ``own_key``: the own public audit key, if the own signature is to be checked as well. Raises ``ReceiptError``
-        if it is not acceptable or contradicts the own records.
+        ``own_key``: the own public audit key, for a journal that is verified afterwards: then own signatures are
+        checked as well; a checkpoint counts as signed by the document around it, and cosignatures are left to the last
+        one, which covers all (``check_cosignature``). Raises ``ReceiptError`` if it is not acceptable or contradicts
+        the own records.
         """
         if record.get("attestation") is None:
             return None
@@ -177,7 +179,7 @@ class Correspondence:
                     if messages is not None:
                         _compare(item, messages, "this party's own attestation")
             else:
-                document = self._check_received(envelope)
+                document = self._check_received(envelope, signed_around=own_key is not None)
             self._checked = record["attestation"], document
         return document
 
@@ -276,6 +278,13 @@ class Correspondence:
                     "operator why, and keep both journals"
                 )
 
+    def check_cosignature(self) -> None:
+        """Raises ``JournalError`` unless the other side's last cosignature holds for the own checkpoint."""
+        with self.lock:
+            if self.cosignature:
+                note = self._notes[self.acknowledged]
+                verify_cosignature(self.cosignature, note, self.seen.origin, self.peer_key or b"")
+
     def check_signed(self, envelope: dsse.Envelope) -> Attestation:
         """The attestation of an envelope that the other side signed for this party; raises ``ReceiptError``."""
         if self.peer_key is None:
@@ -331,9 +340,11 @@ class Correspondence:
         if messages.own_size is not None and messages.attested == held == messages.vouched:
             self._complete[key] = messages.own_size
 
-    def _check_received(self, envelope: dsse.Envelope) -> Attestation:
+    def _check_received(self, envelope: dsse.Envelope, *, signed_around: bool) -> Attestation:
         document = self.check_signed(envelope)
-        note = verify(document.checkpoint, self.peer_key or b"")
+        note = read_note(document.checkpoint)
+        if not signed_around:
+            verify(document.checkpoint, self.peer_key or b"")
         if self.seen.size and note.origin != self.seen.origin:
             raise ReceiptError(f"{self.peer} shows the journal {note.origin}; it was {self.seen.origin} before")
         given = document.consistency
@@ -355,7 +366,8 @@ class Correspondence:
                 raise ReceiptError(
                     f"{self.peer} witnesses a checkpoint over {witnessed.size} records that it was not shown from here"
                 )
-            verify_cosignature(witnessed.cosignature, own, note.origin, self.peer_key or b"")
+            if not signed_around:
+                verify_cosignature(witnessed.cosignature, own, note.origin, self.peer_key or b"")
         for item in document.exchanges:
             messages = self._open.get((item.call_id, _OTHER[item.direction]))
             if messages is not None:

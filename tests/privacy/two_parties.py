@@ -117,7 +117,13 @@ class Exchange:
 
     def begin(self) -> None:
         """A session of the silo, up to its joining."""
-        self.silo.door.note("consent", consent=CONSENT, data="shard", data_sha256="ef" * 32, synthetic=True)
+        self.silo.door.note(
+            "consent",
+            consent={**CONSENT, "rounds": self.plan.rounds},
+            data="shard",
+            data_sha256="ef" * 32,
+            synthetic=True,
+        )
         self.get_plan()
         self.silo.door.note("run", **self.summary())
         self.join()
@@ -272,12 +278,15 @@ def _chunk(**content: bytes) -> tensor_pb2.TensorChunk:
     return tensor_pb2.TensorChunk(nonce=nonce(), **content)
 
 
-def meet(folder: Path, *, silo: str = SILO, seed: int = 1, coordinator: Party | None = None) -> Exchange:
+def meet(
+    folder: Path, *, silo: str = SILO, seed: int = 1, coordinator: Party | None = None, rounds: int = 1000
+) -> Exchange:
     """Two parties that have just met."""
-    if coordinator is None:
-        coordinator = Party(COORDINATOR, folder / "coordinator", key_of(200))
-        coordinator.door.note("run", run=PLAN.run, plan_sha256=PLAN.sha256.hex(), plan=PLAN.model_dump(mode="json"))
-    exchange = Exchange(Party(silo, folder / silo.rpartition("/")[2], key_of(seed)), coordinator)
+    folder.mkdir(parents=True, exist_ok=True)
+    plan = PLAN.model_copy(update={"rounds": rounds})
+    coordinator = coordinator or Party(COORDINATOR, folder / "coordinator", key_of(200))
+    exchange = Exchange(Party(silo, folder / silo.rpartition("/")[2], key_of(seed)), coordinator, plan)
+    coordinator.door.note("run", **exchange.summary())
     exchange.begin()
     return exchange
 
