@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,10 +14,12 @@ import typer
 from privacy.bundle import Selection, UnreadableError, export, sha256_of
 from privacy.console import output
 from privacy.errors import ConfigurationError, MedsiloError
+from privacy.findings import Verification
 from privacy.pki import load_audit_public
 from privacy.verification import verify_evidence
 
 SOUND, BROKEN, UNREADABLE = 0, 1, 2
+_ROUND = re.compile(r"[1-9][0-9]{0,8}")
 out = output()
 
 
@@ -58,9 +61,11 @@ def audit_app(read: Callable[[Path], AuditParty]) -> typer.Typer:
         try:
             result = verify_evidence(source, peer=peer, key=load_audit_public(trusted) if trusted else None)
         except UnreadableError as error:
-            _say(as_json, {"sound": False, "problem": str(error)}, [str(error)])
+            unread = Verification(str(source), problem=str(error))
+            _say(as_json, {"sound": False, "readable": False, **asdict(unread)}, [str(error)])
             raise typer.Exit(UNREADABLE) from None
-        _say(as_json, {"sound": result.sound, **asdict(result)}, [str(source), *result.sentences()])
+        content = {"sound": result.sound, "readable": True, **asdict(result)}
+        _say(as_json, content, [str(source), *result.sentences()])
         raise typer.Exit(SOUND if result.sound else BROKEN)
 
     @app.command("export")
@@ -94,9 +99,12 @@ def _rounds(text: str | None) -> tuple[int | None, int | None]:
     if text is None:
         return None, None
     first, dash, last = text.partition("-")
-    if not first.isdigit() or (dash and not last.isdigit()) or int(first) < 1:
+    if _ROUND.fullmatch(first) is None or _ROUND.fullmatch(last if dash else first) is None:
         raise ConfigurationError(f"--rounds {text}: should be a round or a range of rounds from 1, such as 3 or 2-5")
-    return int(first) - 1, int(last if dash else first) - 1
+    begin, end = int(first), int(last if dash else first)
+    if begin > end:
+        raise ConfigurationError(f"--rounds {text}: ends before it begins")
+    return begin - 1, end - 1
 
 
 def _say(as_json: bool, content: dict[str, object], lines: list[str]) -> None:
@@ -104,4 +112,6 @@ def _say(as_json: bool, content: dict[str, object], lines: list[str]) -> None:
         typer.echo(json.dumps(content, indent=2))
         return
     for line in lines:
-        out.print(line, markup=False, soft_wrap=True)
+        # Evidence is somebody else's: nothing in it may steer the terminal.
+        shown = "".join(sign if sign.isprintable() else "�" for sign in line)
+        out.print(shown, markup=False, soft_wrap=True)
