@@ -13,6 +13,7 @@ import typer
 
 from privacy.bundle import Selection, UnreadableError, export, sha256_of
 from privacy.console import output
+from privacy.crate import write_crate
 from privacy.errors import ConfigurationError, MedsiloError
 from privacy.findings import Verification
 from privacy.pki import load_audit_public
@@ -76,6 +77,10 @@ def audit_app(read: Callable[[Path], AuditParty]) -> typer.Typer:
         rounds: Annotated[
             str | None, typer.Option("--rounds", help="Only these rounds, counted from 1: 3 or 2-5.")
         ] = None,
+        crate: Annotated[
+            Path | None,
+            typer.Option("--ro-crate", help="Also make this folder an RO-Crate: bundle, schema, report, provenance."),
+        ] = None,
     ) -> None:
         """Write the evidence as one JSON file that proves itself, for an auditor or the other side."""
         own = read(config)
@@ -86,6 +91,8 @@ def audit_app(read: Callable[[Path], AuditParty]) -> typer.Typer:
             header = export(own.journal, path, select=select)
         except OSError as error:
             raise MedsiloError(f"{path}: cannot be written: {error.strerror}") from None
+        if crate is not None:
+            write_crate(crate, path, reports=own.state / "report")
         out.print(
             f"{header.count} of {header.size} signed records of {header.party}: {path}\nSHA-256 {sha256_of(path)}",
             markup=False,
