@@ -31,12 +31,13 @@ _LARGEST_NUMBER = 2**53
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", re.ASCII)
 _HEX16 = re.compile(r"[0-9a-f]{32}")
 _HEX32 = re.compile(r"[0-9a-f]{64}")
-_KINDS = frozenset(
+KINDS = frozenset(
     {
         *("key", "key-rotation", "peer-key", "schema", "segment"),
         *("message", "refusal", "run", "consent", "approval", "withdrawal"),
     }
 )
+"""The kinds of records that this release knows."""
 
 
 class EvidenceReader:
@@ -294,7 +295,7 @@ class EvidenceReader:
                 self._enrol(record)
             case "segment":
                 self._take_segment(record, whole=whole)
-            case kind if kind not in _KINDS and len(self._unknown) < _MOST_REMARKS:
+            case kind if kind not in KINDS and len(self._unknown) < _MOST_REMARKS:
                 self._unknown.add(kind[:40])
 
     def _take_message(self, record: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 import os
@@ -18,7 +19,9 @@ from jsonschema import Draft202012Validator
 from test_tampering import records_of, write_bundle
 from two_parties import Exchange, meet
 
-from privacy.bundle import Selection, export
+from privacy.bundle import Selection, export, open_evidence
+from privacy.evidence_reader import KINDS
+from privacy.merkle import leaf_hash
 from privacy.receipts import MOST_CALLS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -53,8 +56,6 @@ def test_real_bundles_have_the_published_form(bundles: dict[str, Path], name: st
 
 
 def test_attestations_have_the_published_form(bundles: dict[str, Path]) -> None:
-    import base64
-
     validator = Draft202012Validator({**SCHEMA["$defs"]["attestation"], "$defs": SCHEMA["$defs"]})
     words = [record["attestation"] for record in records_of(bundles["silo"]) if "attestation" in record]
     assert len(words) > 5
@@ -117,9 +118,7 @@ def test_broken_forms_do_not(bundles: dict[str, Path], number: int) -> None:
 
 
 def test_every_kind_of_record_that_is_checked_is_described() -> None:
-    from privacy.evidence_reader import _KINDS
-
-    assert set(SCHEMA["$defs"]) >= _KINDS
+    assert set(SCHEMA["$defs"]) >= KINDS
 
 
 @pytest.mark.parametrize("name", ["silo", "coordinator", "stretch"])
@@ -153,7 +152,7 @@ def test_the_documented_steps_verify_by_hand(bundles: dict[str, Path], tmp_path:
     version = (
         subprocess.run(["openssl", "version"], capture_output=True, text=True) if shutil.which("openssl") else None
     )
-    if version is None or not version.stdout.startswith("OpenSSL 3"):
+    if not version.stdout.startswith("OpenSSL 3"):
         pytest.skip("the documented steps need openssl 3")
     shutil.copy(DOCS / "verify_by_hand.py", tmp_path)
     shutil.copy(bundles[name], tmp_path / "bundle.json")
@@ -171,8 +170,6 @@ def test_the_documented_steps_verify_by_hand(bundles: dict[str, Path], tmp_path:
         ).stdout
         for block in blocks
     ]
-    from privacy.bundle import open_evidence
-    from privacy.merkle import leaf_hash
 
     assert leaf_hash(next(open_evidence(bundles[name]).lines)).hex() in said[0]
     (root,) = re.findall("root of the records: ([0-9a-f]{64})", said[1])
