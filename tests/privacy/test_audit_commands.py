@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from two_parties import COORDINATOR, SILO, Exchange, key_of, meet
+from exchanging import COORDINATOR, SILO, Exchange, key_of, meet
 from typer.testing import CliRunner
 
 from privacy.audit_commands import AuditParty, audit_app

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from exchanging import Exchange, meet
 from jsonschema import Draft202012Validator
 from test_tampering import records_of, write_bundle
-from two_parties import Exchange, meet
 
 from privacy.bundle import Selection, export, open_evidence
 from privacy.evidence_reader import KINDS

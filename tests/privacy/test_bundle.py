@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from exchanging import COORDINATOR, SILO, Exchange, meet
 from rocrate.rocrate import ROCrate
-from two_parties import COORDINATOR, SILO, Exchange, meet
 
 from privacy.bundle import NothingFitsError, Selection, export, open_evidence, sha256_of
 from privacy.crate import write_crate

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import rfc8785
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from two_parties import COORDINATOR, Exchange, Party, copy_of, key_of, meet, origin_of
+from exchanging import COORDINATOR, Exchange, Party, copy_of, key_of, meet, origin_of
 
 from privacy.bundle import Selection, UnreadableError, export, open_evidence
 from privacy.checkpoint import Checkpoint, cosign

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import rfc8785
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from exchanging import CONSENT, COORDINATOR, SILO, Exchange, key_of, meet
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_tampering import Forger, Record, changed, records_of, resigned, write_bundle
-from two_parties import CONSENT, COORDINATOR, SILO, Exchange, key_of, meet
 
 from privacy.bundle import UnreadableError, open_evidence
 from privacy.canonical import read_canonical
