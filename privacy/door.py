@@ -25,6 +25,7 @@ from privacy.errors import ConsentError, IdentityError, JournalError, ReceiptErr
 from privacy.exposure import SCHEMA_FILES, SCHEMA_SHA256, Attribution, Exposure, attribute
 from privacy.journal import Journal, read_records
 from privacy.receipts import Correspondence
+from privacy.retention import SentArchive
 from protos.medsilo.v1 import journal_pb2
 
 NONCE_BYTES = 16
@@ -84,11 +85,15 @@ M = TypeVar("M", bound=Message)
 class Door:
     """The door of one party. ``identity`` is its own URI; ``gate`` decides what may leave.
 
-    What was exchanged with each other party is kept in ``correspondences``, as far as one side's word is still due.
+    What was exchanged with each other party is kept in ``Correspondence``s, as far as one side's word is still due.
+    ``archive`` keeps what is sent, if the party wants that.
     """
 
-    def __init__(self, journal: Journal, *, identity: str, federation: str, gate: Gate) -> None:
+    def __init__(
+        self, journal: Journal, *, identity: str, federation: str, gate: Gate, archive: SentArchive | None = None
+    ) -> None:
         self.journal = journal
+        self._archive = archive
         self.identity = identity
         self.federation = federation
         self.gate = gate
@@ -182,6 +187,9 @@ class Door:
             sealed.append(data)
         with self.correspondence(call.peer).lock:
             self._append(records, call)
+        if self._archive is not None:
+            for record, data in zip(records, sealed, strict=True):
+                self._archive.keep(record["call_id"], record["frame"], data)
         return sealed
 
     def admit(self, data: bytes, kind: type[M], call: Call, *, durable: bool = False) -> M:
