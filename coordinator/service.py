@@ -209,7 +209,8 @@ class CoordinatorService:
             check_finite({exposure: written[exposure] for exposure in receiver.unchecked})
             if large:
                 writer.commit()
-        attestation = self._door.attest(call, call.peer)
+        # Durable, so that the receipt in the store never outlives the records that it is for.
+        attestation = self._door.attest(call, call.peer, durable=True)
         receipt = to_json(from_message(attestation))
         accepted = self._rounds.accept(
             silo, update.round, file=path if large else None, receipt=receipt, metrics=metrics.payload()

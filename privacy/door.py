@@ -132,15 +132,17 @@ class Door:
             self.note("peer-key", peer=peer, public_key=public_key.hex(), rotations=chain)
             correspondence.peer_key = public_key
 
-    def attest(self, call: Call | None, peer: str, *, since: int | None = None) -> journal_pb2.Envelope:
+    def attest(
+        self, call: Call | None, peer: str, *, since: int | None = None, durable: bool = False
+    ) -> journal_pb2.Envelope:
         """This party's signed word for another on what was exchanged and not yet acknowledged.
 
         ``call``: the call that is being answered, if any. ``since``: size of the journal here that the other side
-        says it has seen. All records so far are durable when this returns. Raises ``ReceiptError`` (see
-        ``Correspondence.attest``).
+        says it has seen. What it states is on disk once the message that carries it is released, or with ``durable``
+        when this returns. Raises ``ReceiptError`` (see ``Correspondence.attest``).
         """
         current = call.call_id if call else None
-        return to_message(self.correspondence(peer).attest(self.journal, current=current, since=since))
+        return to_message(self.correspondence(peer).attest(self.journal, current=current, since=since, durable=durable))
 
     def check_attestation(self, envelope: journal_pb2.Envelope, peer: str) -> None:
         """Raises ``ReceiptError`` unless this is an attestation that the other side has signed for this party."""

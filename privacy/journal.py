@@ -55,6 +55,7 @@ class Journal:
         self._key = key
         self._broken = ""
         self._signed_size, self._signed, self._last_line = -1, "", ""
+        self._unwritten: list[tuple[int, bytes]] = []
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._file = os.open(directory / RECORDS, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -107,29 +108,36 @@ class Journal:
             self._write(self._file, b"".join(line + b"\n" for line in lines))
             for line in lines:
                 self._grow(line)
-            if not self._party:
+            if records and not self._party:
                 self._party = _party_of(records[0])
             size = self._tree.size
         if durable:
             self._sync(size)
         return range(first, size)
 
-    def checkpoint(self) -> str:
-        """Makes all records durable, signs a checkpoint over them, keeps it, and returns the signed note.
+    def checkpoint(self, *, durable: bool = True) -> str:
+        """Signs a checkpoint over all records, keeps it, and returns the signed note.
 
-        Checkpoints stand in the order of their sizes, each with the hash of the line before it.
+        Checkpoints stand in the order of their sizes, each with the hash of the line before it; none is written before
+        its records are durable. Without ``durable`` neither is yet: that comes with the next durable record, before
+        which the note must not leave.
         """
+        durable = durable or self._end >= self._segment_bytes
         with self._checkpoint_lock:
             with self._append_lock:
                 current = Checkpoint(self.origin, self._tree.size, self._tree.root())
-            self._sync(current.size)
-            if current.size == self._signed_size:
-                return self._signed
-            note = current.sign(self._key)
-            line = rfc8785.dumps({"checkpoint": note, "previous": self._last_line})
-            self._write(self._checkpoints, line + b"\n")
-            self._fsync(self._checkpoints)
-            self._signed_size, self._signed, self._last_line = current.size, note, hashlib.sha256(line).hexdigest()
+            if current.size != self._signed_size:
+                note = current.sign(self._key)
+                line = rfc8785.dumps({"checkpoint": note, "previous": self._last_line})
+                self._signed_size, self._signed, self._last_line = current.size, note, hashlib.sha256(line).hexdigest()
+                with self._sync_lock:
+                    self._unwritten.append((current.size, line))
+            note = self._signed
+            if durable:
+                self._sync(current.size)
+                with self._sync_lock:
+                    self._write_checkpoints()
+                    self._fsync(self._checkpoints)
             with self._append_lock:
                 if self._end >= self._segment_bytes and self._tree.size == current.size:
                     self._end_segment()
@@ -230,6 +238,13 @@ class Journal:
             reached = self._tree.size
             self._fsync(self._file)
             self._durable = max(self._durable, reached)
+            self._write_checkpoints()
+
+    def _write_checkpoints(self) -> None:
+        """Writes the checkpoints whose records are durable."""
+        while self._unwritten and self._unwritten[0][0] <= self._durable:
+            self._write(self._checkpoints, self._unwritten[0][1] + b"\n")
+            self._unwritten.pop(0)
 
     def _fsync(self, file: int) -> None:
         try:

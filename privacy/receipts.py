@@ -79,7 +79,7 @@ class Attestation(StrictModel):
 class Log(Protocol):
     """A journal, as far as its owner's attestations need it."""
 
-    def checkpoint(self) -> str: ...
+    def checkpoint(self, *, durable: bool = True) -> str: ...
 
     def consistency(self, first: int, second: int) -> list[bytes]: ...
 
@@ -196,18 +196,20 @@ class Correspondence:
         *,
         current: str | None = None,
         since: int | None = None,
+        durable: bool = False,
     ) -> dsse.Envelope:
         """The own word on all that the other side does not have it for yet.
 
         Args:
             log: the own journal.
             current: call that is being answered: what was received in it counts, what is sent does not yet.
+            durable: wait until the records are on disk, and do not leave that to the message that carries this.
             since: size of the own journal that the other side says it saw last; by default what it is known to have.
 
         Raises ``ReceiptError`` if the other side has seen more than this journal holds.
         """
         with self.lock:
-            note = log.checkpoint()
+            note = log.checkpoint(durable=durable)
             size = read_note(note).size
             if since is not None:
                 if since > size:

@@ -62,11 +62,8 @@ def open_sent(
     out.print(table)
     for call in calls:
         if call.problem:
-            out.print(
-                f"Run {call.run}, round {call.round + 1}, {call.length} bytes in {call.messages} messages: {call.problem}.",
-                markup=False,
-                soft_wrap=True,
-            )
+            what = f"Run {call.run}, round {call.round + 1}, {call.length} bytes in {call.messages} messages"
+            out.print(f"{what}: {call.problem}.", markup=False, soft_wrap=True)
 
 
 @app.command()

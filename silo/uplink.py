@@ -198,7 +198,6 @@ class Uplink:
                     self._door.check_attestation(response.first, self._peer)
                 else:
                     self._door.check_receipt(call)
-            self._door.journal.checkpoint()
 
         self._persistently(upload)
 
