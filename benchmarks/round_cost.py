@@ -3,9 +3,12 @@
 Training and testing are left out (``LocalSite.fit`` and ``measure`` do nothing in these silos), so that a round
 lasts exactly as long as everything else: the download, the half's work, saving, the upload, the journal on both
 sides, the coordinator's mixing. Beside it, in the same run, a bare gRPC stream over mutual TLS that moves the same
-bytes up and down for three clients at once and hashes them with SHA-256 at both ends.
+bytes up and down for three clients at once and hashes them with SHA-256 at both ends; and the same three hospitals
+without the audit (``benchmarks/party.py``), in turn with those that have it.
 
-    python benchmarks/round_cost.py [--rounds 8] [--model small|large|both] [--out FILE.json]
+    python benchmarks/round_cost.py [--rounds 8] [--model small|large|demo] [--out FILE.json]
+
+``demo`` trains as `make demo` does (500 synthetic images, one epoch): what the audit adds to a real round.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import sys
 import tempfile
 import time
 from concurrent import futures
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -31,27 +35,23 @@ import grpc
 import yaml
 
 SILOS = ("hospital1", "hospital2", "hospital3")
-MODELS = {"small": ("diversifed-cnn", 9), "large": ("torchvision:resnet50", 1000)}
+MODELS = {"small": ("diversifed-cnn", 9), "large": ("torchvision:resnet50", 1000), "demo": ("diversifed-cnn", 9)}
 CHUNK = (1 << 20) - 1024
 BIN = Path(sys.executable).parent
-SILO_WITHOUT_TRAINING = (
-    "import sys, silo.training as t\n"
-    "t.LocalSite.fit = lambda self, round_number, *, correction=None: None\n"
-    "t.LocalSite.measure = lambda self, state: None\n"
-    "from silo.cli import main\n"
-    "main()\n"
-)
+PARTY = Path(__file__).with_name("party.py")
+LEGS = 3
+"""How often each kind of run is made; those with and without the audit take turns."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--method", default="diversifed")
-    parser.add_argument("--model", choices=["small", "large", "both"], default="both")
+    parser.add_argument("--model", choices=[*MODELS, "all"], default="all")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     found = []
-    for size in MODELS if options.model == "both" else (options.model,):
+    for size in MODELS if options.model == "all" else (options.model,):
         folder = Path(tempfile.mkdtemp(prefix="round-cost-"))
         try:
             found.append(measure(folder, size, options.rounds, options.method))
@@ -63,11 +63,57 @@ def main() -> None:
 
 
 def measure(folder: Path, size: str, rounds: int, method: str) -> dict[str, object]:
-    prepare(folder, size, rounds, method)
+    """All legs of one size."""
+    legs: dict[str, list[Leg]] = {"audited": [], "unaudited": []}
+    for number in range(LEGS):
+        for kind, found in legs.items():
+            place = folder / f"{kind}{number}"
+            place.mkdir()
+            prepare(place, size, rounds, method)
+            found.append(run_leg(place, trained=size == "demo", audited=kind == "audited"))
+    upload = legs["audited"][0].upload
+    bare = [] if size == "demo" else [bare_round(folder / "audited0", upload) for _ in range(3)]
+    seconds = {kind: [s for leg in found for s in leg.durations[1:]] for kind, found in legs.items()}
+    cost, without = (statistics.median(seconds[kind]) for kind in legs)
+    result = {
+        "model": MODELS[size][0],
+        "method": method,
+        "trained": size == "demo",
+        "model_bytes": upload,
+        "rounds": len(seconds["audited"]),
+        "round_seconds_median": round(cost, 3),
+        "round_seconds": {kind: [round(s, 3) for s in found] for kind, found in seconds.items()},
+        "unaudited_round_seconds_median": round(without, 3),
+        "ratio_to_unaudited": round(cost / without, 3),
+        "least_ratio_to_unaudited": round(min(seconds["audited"]) / min(seconds["unaudited"]), 3),
+        "coordinator_idle_bytes": legs["audited"][0].idle,
+        "coordinator_peak_above_idle_bytes": legs["audited"][0].peak - legs["audited"][0].idle,
+        "coordinator_peak_above_idle_models": round((legs["audited"][0].peak - legs["audited"][0].idle) / upload, 2),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+    }
+    if bare:
+        plain = statistics.median(bare)
+        result |= {"bare_grpc_sha256_seconds_median": round(plain, 3), "ratio_to_bare": round(cost / plain, 2)}
+    return result
+
+
+@dataclass(frozen=True)
+class Leg:
+    """One run: seconds of its rounds, the coordinator's memory, bytes of an upload."""
+
+    durations: list[float]
+    idle: int
+    peak: int
+    upload: int
+
+
+def run_leg(folder: Path, *, trained: bool, audited: bool) -> Leg:
+    """A coordinator and three silos, from the first round to the last."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    flags = [*(() if trained else ("untrained",)), *(() if audited else ("unaudited",)), "--"]
     log = (folder / "coordinator.log").open("w")
     coordinator = subprocess.Popen(
-        [BIN / "coordinator", "serve", "--config", "coordinator.yaml", "--until-done"],
+        [sys.executable, PARTY, *flags, "coordinator", "serve", "--config", "coordinator.yaml", "--until-done"],
         cwd=folder,
         stderr=log,
         env=environment,
@@ -79,7 +125,7 @@ def measure(folder: Path, size: str, rounds: int, method: str) -> dict[str, obje
     Path(f"/proc/{coordinator.pid}/clear_refs").write_text("5")  # the peak counts from here
     silos = [
         subprocess.Popen(
-            [sys.executable, "-c", SILO_WITHOUT_TRAINING, "train", "--config", f"{name}.yaml"],
+            [sys.executable, PARTY, *flags, "silo", "train", "--config", f"{name}.yaml"],
             cwd=folder,
             stdout=subprocess.DEVNULL,
             env=environment,
@@ -93,23 +139,7 @@ def measure(folder: Path, size: str, rounds: int, method: str) -> dict[str, obje
     if any(process.wait() for process in silos) or coordinator.returncode:
         sys.exit((folder / "coordinator.log").read_text())
     upload = next(folder.glob("state/coordinator/runs/*/round-*/upload-hospital1-*.safetensors")).stat().st_size
-    durations = round_durations(folder)
-    bare = [bare_round(folder, upload) for _ in range(3)]
-    cost, plain = statistics.median(durations[1:]), statistics.median(bare)
-    return {
-        "model": MODELS[size][0],
-        "method": method,
-        "model_bytes": upload,
-        "rounds": len(durations),
-        "round_seconds_median": round(cost, 3),
-        "round_seconds": [round(value, 3) for value in durations],
-        "bare_grpc_sha256_seconds_median": round(plain, 3),
-        "ratio_to_bare": round(cost / plain, 2),
-        "coordinator_idle_bytes": idle,
-        "coordinator_peak_above_idle_bytes": peak - idle,
-        "coordinator_peak_above_idle_models": round((peak - idle) / upload, 2),
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
-    }
+    return Leg(round_durations(folder), idle, peak, upload)
 
 
 def prepare(folder: Path, size: str, rounds: int, method: str) -> None:
@@ -118,8 +148,8 @@ def prepare(folder: Path, size: str, rounds: int, method: str) -> None:
     from silo.synthetic import generate_tissue
 
     shards = cut(
-        generate_tissue(seed=1, train=900, test=90),
-        PracticalGroups(groups=(1, 1, 1), train_per_silo=90, test_per_silo=10),
+        generate_tissue(seed=1, train=2700, test=90),
+        PracticalGroups(groups=(1, 1, 1), train_per_silo=500 if size == "demo" else 90, test_per_silo=10),
         seed=1,
     )
     with socket.socket() as probe:
@@ -138,6 +168,7 @@ def prepare(folder: Path, size: str, rounds: int, method: str) -> None:
                 "method": {"name": method},
                 "model": {"name": name, "input_shape": [3, 28, 28], "classes": classes},
                 "rounds": rounds,
+                "training": {"epochs": 1},
             },
         },
     )

@@ -17,6 +17,7 @@ from privacy.audit_commands import AuditParty, audit_app
 from privacy.console import application, output
 from privacy.console import run as run_app
 from privacy.errors import ConfigurationError
+from privacy.key_rotation import rotate as rotate_key
 from privacy.pki import create_keys
 
 app = application("The coordinator of a federation: leads runs, and never sees an image.")
@@ -36,9 +37,18 @@ app.add_typer(audit_app(_party), name="audit")
 
 
 @app.command()
-def keys(config: Config) -> None:
+def keys(
+    config: Config,
+    rotate: Annotated[
+        bool, typer.Option("--rotate", help="Change the audit key, by a signed record; stop the daemon first.")
+    ] = False,
+) -> None:
     """Make the coordinator's keys and its certificate request, on this machine."""
     settings = CoordinatorConfig.read(config)
+    if rotate:
+        found = rotate_key(settings.keys, settings.journal, origin=settings.journal_origin, identity=settings.identity)
+        out.print(f"The audit key is a new one ({found[:16]}…), and the journal says so, signed with both keys.")
+        return
     paths = create_keys(settings.keys, settings.identity)
     out.print(f"Keys are in {settings.keys}; they stay on this machine.")
     out.print(

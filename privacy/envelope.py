@@ -30,8 +30,13 @@ def key_id(public_key: bytes) -> str:
 def seal(document: Mapping[str, Any], payload_type: str, key: Ed25519PrivateKey) -> dsse.Envelope:
     """The document, signed."""
     envelope = dsse.Envelope(rfc8785.dumps(dict(document)), payload_type, {})
-    envelope.sign(CryptoSigner(key, _public(key.public_key().public_bytes_raw())))
+    countersign(envelope, key)
     return envelope
+
+
+def countersign(envelope: dsse.Envelope, key: Ed25519PrivateKey) -> None:
+    """Adds another key's signature."""
+    envelope.sign(CryptoSigner(key, _public(key.public_key().public_bytes_raw())))
 
 
 def unseal(envelope: dsse.Envelope, payload_type: str, public_key: bytes) -> dict[str, Any]:

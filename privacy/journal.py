@@ -4,7 +4,9 @@ Each record is one line of canonical JSON (RFC 8785) and one leaf of an RFC 6962
 stand beside it. Canonical JSON has no line breaks inside, so a line that does not end was never completed, and
 nothing that depended on it has happened.
 
-Files in the journal's folder: ``records.jsonl`` and ``checkpoints.jsonl``.
+Files in the journal's folder: ``records.jsonl``, ``checkpoints.jsonl``, and earlier segments of the records,
+``records-FIRST.jsonl`` by the index of their first record. A new segment begins with a record that names the one
+before it, with its hash and the signed checkpoint over all before; there is one tree over all segments.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import itertools
 import json
 import os
 import threading
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,6 +35,8 @@ from privacy.merkle import TILE, MerkleTree, ProvingTree
 
 RECORDS = "records.jsonl"
 CHECKPOINTS = "checkpoints.jsonl"
+SEGMENT_BYTES = 256 << 20
+"""From this size on, a segment is ended with the next checkpoint."""
 
 
 class Journal:
@@ -43,19 +46,25 @@ class Journal:
     Raises ``JournalError`` on opening if another process has it, or if what is on disk is not what was signed.
     """
 
-    def __init__(self, directory: Path, *, key: Ed25519PrivateKey, origin: str) -> None:
+    def __init__(
+        self, directory: Path, *, key: Ed25519PrivateKey, origin: str, segment_bytes: int = SEGMENT_BYTES
+    ) -> None:
         self.directory = directory
         self.origin = origin
+        self._segment_bytes = segment_bytes
         self._key = key
         self._broken = ""
         self._signed_size, self._signed, self._last_line = -1, "", ""
+        self._unwritten: list[tuple[int, bytes]] = []
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._file = os.open(directory / RECORDS, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             self._lock_file()
             self._tree = ProvingTree(self._read_lines)
-            self._offsets = array("Q")
-            self._end = 0
+            self._files: list[Path] = []
+            self._tiles: list[tuple[int, int]] = []
+            self._party: dict[str, Any] = {}
+            self._begin_file(directory / RECORDS)
             self._recover()
             self._checkpoints = os.open(directory / CHECKPOINTS, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         except BaseException:
@@ -91,7 +100,7 @@ class Journal:
         """
         with self._append_lock:
             first = self._tree.size
-            time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            time = _now()
             lines = [
                 rfc8785.dumps({"v": 1, "index": first + offset, "time": time, **record})
                 for offset, record in enumerate(records)
@@ -99,27 +108,39 @@ class Journal:
             self._write(self._file, b"".join(line + b"\n" for line in lines))
             for line in lines:
                 self._grow(line)
+            if records and not self._party:
+                self._party = _party_of(records[0])
             size = self._tree.size
         if durable:
             self._sync(size)
         return range(first, size)
 
-    def checkpoint(self) -> str:
-        """Makes all records durable, signs a checkpoint over them, keeps it, and returns the signed note.
+    def checkpoint(self, *, durable: bool = True) -> str:
+        """Signs a checkpoint over all records, keeps it, and returns the signed note.
 
-        Checkpoints stand in the order of their sizes, each with the hash of the line before it.
+        Checkpoints stand in the order of their sizes, each with the hash of the line before it; none is written before
+        its records are durable. Without ``durable`` neither is yet: that comes with the next durable record, before
+        which the note must not leave.
         """
+        durable = durable or self._end >= self._segment_bytes
         with self._checkpoint_lock:
             with self._append_lock:
                 current = Checkpoint(self.origin, self._tree.size, self._tree.root())
-            self._sync(current.size)
-            if current.size == self._signed_size:
-                return self._signed
-            note = current.sign(self._key)
-            line = rfc8785.dumps({"checkpoint": note, "previous": self._last_line})
-            self._write(self._checkpoints, line + b"\n")
-            self._fsync(self._checkpoints)
-            self._signed_size, self._signed, self._last_line = current.size, note, hashlib.sha256(line).hexdigest()
+            if current.size != self._signed_size:
+                note = current.sign(self._key)
+                line = rfc8785.dumps({"checkpoint": note, "previous": self._last_line})
+                self._signed_size, self._signed, self._last_line = current.size, note, hashlib.sha256(line).hexdigest()
+                with self._sync_lock:
+                    self._unwritten.append((current.size, line))
+            note = self._signed
+            if durable:
+                self._sync(current.size)
+                with self._sync_lock:
+                    self._write_checkpoints()
+                    self._fsync(self._checkpoints)
+            with self._append_lock:
+                if self._end >= self._segment_bytes and self._tree.size == current.size:
+                    self._end_segment()
         return note
 
     def consistency(self, first: int, second: int) -> list[bytes]:
@@ -144,18 +165,71 @@ class Journal:
             os.close(self._checkpoints)
             os.close(self._file)
 
+    def _end_segment(self) -> None:
+        """Sets the records so far aside and goes on in a new file, which says so in its first record."""
+        segment = self.directory / f"records-{self._first:012d}.jsonl"
+        # The new file stands beside the old one, and is linked to it, before it takes its place.
+        line = self._link(segment)
+        partial = self.directory / f".{RECORDS}.partial"
+        partial.unlink(missing_ok=True)
+        newest = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        try:
+            fcntl.flock(newest, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._write(newest, line + b"\n")
+            self._fsync(newest)
+            segment.unlink(missing_ok=True)  # left by a crash in this place: another name of the newest file
+            os.link(self.directory / RECORDS, segment)
+            partial.replace(self.directory / RECORDS)
+            fsync_folder(self.directory)
+        except BaseException:
+            os.close(newest)
+            raise
+        os.close(self._file)
+        self._file = newest
+        self._files[-1] = segment
+        self._begin_file(self.directory / RECORDS)
+        self._grow(line)
+        self._durable = self._tree.size
+
+    def _link(self, segment: Path) -> bytes:
+        record = {
+            "v": 1,
+            "index": self._tree.size,
+            "time": _now(),
+            "kind": "segment",
+            **self._party,
+            "file": segment.name,
+            "first": self._first,
+            "records": self._tree.size - self._first,
+            "sha256": self._hash.hexdigest(),
+            "checkpoint": self._signed,
+        }
+        return rfc8785.dumps(record)
+
+    def _begin_file(self, path: Path) -> None:
+        self._files.append(path)
+        self._first = self._tree.size
+        self._end = 0
+        self._hash = hashlib.sha256()
+
     def _grow(self, line: bytes) -> None:
         if self._tree.size % TILE == 0:
-            self._offsets.append(self._end)
+            self._tiles.append((len(self._files) - 1, self._end))
         self._tree.append(line)
         self._end += len(line) + 1
+        self._hash.update(line + b"\n")
 
     def _read_lines(self, first: int, count: int) -> list[bytes]:
-        """Records ``first`` to ``first + count`` as they stand in the file."""
-        with (self.directory / RECORDS).open("rb") as file:
-            file.seek(self._offsets[first // TILE])
-            lines = itertools.islice(file, first % TILE, first % TILE + count)
-            return [line.removesuffix(b"\n") for line in lines]
+        """Records ``first`` to ``first + count`` as they stand in the files."""
+        number, offset = self._tiles[first // TILE]
+        skip = first % TILE
+        found: list[bytes] = []
+        while len(found) < skip + count:
+            with self._files[number].open("rb") as file:
+                file.seek(offset)
+                found += [line.removesuffix(b"\n") for line in itertools.islice(file, skip + count - len(found))]
+            number, offset = number + 1, 0
+        return found[skip:]
 
     def _sync(self, size: int) -> None:
         with self._sync_lock:
@@ -164,6 +238,13 @@ class Journal:
             reached = self._tree.size
             self._fsync(self._file)
             self._durable = max(self._durable, reached)
+            self._write_checkpoints()
+
+    def _write_checkpoints(self) -> None:
+        """Writes the checkpoints whose records are durable."""
+        while self._unwritten and self._unwritten[0][0] <= self._durable:
+            self._write(self._checkpoints, self._unwritten[0][1] + b"\n")
+            self._unwritten.pop(0)
 
     def _fsync(self, file: int) -> None:
         try:
@@ -203,27 +284,41 @@ class Journal:
             ) from None
 
     def _recover(self) -> None:
-        signed = {}
-        public = self.public_key
-        for note in read_checkpoints(self.directory):
-            checkpoint = verify(note, public)
-            signed[checkpoint.size] = checkpoint.root
-        for line, complete in _lines(self.directory / RECORDS):
-            if not complete:
-                break
-            _parse(line, self._tree.size, self.directory)
-            self._grow(line)
-            root = signed.pop(self._tree.size, None)
-            if root is not None and root != self._tree.root():
-                raise JournalError(
-                    f"{self.directory / RECORDS}: the first {self._tree.size} records are not those that were "
-                    "signed; restore the file from a backup, and keep this copy as evidence"
-                )
-        signed.pop(0, None)
-        if signed:
+        notes = read_checkpoints(self.directory)
+        ahead = next(notes, None)
+        keys = [(0, self.public_key)]
+        files = _files(self.directory)
+        for path in files:
+            if path != self._files[-1]:
+                self._files[-1] = path
+            for line, complete in _lines(path):
+                while ahead is not None and read_note(ahead).size <= self._tree.size:
+                    self._check_note(ahead, keys)
+                    ahead = next(notes, None)
+                if not complete:
+                    break
+                record = _parse(line, self._tree.size, self.directory)
+                self._party = self._party or _party_of(record)
+                match record.get("kind"):
+                    case "key":
+                        keys = [(0, bytes.fromhex(record["public_key"]))]
+                    case "key-rotation":
+                        keys.append((record["index"] + 2, bytes.fromhex(record["public_key"])))
+                self._grow(line)
+            if path != files[-1]:
+                self._begin_file(self.directory / RECORDS)
+        while ahead is not None and read_note(ahead).size <= self._tree.size:
+            self._check_note(ahead, keys)
+            ahead = next(notes, None)
+        if ahead is not None:
             raise JournalError(
                 f"{self.directory / RECORDS}: holds {self._tree.size} records, but a checkpoint over "
-                f"{max(signed)} was signed; restore the file from a backup, and keep this copy as evidence"
+                f"{read_note(ahead).size} was signed; restore the file from a backup, and keep this copy as evidence"
+            )
+        if self._tree.size and keys[-1][1] != self.public_key:
+            raise JournalError(
+                f"{self.directory}: this journal is signed with another audit key. If a change of keys was "
+                "interrupted, give the same command (`keys --rotate`) again; if not, restore the key that belongs to it"
             )
         for name in (RECORDS, CHECKPOINTS):
             _cut_torn_line(self.directory / name)
@@ -232,22 +327,44 @@ class Journal:
             self._signed = json.loads(line)["checkpoint"]
             self._signed_size = read_note(self._signed).size
 
+    def _check_note(self, note: str, keys: Sequence[tuple[int, bytes]]) -> None:
+        size = read_note(note).size
+        checkpoint = verify(note, [key for first, key in keys if first <= size][-1])
+        if size < self._tree.size:
+            raise JournalError(
+                f"{self.directory / CHECKPOINTS}: the checkpoint over {size} records is out of its place"
+            )
+        if checkpoint.root != self._tree.root():
+            raise JournalError(
+                f"{self.directory / RECORDS}: the first {size} records are not those that were "
+                "signed; restore the file from a backup, and keep this copy as evidence"
+            )
+
 
 def read_records(directory: Path) -> Iterator[dict[str, Any]]:
     """The complete records of a journal, in order, without opening it for writing.
 
     Raises ``JournalError`` naming the first record that cannot be read.
     """
-    for index, (line, complete) in enumerate(_lines(directory / RECORDS)):
-        if complete:
-            yield _parse(line, index, directory)
+    for index, line in enumerate(read_lines(directory)):
+        yield _parse(line, index, directory)
 
 
 def read_lines(directory: Path) -> Iterator[bytes]:
     """The complete records of a journal as they stand in its files, in order."""
-    for line, complete in _lines(directory / RECORDS):
-        if complete:
-            yield line
+    for path in _files(directory):
+        for line, complete in _lines(path):
+            if complete:
+                yield line
+
+
+def current_key(directory: Path) -> bytes | None:
+    """The public audit key that a journal names last; None if it names none."""
+    found = None
+    for record in read_records(directory):
+        if record["kind"] in ("key", "key-rotation"):
+            found = bytes.fromhex(record["public_key"])
+    return found
 
 
 def last_checkpoint(directory: Path) -> str | None:
@@ -283,9 +400,7 @@ def verify_records(directory: Path, public_key: bytes) -> tuple[int, int]:
     signed = {c.size: c.root for c in (verify(note, public_key) for note in read_checkpoints(directory))}
     tree = MerkleTree()
     covered = 0
-    for line, complete in _lines(directory / RECORDS):
-        if not complete:
-            break
+    for line in read_lines(directory):
         _parse(line, tree.size, directory)
         tree.append(line)
         if tree.size in signed:
@@ -295,6 +410,23 @@ def verify_records(directory: Path, public_key: bytes) -> tuple[int, int]:
     if max(signed, default=0) > tree.size:
         raise JournalError(f"records {tree.size} to {max(signed) - 1} were signed and are gone")
     return tree.size, covered
+
+
+def _files(directory: Path) -> list[Path]:
+    """The records' files, oldest first. A segment that was just set aside and is still the newest file counts once."""
+    newest = directory / RECORDS
+    older = sorted(directory.glob("records-*.jsonl"))
+    if older and newest.exists() and older[-1].samefile(newest):
+        older.pop()
+    return [*older, newest]
+
+
+def _party_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: record[name] for name in ("federation", "self") if name in record}
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, bool]]:

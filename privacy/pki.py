@@ -25,12 +25,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from privacy.durable import fsync_folder
 from privacy.errors import IdentityError
 
 Role = Literal["silo", "coordinator"]
 ROLES: tuple[Role, ...] = ("silo", "coordinator")
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _CLOCK_SKEW = timedelta(minutes=5)
+_PENDING = "audit.key.next"
 _LONGEST_NAME = 64  # X.509's limit for a common name (RFC 5280, ub-common-name)
 _USAGES = {"silo": ExtendedKeyUsageOID.CLIENT_AUTH, "coordinator": ExtendedKeyUsageOID.SERVER_AUTH}
 _PrivateKey = ec.EllipticCurvePrivateKey | Ed25519PrivateKey
@@ -146,13 +148,24 @@ def create_keys(directory: Path, identity: Identity) -> KeyPaths:
         .sign(tls_key, hashes.SHA256())
     )
     _write_public(paths.request, request.public_bytes(serialization.Encoding.PEM))
-    _write_public(
-        paths.audit_public,
-        audit_key.public_key().public_bytes(
-            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        ),
-    )
+    _write_audit_public(paths.audit_public, audit_key)
     return paths
+
+
+def pending_audit_key(directory: Path) -> Ed25519PrivateKey:
+    """The audit key that is to follow the present one: made now, or by a change that was interrupted."""
+    path = directory / _PENDING
+    if not path.exists():
+        _write_private(path, Ed25519PrivateKey.generate())
+    return load_audit_key(path)
+
+
+def replace_audit_key(directory: Path) -> None:
+    """Puts the pending audit key in the place of the present one, which is gone then."""
+    key = load_audit_key(directory / _PENDING)
+    (directory / _PENDING).replace(directory / "audit.key")
+    fsync_folder(directory)
+    _write_audit_public(directory / "audit.pub", key)
 
 
 def issue(authority: Path, name: str, request: Path, out: Path, *, role: Role = "silo", days: int = 365) -> Identity:
@@ -293,6 +306,13 @@ def load_audit_public(path: Path) -> bytes:
     if not isinstance(key, Ed25519PublicKey):
         raise IdentityError(f"{path}: is not an Ed25519 key; a party's audit.pub is meant")
     return key.public_bytes_raw()
+
+
+def _write_audit_public(path: Path, key: Ed25519PrivateKey) -> None:
+    _write_public(
+        path,
+        key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo),
+    )
 
 
 def _requested_key(asked: x509.CertificateSigningRequest, where: Path) -> ec.EllipticCurvePublicKey:

@@ -16,6 +16,7 @@ from rich.table import Table
 from privacy.audit_commands import AuditParty, audit_app
 from privacy.console import application, output
 from privacy.console import run as run_app
+from privacy.key_rotation import rotate as rotate_key
 from privacy.pki import create_keys, load_audit_key
 from privacy.report import TELLING, build_report, readable_bytes
 from silo.config import SiloConfig
@@ -31,13 +32,53 @@ def _party(config: Path) -> AuditParty:
     return AuditParty(settings.name, settings.journal, settings.keys, settings.state)
 
 
-app.add_typer(audit_app(_party), name="audit")
+audit = audit_app(_party)
+app.add_typer(audit, name="audit")
+
+
+@audit.command("open")
+def open_sent(
+    config: Config,
+    run: Annotated[str | None, typer.Option("--run", help="Only this run.")] = None,
+    round_number: Annotated[int | None, typer.Option("--round", min=1, help="Only this round, from 1.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the tensors (default: state folder).")
+    ] = None,
+) -> None:
+    """Show exactly which tensors left, from the messages that this silo kept (`keep_sent_days`)."""
+    from silo.opening import open_rounds
+
+    settings = SiloConfig.read(config)
+    number = None if round_number is None else round_number - 1
+    table = Table(title=f"What left {settings.name}, message by message held against the journal", title_justify="left")
+    for column in ("run", "round", "sent (UTC)", "exposure class", "tensor", "file"):
+        table.add_column(column, overflow="fold")
+    calls = open_rounds(settings, folder or settings.state / "opened", run=run, round_number=number)
+    for call in calls:
+        place = (call.run, str(call.round + 1), call.time[:19].replace("T", " "))
+        for tensor in call.tensors:
+            shape = "×".join(map(str, tensor.shape)) or "one number"
+            table.add_row(*place, tensor.exposure.value, f"{tensor.name} {shape} {tensor.dtype}", tensor.file.name)
+    out.print(table)
+    for call in calls:
+        if call.problem:
+            what = f"Run {call.run}, round {call.round + 1}, {call.length} bytes in {call.messages} messages"
+            out.print(f"{what}: {call.problem}.", markup=False, soft_wrap=True)
 
 
 @app.command()
-def keys(config: Config) -> None:
+def keys(
+    config: Config,
+    rotate: Annotated[
+        bool, typer.Option("--rotate", help="Change the audit key, by a signed record; stop the daemon first.")
+    ] = False,
+) -> None:
     """Make the hospital's keys and its certificate request, on this machine."""
     settings = SiloConfig.read(config)
+    if rotate:
+        found = rotate_key(settings.keys, settings.journal, origin=settings.journal_origin, identity=settings.identity)
+        out.print(f"The audit key is a new one ({found[:16]}…), and the journal says so, signed with both keys.")
+        return
     paths = create_keys(settings.keys, settings.identity)
     out.print(f"Keys are in {settings.keys}; they stay on this machine.")
     out.print(

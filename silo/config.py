@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from privacy.configuration import FilePath, Name, StrictModel, load
 from privacy.endpoint import TlsFiles, is_loopback
 from privacy.pki import Identity
+from privacy.retention import SentArchive
 
 
 class CoordinatorAddress(StrictModel):
@@ -33,7 +34,8 @@ class SiloConfig(StrictModel):
     images (MedMNIST's ``.npz`` form). ``consent``: the consent file; without one nothing may leave. ``tls``: by
     default the files in ``state/keys``. ``device``: auto, cpu, cuda or cuda:N. ``threads``: CPU threads of training;
     PyTorch's choice by default, and fewer where several silos share a machine. ``insecure``: plain text, only to a
-    loopback address. ``trusted_models``: own model factories that a plan may name.
+    loopback address. ``trusted_models``: own model factories that a plan may name. ``keep_sent_days``: keep what was
+    sent, encrypted with the silo's own key, for so many days (`silo audit open`); by default nothing is kept.
     """
 
     federation: Name
@@ -47,6 +49,7 @@ class SiloConfig(StrictModel):
     threads: int | None = Field(default=None, ge=1)
     insecure: bool = False
     trusted_models: tuple[str, ...] = ()
+    keep_sent_days: float | None = Field(default=None, gt=0)
 
     @field_validator("device")
     @classmethod
@@ -91,6 +94,11 @@ class SiloConfig(StrictModel):
     def journal_origin(self) -> str:
         """The name of the silo's journal in its checkpoints."""
         return f"medsilo/{self.federation}/silo/{self.name}"
+
+    @property
+    def sent_archive(self) -> SentArchive:
+        """What was sent, as far as it is kept."""
+        return SentArchive(self.state / "sent", self.keys / "sent.key")
 
     @property
     def runs(self) -> Path:

@@ -23,6 +23,7 @@ from privacy.exposure import Exposure
 from privacy.journal import Journal
 from privacy.pki import Credentials, load_audit_key, load_credentials
 from privacy.plan import RunPlan
+from privacy.retention import SentArchive
 from protos.medsilo.v1 import coordinator_pb2 as wire
 from silo.config import SiloConfig
 from silo.display import Display
@@ -66,7 +67,8 @@ def train(config: SiloConfig, display: Display) -> Outcome:
     audit_key = load_audit_key(config.keys / "audit.key")
     gate = ConsentGate(consent, config.coordinator_identity)
     with Journal(config.journal, key=audit_key, origin=config.journal_origin) as journal:
-        door = Door(journal, identity=config.identity.uri, federation=config.federation, gate=gate)
+        archive = _archive(config)
+        door = Door(journal, identity=config.identity.uri, federation=config.federation, gate=gate, archive=archive)
         door.note(
             "consent",
             consent=consent.describe(),
@@ -83,6 +85,14 @@ def train(config: SiloConfig, display: Display) -> Outcome:
         finally:
             uplink.close()
     return Outcome(plan, config.runs / plan.run, uplink.bytes_sent)
+
+
+def _archive(config: SiloConfig) -> SentArchive | None:
+    if config.keep_sent_days is None:
+        return None
+    archive = config.sent_archive
+    archive.delete_older(config.keep_sent_days)
+    return archive
 
 
 def _join(uplink: Uplink, consent: ConsentFile, door: Door) -> RunPlan:

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,10 @@ from algorithms.datasets import ImageDataset, save_npz
 from algorithms.models import build
 from algorithms.registry import make
 from coordinator.config import CoordinatorConfig
-from privacy.pki import Identity, create_authority, create_keys, issue
+from privacy.door import Door
+from privacy.exposure import Exposure
+from privacy.journal import Journal
+from privacy.pki import Identity, create_authority, create_keys, issue, load_audit_key
 from simulation.federation import Simulation
 
 Process = subprocess.Popen[bytes] | Forked
@@ -35,6 +38,20 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def without_signatures(record: Mapping[str, Any]) -> int:
+    """A message's length without the signed word in its header on what was exchanged before."""
+    return sum(
+        count for field, count in record["fields"].items() if not {"attestation", "first"} & set(field.split("."))
+    )
+
+
+class Anything:
+    """A gate that holds nothing back."""
+
+    def check(self, classes: Iterable[Exposure]) -> None:
+        pass
 
 
 class Federation:
@@ -63,6 +80,7 @@ class Federation:
         self.insecure = insecure
         self.exposures = list(exposures)
         self.processes: list[Process] = []
+        self._doors: dict[str, Door] = {}
         first = self.shards[0]
         settings: dict[str, Any] = {
             "name": "test",
@@ -132,6 +150,23 @@ class Federation:
 
     def write(self, name: str, content: object) -> None:
         (self.folder / name).write_text(yaml.safe_dump(content))
+
+    def door(self, name: str) -> Door:
+        """The door of a party that the test plays itself: its own journal and audit key, and nothing is held back."""
+        if name not in self._doors:
+            identity = Identity("test", "coordinator" if name == "coordinator" else "silo", name)
+            journal = Journal(
+                self.folder / "state" / name / "journal",
+                key=load_audit_key(self.keys(name) / "audit.key"),
+                origin=f"medsilo/test/{identity.role}/{name}",
+            )
+            self._doors[name] = Door(journal, identity=identity.uri, federation="test", gate=Anything())
+        return self._doors[name]
+
+    def close_door(self, name: str) -> None:
+        """The test no longer plays this party."""
+        if (door := self._doors.pop(name, None)) is not None:
+            door.journal.close()
 
     def start(self, *command: str, prefix: Sequence[str] = ()) -> Process:
         """Starts a console script; what it says goes to ``NAME.log``."""
@@ -218,6 +253,8 @@ class Federation:
             if process.poll() is None:
                 process.kill()
                 process.wait()
+        for name in list(self._doors):
+            self.close_door(name)
 
     def run_folder(self, name: str) -> Path:
         return self.folder / "state" / name / "runs" / str(self.coordinator_config["run"]["name"])

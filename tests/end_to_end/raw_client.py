@@ -1,26 +1,151 @@
-"""Hospitals that misbehave, for the tests: streams sent piece by piece, and updates of one number."""
+"""Hospitals that the tests play themselves: real certificate, real journal, hand-made messages."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import torch
 from federation import Federation
-from test_refusals import NONCE, RawClient
+from google.protobuf.message import Message
 
 from algorithms.models import Layout, build
-from algorithms.tensors import Part
+from algorithms.tensors import Part, Payload
+from algorithms.transfer import CHUNK, chunk_message, manifest
+from coordinator.config import CoordinatorConfig
+from privacy.door import Call, Door, nonce
+from privacy.envelope import from_message
 from privacy.exposure import MODEL, Exposure
+from privacy.pki import load_audit_key
 from protos.medsilo.v1 import coordinator_pb2 as wire
+from protos.medsilo.v1 import journal_pb2
 
 SERVICE = "/medsilo.v1.CoordinatorService"
+COORDINATOR = "spiffe://test/coordinator/coordinator"
+
+
+class RawClient:
+    """A hospital that sends what it likes, keeps its journal all the same, and signs for what it exchanged."""
+
+    def __init__(self, one: Federation, name: str, *, claims: str | None = None, keys: Path | None = None) -> None:
+        self.name = claims or name
+        keys = keys or one.keys(name)
+        self.plan = CoordinatorConfig.read(one.folder / "coordinator.yaml").plan()
+        pair = ((keys / "tls.key").read_bytes(), (keys / "tls.pem").read_bytes())
+        credentials = grpc.ssl_channel_credentials((one.keys(name) / "ca.pem").read_bytes(), *pair)
+        self.channel = grpc.secure_channel(
+            f"127.0.0.1:{one.port}",
+            credentials,
+            [("grpc.ssl_target_name_override", "coordinator.coordinator.test")],
+        )
+        self._one = one
+        self._own = name
+
+    @property
+    def door(self) -> Door:
+        return self._one.door(self._own)
+
+    @contextmanager
+    def calling(self, rpc: str) -> Iterator[Call]:
+        call = Call(rpc, COORDINATOR, "", "a test")
+        try:
+            yield call
+        finally:
+            self.door.ended(call)
+
+    def unary(self, rpc: str, message: Message | bytes) -> bytes:
+        """Bytes are sent as they are, past the journal; a message is recorded first."""
+        method = self.channel.unary_unary(f"{SERVICE}/{rpc}")
+        if isinstance(message, bytes):
+            answer: bytes = method(message, timeout=20)
+            return answer
+        with self.calling(rpc) as call:
+            answer = method(self.door.release([message], call)[0], timeout=20)
+            self.door.admit(answer, getattr(wire, f"{rpc}Response"), call)
+            return answer
+
+    def get_plan(self) -> bytes:
+        return self.unary("GetPlan", wire.GetPlanRequest(nonce=nonce(), silo=self.name, protocol_version=1))
+
+    def join(self) -> None:
+        audit_key = load_audit_key(self._one.keys("coordinator") / "audit.key")
+        self.door.enrol(COORDINATOR, audit_key.public_key().public_bytes_raw())
+        request = wire.JoinRequest(
+            nonce=nonce(),
+            silo=self.name,
+            plan_sha256=self.plan.sha256,
+            audit_key=self.door.journal.public_key,
+            accepted=True,
+            seen=self.seen,
+        )
+        self.unary("Join", request)
+
+    @property
+    def seen(self) -> int:
+        """Size of the coordinator's journal as this hospital saw it last."""
+        return self.door.correspondence(COORDINATOR).seen.size
+
+    def attestation(self) -> journal_pb2.Envelope | None:
+        """What the next header has to say, after asking what the coordinator knows; None before joining."""
+        if self.door.correspondence(COORDINATOR).peer_key is None:
+            return None
+        request = wire.AttestRequest(nonce=nonce(), silo=self.name, plan_sha256=self.plan.sha256, seen=self.seen)
+        self.unary("Attest", request)
+        return self.door.attest(COORDINATOR)
+
+    def submit(self, payload: Payload, *, round_number: int = 0, cut: int | None = None) -> wire.SubmitUpdateResponse:
+        return self.send(self.frames(payload, round_number)[:cut])
+
+    def frames(self, payload: Payload, round_number: int = 0) -> list[bytes]:
+        """An update's messages; nothing is recorded before they are sent."""
+        return [self.header(payload, round_number, attestation=self.attestation()), *self.chunks(payload)]
+
+    def header(self, payload: Payload, round_number: int = 0, **changes: Any) -> bytes:
+        update = wire.Update(
+            nonce=nonce(),
+            silo=self.name,
+            **{"plan_sha256": self.plan.sha256, **changes},
+            round=round_number,
+            parts=manifest(payload),
+        )
+        return wire.SubmitUpdateRequest(update=update).SerializeToString()
+
+    def chunks(self, payload: Payload) -> list[bytes]:
+        return [
+            chunk_message(wire.SubmitUpdateRequest, exposure, data, nonce()).SerializeToString()
+            for exposure, part in payload.items()
+            for data in part.chunks(CHUNK)
+        ]
+
+    def send(self, messages: Sequence[bytes]) -> wire.SubmitUpdateResponse:
+        with self.calling("SubmitUpdate") as call:
+            self.record(messages, call)
+            data = self.channel.stream_unary(f"{SERVICE}/SubmitUpdate")(iter(messages), timeout=60)
+            answer = self.door.admit(data, wire.SubmitUpdateResponse, call)
+            if not answer.repeated:
+                self.door.check_receipt(call)
+            return answer
+
+    def record(self, messages: Sequence[bytes], call: Call) -> None:
+        parsed = [wire.SubmitUpdateRequest.FromString(data) for data in messages]
+        assert self.door.release(parsed, call) == list(messages)
+
+    def model(self, **changes: np.ndarray) -> dict[Exposure, Part]:
+        """A whole model; ``changes`` replaces tensors (dots in names written as two underscores)."""
+        changed = {name.replace("__", "."): torch.from_numpy(value) for name, value in changes.items()}
+        module = build(self.plan.model, seed=1)
+        tensors = {name: changed.get(name, tensor.detach()) for name, tensor in module.named_parameters()}
+        parts = Layout.of(module).model_parts()
+        return {exposure: Part.of({s.name: tensors[s.name] for s in parts[exposure]}) for exposure in MODEL}
 
 
 class HandMade(RawClient):
-    """A raw client that also sends single frames, half streams, and models that hold one number throughout."""
+    """A raw client that also sends half streams, and models that hold one number throughout."""
 
     def __init__(self, one: Federation, name: str, **options: Any) -> None:
         super().__init__(one, name, **options)
@@ -34,38 +159,52 @@ class HandMade(RawClient):
             payload[Exposure.SAMPLE_COUNT] = Part.of({"samples": torch.tensor(images)})
         return payload
 
-    def send(self, messages: Sequence[bytes]) -> wire.SubmitUpdateResponse:
-        call = self.channel.stream_unary(f"{SERVICE}/SubmitUpdate")
-        return wire.SubmitUpdateResponse.FromString(call(iter(messages), timeout=30))
-
     def half(self, messages: Sequence[bytes], first: int) -> HalfSent:
-        return HalfSent(self.channel, messages, first)
+        return HalfSent(self, messages, first)
 
     def task(self) -> Iterator[bytes]:
-        request = wire.GetTaskRequest(
-            nonce=NONCE, silo=self.name, plan_sha256=self.plan.sha256, wait_seconds=30, holds_model=True
-        )
-        answer: Iterator[bytes] = self.channel.unary_stream(f"{SERVICE}/GetTask")(request.SerializeToString())
-        return answer
+        with self.calling("GetTask") as call:
+            request = wire.GetTaskRequest(
+                nonce=nonce(),
+                silo=self.name,
+                plan_sha256=self.plan.sha256,
+                wait_seconds=30,
+                holds_model=True,
+                attestation=self.attestation(),
+            )
+            (data,) = self.door.release([request], call)
+            for answer in self.channel.unary_stream(f"{SERVICE}/GetTask")(data):
+                self.door.admit(answer, wire.GetTaskResponse, call)
+                yield answer
 
 
 class HalfSent:
-    """An upload of which only the ``first`` messages are sent until ``go_on``."""
+    """An upload of which only the ``first`` messages are sent until ``go_on``.
 
-    def __init__(self, channel: grpc.Channel, messages: Sequence[bytes], first: int) -> None:
+    Meanwhile the hospital makes other calls, which honest ones never do: only its last answer's proof is of use to it.
+    """
+
+    def __init__(self, client: RawClient, messages: Sequence[bytes], first: int) -> None:
         self._go = threading.Event()
+        self._client = client
+        self._recorded = Call("SubmitUpdate", COORDINATOR, "", "a test")
+        client.record(messages, self._recorded)
 
         def frames() -> Iterator[bytes]:
             yield from messages[:first]
             self._go.wait()
             yield from messages[first:]
 
-        self._call = channel.stream_unary(f"{SERVICE}/SubmitUpdate").future(frames())
+        self._call = client.channel.stream_unary(f"{SERVICE}/SubmitUpdate").future(frames())
 
     def go_on(self) -> wire.SubmitUpdateResponse:
         self._go.set()
-        return wire.SubmitUpdateResponse.FromString(self._call.result(timeout=60))
+        answer = wire.SubmitUpdateResponse.FromString(self._call.result(timeout=60))
+        self._client.door.correspondence(COORDINATOR).check_signed(from_message(answer.attestation))
+        self._client.door.ended(self._recorded)
+        return answer
 
     def give_up(self) -> None:
         self._call.cancel()
         self._go.set()
+        self._client.door.ended(self._recorded)

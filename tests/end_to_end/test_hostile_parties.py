@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import grpc
 import pytest
 import torch
 from federation import PATIENCE, Federation
-from raw_client import SERVICE, HandMade
+from google.protobuf.message import Message
+from raw_client import SERVICE, HalfSent, HandMade, RawClient
 from safetensors.torch import load_file
-from test_refusals import NONCE, RawClient, delivered, refusal, stored_uploads
+from test_refusals import delivered, refusal, stored_uploads
 
 from algorithms.models import build, state_of
 from algorithms.tensors import Part
 from algorithms.transfer import chunk_message, manifest
+from privacy.door import Call, nonce
+from privacy.envelope import ATTESTATION, to_message
 from privacy.exposure import Exposure
 from protos.medsilo.v1 import coordinator_pb2 as wire
 from protos.medsilo.v1 import journal_pb2
 
 Make = Callable[..., Federation]
+M = TypeVar("M", bound=Message)
 
 
 def start(one: Federation) -> list[HandMade]:
@@ -40,12 +46,10 @@ def test_updates_that_do_not_hold_together_are_refused_and_the_right_one_is_take
     one = federation()
     client, *_ = start(one)
     good = client.constant(1.0)
-    header, *chunks = client.frames(good, 0)
     extractor = good[Exposure.MODEL_PARAMETERS_EXTRACTOR]
     double = Part.of({name: tensor.double() for name, tensor in extractor.tensors().items()})
     renamed = Part.of({f"other.{name}": tensor for name, tensor in extractor.tensors().items()})
     bad_metrics = Part.of({"accuracy": torch.tensor(float("nan")), "loss": torch.tensor(1.0)})
-    wrong_plan = wire.Update(nonce=NONCE, silo="hospital1", plan_sha256=bytes(32), parts=manifest(good))
     elsewhere = HandMade(one, "hospital1", keys=one.keys("coordinator"))
 
     def update(**changes: Part) -> Callable[[], object]:
@@ -78,17 +82,17 @@ def test_updates_that_do_not_hold_together_are_refused_and_the_right_one_is_take
             ("MODEL_PARAMETERS_CLASSIFIER is missing",),
         ),
         "more bytes than announced": (
-            lambda: client.send([header, *chunks, chunks[-1]]),
+            lambda: client.send([*client.frames(good), *client.chunks(good)[-1:]]),
             grpc.StatusCode.INVALID_ARGUMENT,
             ("not what the manifest announced",),
         ),
         "a second header": (
-            lambda: client.send([header, header, *chunks]),
+            lambda: client.send([*client.frames(good)[:1], client.header(good), *client.chunks(good)]),
             grpc.StatusCode.INVALID_ARGUMENT,
             ("chunks only",),
         ),
         "chunks without a header": (
-            lambda: client.send(chunks),
+            lambda: client.send(client.chunks(good)),
             grpc.StatusCode.INVALID_ARGUMENT,
             ("begins with its header",),
         ),
@@ -98,7 +102,7 @@ def test_updates_that_do_not_hold_together_are_refused_and_the_right_one_is_take
             ("begins with its header",),
         ),
         "another plan": (
-            lambda: client.send([wire.SubmitUpdateRequest(update=wrong_plan).SerializeToString(), *chunks]),
+            lambda: client.send([client.header(good, plan_sha256=bytes(32)), *client.chunks(good)]),
             grpc.StatusCode.INVALID_ARGUMENT,
             ("another plan",),
         ),
@@ -143,7 +147,7 @@ def test_an_audit_key_that_can_check_nothing_is_refused(federation: Make, key: b
     one.wait_to_say("coordinator", "listening")
     client = HandMade(one, "hospital1")
     request = wire.JoinRequest(
-        nonce=NONCE, silo="hospital1", plan_sha256=client.plan.sha256, audit_key=key, accepted=True
+        nonce=nonce(), silo="hospital1", plan_sha256=client.plan.sha256, audit_key=key, accepted=True
     )
     code, details = refusal(lambda: client.unary("Join", request))
     assert code == grpc.StatusCode.INVALID_ARGUMENT
@@ -151,20 +155,28 @@ def test_an_audit_key_that_can_check_nothing_is_refused(federation: Make, key: b
     assert one.status()["silos"][0]["state"] == "not yet heard of"
 
 
+def stall(one: Federation, client: HandMade, messages: list[bytes], first: int) -> HalfSent:
+    """An upload of which the coordinator has the first messages."""
+
+    def there() -> int:
+        return len([r for r in one.messages("coordinator", "received") if r["rpc"] == "SubmitUpdate"])
+
+    before = there()
+    half = client.half(messages, first)
+    one.wait_for("the upload's first messages", lambda: there() == before + first)
+    return half
+
+
 def test_what_is_stored_are_the_bytes_that_the_receipt_is_for(federation: Make) -> None:
     """An upload that was overtaken by another of the same round ends with the other's receipt, and changes nothing."""
     one = federation()
     client, *_ = start(one)
-    slow = client.half(list(client.frames(client.constant(1.0), 0)), 2)
-    one.wait_for(
-        "the slow upload's first messages",
-        lambda: len([r for r in one.messages("coordinator", "received") if r["rpc"] == "SubmitUpdate"]) == 2,
-    )
+    slow = stall(one, client, client.frames(client.constant(1.0)), 2)
     overtaking = client.submit(client.constant(2.0))
     assert not overtaking.repeated
     answer = slow.go_on()
     assert answer.repeated
-    assert answer.receipt == overtaking.receipt
+    assert answer.first == overtaking.attestation
     assert delivered(one) == 1
     (stored,) = [path for path in stored_uploads(one) if path.suffix == ".safetensors"]
     assert {value for tensor in load_file(stored).values() for value in tensor.unique().tolist()} == {2.0}
@@ -199,32 +211,35 @@ def test_a_slow_download_is_what_it_was_and_never_another_hospitals_update(feder
 def test_stalled_uploads_of_one_hospital_do_not_keep_the_others_out(federation: Make) -> None:
     one = federation()
     first, second, _ = start(one)
-    header, *_ = first.frames(first.constant(1.0), 0)
-    stalled = [first.half([header], 1) for _ in range(40)]
-    one.wait_for(
-        "stalled uploads",
-        lambda: len([r for r in one.messages("coordinator", "received") if r["rpc"] == "SubmitUpdate"]) >= 8,
-    )
+    payload = first.constant(1.0)
+    # The last 32 are more than a hospital may have open, whatever they say of their journal.
+    stalled = [stall(one, first, first.frames(payload), 1) for _ in range(8)]
+    stalled += [first.half([first.header(payload)], 1) for _ in range(32)]
     try:
-        assert not second.send(list(second.frames(second.constant(2.0), 0))).repeated
+        assert not second.submit(second.constant(2.0)).repeated
     finally:
         for call in stalled:
             call.give_up()
 
 
 class Impostor:
-    """A server that answers like a coordinator, with the given party's keys and changed answers."""
+    """A server that answers like a coordinator, with the given party's keys and changed answers.
+
+    It keeps a journal and signs for what it has, except in what ``tamper`` says of a hospital.
+    """
 
     def __init__(self, one: Federation, party: str, *, tamper: Mapping[str, str] | None = None) -> None:
         self.plan = RawClient(one, "hospital1").plan
         self.tamper = tamper or {}
         self.seen: list[tuple[str, bytes]] = []
+        self._door = one.door(party)
         self._certificate = (one.keys(party) / "tls.pem").read_bytes()
         handlers = {
             "GetPlan": grpc.unary_unary_rpc_method_handler(self._get_plan),
             "Join": grpc.unary_unary_rpc_method_handler(self._join),
             "GetTask": grpc.unary_stream_rpc_method_handler(self._get_task),
             "SubmitUpdate": grpc.stream_unary_rpc_method_handler(self._submit),
+            "Attest": grpc.unary_unary_rpc_method_handler(self._attest),
         }
         self.server = grpc.server(futures.ThreadPoolExecutor(8))
         self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE[1:], handlers),))
@@ -234,46 +249,94 @@ class Impostor:
         self.server.add_secure_port(f"127.0.0.1:{one.port}", credentials)
         self.server.start()
 
+    @contextmanager
+    def _answering(self, rpc: str, name: str) -> Iterator[tuple[Call, str]]:
+        call = Call(rpc, f"spiffe://test/silo/{name}", "", "an impostor's answer")
+        try:
+            yield call, self.tamper.get(name, "")
+        finally:
+            self._door.ended(call)
+
+    def _take(self, data: bytes, kind: type[M], call: Call) -> M:
+        self.seen.append((call.rpc, data))
+        return self._door.admit(data, kind, call)
+
+    def _word(self, call: Call, breach: str, *, since: int | None = None) -> journal_pb2.Envelope | None:
+        """The impostor's attestation, as the breach has it."""
+        if breach == f"no receipt in {call.rpc}":
+            return None
+        word = self._door.attest(call.peer, since=since)
+        if breach == f"a receipt for other bytes in {call.rpc}":
+            document = json.loads(word.payload)
+            for exchange in document["exchanges"]:
+                if exchange["call_id"] == call.call_id:
+                    exchange["sha256"] = "00" * 32
+            word = to_message(self._door.journal.seal(document, ATTESTATION))
+        return word
+
     def _get_plan(self, data: bytes, _: Any) -> bytes:
-        self.seen.append(("GetPlan", data))
-        silo = wire.GetPlanRequest.FromString(data).silo
-        plan = self.plan.to_message()
-        if self.tamper.get(silo) == "fewer classes":
-            del plan.required[2:]
-        return wire.GetPlanResponse(
-            nonce=NONCE, plan=plan, coordinator_certificate=self._certificate, coordinator_audit_key=bytes(32)
-        ).SerializeToString()
+        with self._answering("GetPlan", wire.GetPlanRequest.FromString(data).silo) as (call, breach):
+            self._take(data, wire.GetPlanRequest, call)
+            plan = self.plan.to_message()
+            if breach == "fewer classes":
+                del plan.required[2:]
+            response = wire.GetPlanResponse(
+                nonce=nonce(),
+                plan=plan,
+                coordinator_certificate=self._certificate,
+                coordinator_audit_key=self._door.journal.public_key,
+            )
+            return self._door.release([response], call)[0]
 
     def _join(self, data: bytes, _: Any) -> bytes:
-        self.seen.append(("Join", data))
-        return wire.JoinResponse(nonce=NONCE).SerializeToString()
+        with self._answering("Join", wire.JoinRequest.FromString(data).silo) as (call, breach):
+            request = self._take(data, wire.JoinRequest, call)
+            self._door.enrol(call.peer, request.audit_key)
+            response = wire.JoinResponse(nonce=nonce(), attestation=self._word(call, breach, since=request.seen))
+            return self._door.release([response], call)[0]
+
+    def _attest(self, data: bytes, _: Any) -> bytes:
+        with self._answering("Attest", wire.AttestRequest.FromString(data).silo) as (call, breach):
+            request = self._take(data, wire.AttestRequest, call)
+            response = wire.AttestResponse(nonce=nonce(), attestation=self._word(call, breach, since=request.seen))
+            return self._door.release([response], call)[0]
 
     def _get_task(self, data: bytes, _: Any) -> Iterator[bytes]:
-        self.seen.append(("GetTask", data))
-        kind = self.tamper.get(wire.GetTaskRequest.FromString(data).silo)
-        state = state_of(build(self.plan.model, seed=self.plan.seed))
-        payload = {Exposure.INITIAL_MODEL: Part.of(state)}
-        if kind == "a NaN":
-            state["classifier.bias"][0] = float("nan")
-        if kind == "a class that is not announced":
-            payload[Exposure.LABEL_COUNTS] = Part.of({"counts": torch.zeros(9)})
-        if kind == "another model":
-            payload = {Exposure.INITIAL_MODEL: Part.of({"classifier.bias": torch.zeros(9)})}
-        task = wire.Task(nonce=NONCE, kind=wire.TASK_KIND_TRAIN, round=0, parts=manifest(payload))
-        if kind == "a round beyond the end":
-            task.round = 99
-        yield wire.GetTaskResponse(task=task).SerializeToString()
-        for exposure, part in payload.items():
-            chunks = list(part.chunks(1 << 16))
-            for chunk in chunks[: len(chunks) - (kind == "a download cut short")]:
-                yield chunk_message(wire.GetTaskResponse, exposure, chunk, NONCE).SerializeToString()
+        with self._answering("GetTask", wire.GetTaskRequest.FromString(data).silo) as (call, kind):
+            self._take(data, wire.GetTaskRequest, call)
+            state = state_of(build(self.plan.model, seed=self.plan.seed))
+            payload = {Exposure.INITIAL_MODEL: Part.of(state)}
+            if kind == "a NaN":
+                state["classifier.bias"][0] = float("nan")
+            if kind == "a class that is not announced":
+                payload[Exposure.LABEL_COUNTS] = Part.of({"counts": torch.zeros(9)})
+            if kind == "another model":
+                payload = {Exposure.INITIAL_MODEL: Part.of({"classifier.bias": torch.zeros(9)})}
+            task = wire.Task(nonce=nonce(), kind=wire.TASK_KIND_TRAIN, round=0, parts=manifest(payload))
+            if kind == "a round beyond the end":
+                task.round = 99
+            if (word := self._word(call, kind)) is not None:
+                task.attestation.CopyFrom(word)
+            yield self._door.release([wire.GetTaskResponse(task=task)], call)[0]
+            for exposure, part in payload.items():
+                chunks = list(part.chunks(1 << 16))
+                for chunk in chunks[: len(chunks) - (kind == "a download cut short")]:
+                    message = chunk_message(wire.GetTaskResponse, exposure, chunk, nonce())
+                    yield self._door.release([message], call)[0]
 
     def _submit(self, stream: Iterator[bytes], _: Any) -> bytes:
         messages = list(stream)
-        self.seen.extend(("SubmitUpdate", data) for data in messages)
-        header = wire.SubmitUpdateRequest.FromString(messages[0])
-        receipt = journal_pb2.Receipt(call_id=header.update.nonce, messages=len(messages), sha256=bytes(32))
-        return wire.SubmitUpdateResponse(nonce=NONCE, receipt=receipt).SerializeToString()
+        with self._answering("SubmitUpdate", wire.SubmitUpdateRequest.FromString(messages[0]).update.silo) as (
+            call,
+            breach,
+        ):
+            for data in messages:
+                self._take(data, wire.SubmitUpdateRequest, call)
+            response = wire.SubmitUpdateResponse(nonce=nonce(), attestation=self._word(call, breach))
+            if breach == "says it had the update before":
+                response.repeated = True
+                response.first.CopyFrom(response.attestation)
+            return self._door.release([response], call)[0]
 
 
 @pytest.fixture
@@ -328,21 +391,53 @@ def test_a_coordinator_that_does_not_keep_to_the_plan_gets_no_model(
 
 def test_a_receipt_for_other_bytes_is_not_believed(federation: Make, impostor: Callable[..., Impostor]) -> None:
     one = federation()
-    impostor(one, "coordinator")
-    said = one.command("silo", "train", "--config", "hospital1.yaml", expect=6)
-    assert "receipt is not for the bytes that were sent" in said.replace("\n", " ")
+    impostor(one, "coordinator", tamper={"hospital1": "a receipt for other bytes in SubmitUpdate"})
+    said = one.command("silo", "train", "--config", "hospital1.yaml", expect=9).replace("\n", " ")
+    assert "the receipt of spiffe://test/coordinator/coordinator is not for the bytes in the record" in said
+    assert "SubmitUpdate" in said
+
+
+def test_a_coordinator_that_gives_no_receipt_gets_nothing_more(
+    federation: Make, impostor: Callable[..., Impostor]
+) -> None:
+    """Each hospital is denied it at another step; no model leaves after that, least of all a next round's."""
+    denied = {"hospital1": "Join", "hospital2": "GetTask", "hospital3": "SubmitUpdate"}
+    one = federation()
+    server = impostor(one, "coordinator", tamper={name: f"no receipt in {rpc}" for name, rpc in denied.items()})
+    processes = {name: one.start_silo(name) for name in one.silos}
+    for name, process in processes.items():
+        assert process.wait(timeout=PATIENCE) == 9, one.said(name)
+        said = one.said(name).replace("\n", " ")
+        assert "has answered without a receipt for what was sent to it" in said
+        assert denied[name] in said
+    uploads = [wire.SubmitUpdateRequest.FromString(data) for rpc, data in server.seen if rpc == "SubmitUpdate"]
+    assert {(u.update.silo, u.update.round) for u in uploads if u.WhichOneof("frame") == "update"} == {("hospital3", 0)}
+    for name, rpc in denied.items():
+        assert one.messages(name, "sent")[-1]["rpc"] == rpc
+
+
+def test_a_coordinator_that_says_it_had_an_update_before_has_to_show_its_receipt(
+    federation: Make, impostor: Callable[..., Impostor]
+) -> None:
+    one = federation()
+    impostor(one, "coordinator", tamper={"hospital1": "says it had the update before"})
+    said = one.command("silo", "train", "--config", "hospital1.yaml", expect=9).replace("\n", " ")
+    assert "says that it has had SubmitUpdate (round 0) before" in said
+    assert "for nothing that was sent to it" in said
 
 
 def test_many_uploads_at_once_of_one_update_count_once(federation: Make) -> None:
     one = federation()
     client, *_ = start(one)
     answers: list[wire.SubmitUpdateResponse] = []
-    threads = [threading.Thread(target=lambda: answers.append(client.submit(client.constant(3.0)))) for _ in range(8)]
+    halves = [stall(one, client, client.frames(client.constant(3.0)), 1) for _ in range(8)]
+    threads = [threading.Thread(target=lambda half=half: answers.append(half.go_on())) for half in halves]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(PATIENCE)
     assert len(answers) == 8
     assert sum(not answer.repeated for answer in answers) == 1
-    assert len({answer.receipt.SerializeToString() for answer in answers}) == 1
+    words = {(answer.first if answer.repeated else answer.attestation).SerializeToString() for answer in answers}
+    assert len(words) == 1, "the one that counted"
     assert delivered(one) == 1

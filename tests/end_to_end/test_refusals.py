@@ -3,82 +3,23 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 import torch
 from federation import Federation
+from raw_client import RawClient
 
-from algorithms.models import Layout, build
-from algorithms.tensors import Part, Payload
-from algorithms.transfer import CHUNK, chunk_message, manifest
-from coordinator.config import CoordinatorConfig
-from privacy.exposure import MODEL, Exposure
+from algorithms.tensors import Part
+from privacy.door import nonce
+from privacy.exposure import Exposure
 from privacy.pki import Identity, create_authority, create_keys, issue
 from protos.medsilo.v1 import coordinator_pb2 as wire
 
 Make = Callable[..., Federation]
-NONCE = bytes(range(16))
-
-
-class RawClient:
-    """A hospital that sends what it likes: real certificate, hand-made messages."""
-
-    def __init__(self, one: Federation, name: str, *, claims: str | None = None, keys: Path | None = None) -> None:
-        self.name = claims or name
-        keys = keys or one.keys(name)
-        self.plan = CoordinatorConfig.read(one.folder / "coordinator.yaml").plan()
-        pair = ((keys / "tls.key").read_bytes(), (keys / "tls.pem").read_bytes())
-        credentials = grpc.ssl_channel_credentials((one.keys(name) / "ca.pem").read_bytes(), *pair)
-        self.channel = grpc.secure_channel(
-            f"127.0.0.1:{one.port}",
-            credentials,
-            [("grpc.ssl_target_name_override", "coordinator.coordinator.test")],
-        )
-
-    def unary(self, rpc: str, message: Any) -> bytes:
-        data = message if isinstance(message, bytes) else message.SerializeToString()
-        answer: bytes = self.channel.unary_unary(f"/medsilo.v1.CoordinatorService/{rpc}")(data, timeout=20)
-        return answer
-
-    def get_plan(self) -> bytes:
-        return self.unary("GetPlan", wire.GetPlanRequest(nonce=NONCE, silo=self.name, protocol_version=1))
-
-    def join(self) -> None:
-        request = wire.JoinRequest(
-            nonce=NONCE, silo=self.name, plan_sha256=self.plan.sha256, audit_key=bytes(32), accepted=True
-        )
-        self.unary("Join", request)
-
-    def submit(self, payload: Payload, *, round_number: int = 0, cut: int | None = None) -> wire.SubmitUpdateResponse:
-        messages = list(self.frames(payload, round_number))[:cut]
-        call = self.channel.stream_unary("/medsilo.v1.CoordinatorService/SubmitUpdate")
-        return wire.SubmitUpdateResponse.FromString(call(iter(messages), timeout=60))
-
-    def frames(self, payload: Payload, round_number: int) -> Iterator[bytes]:
-        header = wire.Update(
-            nonce=NONCE,
-            silo=self.name,
-            plan_sha256=self.plan.sha256,
-            round=round_number,
-            parts=manifest(payload),
-        )
-        yield wire.SubmitUpdateRequest(update=header).SerializeToString()
-        for exposure, part in payload.items():
-            for data in part.chunks(CHUNK):
-                yield chunk_message(wire.SubmitUpdateRequest, exposure, data, NONCE).SerializeToString()
-
-    def model(self, **changes: np.ndarray) -> dict[Exposure, Part]:
-        """A whole model; ``changes`` replaces tensors (dots in names written as two underscores)."""
-        changed = {name.replace("__", "."): torch.from_numpy(value) for name, value in changes.items()}
-        module = build(self.plan.model, seed=1)
-        tensors = {name: changed.get(name, tensor.detach()) for name, tensor in module.named_parameters()}
-        parts = Layout.of(module).model_parts()
-        return {exposure: Part.of({s.name: tensors[s.name] for s in parts[exposure]}) for exposure in MODEL}
 
 
 @pytest.fixture
@@ -143,14 +84,16 @@ def test_hand_made_messages_are_refused_in_words_and_nothing_is_stored(running: 
         "an unknown field": (
             lambda: client.unary(
                 "GetPlan",
-                wire.GetPlanRequest(nonce=NONCE, silo="hospital1", protocol_version=1).SerializeToString()
+                wire.GetPlanRequest(nonce=nonce(), silo="hospital1", protocol_version=1).SerializeToString()
                 + bytes([0x9A, 0x06, 2, 104, 105]),
             ),
             grpc.StatusCode.INVALID_ARGUMENT,
             ("unknown field 99",),
         ),
         "no nonce": (
-            lambda: client.unary("GetPlan", wire.GetPlanRequest(silo="hospital1", protocol_version=1)),
+            lambda: client.unary(
+                "GetPlan", wire.GetPlanRequest(silo="hospital1", protocol_version=1).SerializeToString()
+            ),
             grpc.StatusCode.INVALID_ARGUMENT,
             ("nonce",),
         ),
@@ -160,7 +103,7 @@ def test_hand_made_messages_are_refused_in_words_and_nothing_is_stored(running: 
             ("Join",),
         ),
         "another protocol version": (
-            lambda: client.unary("GetPlan", wire.GetPlanRequest(nonce=NONCE, silo="hospital1", protocol_version=9)),
+            lambda: client.unary("GetPlan", wire.GetPlanRequest(nonce=nonce(), silo="hospital1", protocol_version=9)),
             grpc.StatusCode.INVALID_ARGUMENT,
             ("version 1", "version 9"),
         ),
@@ -188,12 +131,12 @@ def test_a_repeated_update_gets_the_first_receipt_and_a_past_round_is_over(runni
     again = clients[0].submit(clients[0].model())
     assert not first.repeated
     assert again.repeated
-    assert again.receipt == first.receipt
+    assert again.first == first.attestation
     assert delivered(running) == 1
     for client in clients[1:]:
         client.submit(client.model())
     running.wait_to_say("coordinator", "round 2 of 3 is open")
-    assert clients[0].submit(clients[0].model()).receipt == first.receipt, "of a past round that counted"
+    assert clients[0].submit(clients[0].model()).first == first.attestation, "of a past round that counted"
 
 
 def test_an_update_for_a_round_that_ended_without_it_is_refused(federation: Make) -> None:

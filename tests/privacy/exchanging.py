@@ -159,7 +159,7 @@ class Exchange:
             )
             self._up([request], mine, theirs)
             self.coordinator.door.enrol(self.silo.identity, request.audit_key, request.rotations)
-            word = self.coordinator.door.attest(theirs, self.silo.identity, since=request.seen)
+            word = self.coordinator.door.attest(self.silo.identity, since=request.seen)
             self._down([wire.JoinResponse(nonce=nonce(), attestation=word)], mine, theirs)
             silo.check_receipt(mine)
         self.in_step = True
@@ -171,11 +171,11 @@ class Exchange:
                 nonce=nonce(),
                 silo=self.silo.name,
                 plan_sha256=self.plan.sha256,
-                attestation=self.silo.door.attest(None, COORDINATOR),
+                attestation=self.silo.door.attest(COORDINATOR),
             )
             self._up([request], mine, theirs)
             theirs.round = round_number
-            word = self.coordinator.door.attest(theirs, self.silo.identity)
+            word = self.coordinator.door.attest(self.silo.identity)
             task = wire.Task(nonce=nonce(), kind=wire.TASK_KIND_TRAIN, round=round_number, attestation=word)
             answers = [wire.GetTaskResponse(task=task)]
             answers += [wire.GetTaskResponse(chunk=_chunk(peer_derived=b"d" * 100)) for _ in range(chunks)]
@@ -191,14 +191,14 @@ class Exchange:
                 silo=self.silo.name,
                 plan_sha256=self.plan.sha256,
                 round=round_number,
-                attestation=self.silo.door.attest(None, COORDINATOR),
+                attestation=self.silo.door.attest(COORDINATOR),
             )
             requests = [wire.SubmitUpdateRequest(update=header)]
             requests += [
                 wire.SubmitUpdateRequest(chunk=_chunk(model_parameters_extractor=b"u" * 100)) for _ in range(chunks)
             ]
             self._up(requests, mine, theirs, only=1 if repeated else None)
-            word = self.coordinator.door.attest(theirs, self.silo.identity)
+            word = self.coordinator.door.attest(self.silo.identity)
             answer = wire.SubmitUpdateResponse(nonce=nonce(), attestation=word, repeated=repeated)
             self._down([answer], mine, theirs)
             if not repeated:
@@ -213,10 +213,10 @@ class Exchange:
                 silo=self.silo.name,
                 plan_sha256=self.plan.sha256,
                 seen=silo.correspondence(COORDINATOR).seen.size,
-                attestation=silo.attest(None, COORDINATOR) if in_step and self.in_step else None,
+                attestation=silo.attest(COORDINATOR) if in_step and self.in_step else None,
             )
             self._up([request], mine, theirs)
-            word = self.coordinator.door.attest(theirs, self.silo.identity, since=request.seen)
+            word = self.coordinator.door.attest(self.silo.identity, since=request.seen)
             self._down([wire.AttestResponse(nonce=nonce(), attestation=word)], mine, theirs)
             silo.check_receipt(mine)
         self.in_step = True

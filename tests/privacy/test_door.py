@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from privacy.door import Call, Door, nonce
 from privacy.errors import ConsentError, RefusedError
-from privacy.exposure import Exposure, attribute
+from privacy.exposure import SCHEMA_FILES, SCHEMA_SHA256, Exposure, attribute
 from privacy.journal import Journal, read_records
 from protos.medsilo.v1 import coordinator_pb2 as wire
 from protos.medsilo.v1 import tensor_pb2
+
+PEER = "spiffe://test/coordinator/c"
 
 
 class Only:
@@ -39,7 +44,21 @@ def make_door(journal: Journal, *classes: Exposure) -> Door:
 
 
 def make_call() -> Call:
-    return Call("SubmitUpdate", "spiffe://test/coordinator/c", "ab" * 32, "test", run="r", round=3)
+    return Call("SubmitUpdate", PEER, "ab" * 32, "test", run="r", round=3)
+
+
+def records_of(journal: Journal) -> list[dict[str, Any]]:
+    """All records after those that every journal begins with."""
+    key, schema, *rest = read_records(journal.directory)
+    assert (key["kind"], schema["kind"]) == ("key", "schema")
+    return rest
+
+
+def attested(door: Door, call: Call) -> list[dict[str, Any]]:
+    """What the door's owner puts its signature to once a call has ended."""
+    door.ended(call)
+    exchanges: list[dict[str, Any]] = json.loads(door.attest(PEER).payload)["exchanges"]
+    return exchanges
 
 
 def update() -> wire.SubmitUpdateRequest:
@@ -54,18 +73,26 @@ def test_a_record_describes_exactly_the_bytes_that_are_handed_out(journal: Journ
     door = make_door(journal, Exposure.PROTOCOL, Exposure.IDENTITY, Exposure.PROTOTYPES)
     call, messages = make_call(), [update(), chunk()]
     sealed = door.release(messages, call)
-    records = list(read_records(journal.directory))
+    records = records_of(journal)
     assert [record["frame"] for record in records] == [0, 1]
     assert {record["call_id"] for record in records} == {messages[0].update.nonce.hex()}
     for data, record in zip(sealed, records, strict=True):
         assert record["sha256"] == hashlib.sha256(data).hexdigest()
         assert record["length"] == len(data) == sum(record["classes"].values()) == sum(record["fields"].values())
         assert record["classes"] == attribute(data, wire.SubmitUpdateRequest.DESCRIPTOR).classes
-        assert (record["direction"], record["round"], record["peer"]) == ("sent", 3, "spiffe://test/coordinator/c")
-    assert call.sent.messages == 2
-    assert call.sent.length == sum(map(len, sealed))
+        assert (record["direction"], record["round"], record["peer"]) == ("sent", 3, PEER)
     digests = b"".join(hashlib.sha256(data).digest() for data in sealed)
-    assert call.sent.sha256 == hashlib.sha256(digests).digest()
+    assert attested(door, call) == [
+        {
+            "rpc": "SubmitUpdate",
+            "call_id": messages[0].update.nonce.hex(),
+            "direction": "sent",
+            "messages": 2,
+            "length": sum(map(len, sealed)),
+            "sha256": hashlib.sha256(digests).hexdigest(),
+            "last_index": records[-1]["index"],
+        }
+    ]
 
 
 def test_without_a_record_there_are_no_bytes(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,8 +116,9 @@ def test_records_are_on_disk_before_the_bytes_are_handed_out(journal: Journal, m
         fsync(file)
         order.append("durable")
 
+    door = make_door(journal, Exposure.PROTOCOL, Exposure.IDENTITY)
     monkeypatch.setattr("privacy.journal.os.fsync", watched)
-    make_door(journal, Exposure.PROTOCOL, Exposure.IDENTITY).release([update()], make_call())
+    door.release([update()], make_call())
     order.append("handed out")
     assert order == ["durable", "handed out"]
 
@@ -99,7 +127,7 @@ def test_one_class_without_leave_holds_back_the_whole_batch_and_is_recorded(jour
     door = make_door(journal, Exposure.PROTOCOL, Exposure.IDENTITY)
     with pytest.raises(ConsentError, match="PROTOTYPES"):
         door.release([update(), chunk()], make_call())
-    (record,) = read_records(journal.directory)
+    (record,) = records_of(journal)
     assert record["kind"] == "refusal"
     assert "PROTOTYPES" in record["reason"]
 
@@ -111,7 +139,7 @@ def test_an_unknown_field_is_neither_sent_nor_taken(journal: Journal) -> None:
         door.release([smuggled], make_call())
     with pytest.raises(RefusedError, match="unknown field 99"):
         door.admit(smuggled.SerializeToString(), wire.SubmitUpdateRequest, make_call())
-    assert [record["kind"] for record in read_records(journal.directory)] == ["refusal", "refusal"]
+    assert [record["kind"] for record in records_of(journal)] == ["refusal", "refusal"]
 
 
 @pytest.mark.parametrize(
@@ -120,20 +148,47 @@ def test_an_unknown_field_is_neither_sent_nor_taken(journal: Journal) -> None:
 def test_rubbish_is_refused_and_recorded(journal: Journal, data: bytes) -> None:
     with pytest.raises(RefusedError):
         make_door(journal, *Exposure).admit(data, wire.SubmitUpdateRequest, make_call())
-    (record,) = read_records(journal.directory)
+    (record,) = records_of(journal)
     assert (record["kind"], record["length"]) == ("refusal", len(data))
 
 
 def test_what_comes_in_is_recorded_as_received(journal: Journal) -> None:
     data = update().SerializeToString()
     call = make_call()
-    message = make_door(journal, *Exposure).admit(data, wire.SubmitUpdateRequest, call)
+    door = make_door(journal, *Exposure)
+    message = door.admit(data, wire.SubmitUpdateRequest, call)
     assert message.SerializeToString() == data
-    (record,) = read_records(journal.directory)
+    (record,) = records_of(journal)
     assert (record["direction"], record["sha256"]) == ("received", hashlib.sha256(data).hexdigest())
-    assert call.received.last_index == record["index"]
+    (exchange,) = attested(door, call)
+    assert (exchange["direction"], exchange["messages"], exchange["last_index"]) == ("received", 1, record["index"])
 
 
 def test_two_equal_messages_have_different_hashes(journal: Journal) -> None:
     door = make_door(journal, Exposure.PROTOCOL, Exposure.IDENTITY)
     assert door.release([update()], make_call()) != door.release([update()], make_call())
+
+
+def test_a_journal_begins_with_the_key_that_checks_it_and_the_schema_that_reads_it(journal: Journal) -> None:
+    make_door(journal)
+    key, schema = read_records(journal.directory)
+    assert (key["public_key"], key["origin"]) == (journal.public_key.hex(), journal.origin)
+    assert schema["schema_sha256"] == SCHEMA_SHA256
+    assert [base64.b64decode(file) for file in schema["files"]] == [file.serialized_pb for file in SCHEMA_FILES]
+
+
+def test_a_journal_that_goes_on_does_not_begin_again(journal: Journal) -> None:
+    make_door(journal)
+    make_door(journal)
+    assert [record["kind"] for record in read_records(journal.directory)] == ["key", "schema"]
+
+
+def test_a_call_id_that_is_in_use_is_refused_in_either_direction(journal: Journal) -> None:
+    door = make_door(journal, *Exposure)
+    message = update()
+    door.release([message], make_call())
+    with pytest.raises(RefusedError, match="has been made before"):
+        door.release([message], make_call())
+    with pytest.raises(RefusedError, match="has been made before"):
+        door.admit(message.SerializeToString(), wire.SubmitUpdateRequest, make_call())
+    assert [record["kind"] for record in records_of(journal)] == ["message", "refusal", "refusal"]

@@ -25,7 +25,10 @@ KINDS: tuple[type[Message], ...] = (
     wire.GetTaskResponse,
     wire.SubmitUpdateRequest,
     wire.SubmitUpdateResponse,
-    journal_pb2.Receipt,
+    wire.AttestRequest,
+    wire.AttestResponse,
+    journal_pb2.Envelope,
+    journal_pb2.Signature,
     plan_pb2.RunPlan,
     tensor_pb2.TensorChunk,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -36,6 +37,11 @@ class NoCounts:
 def journal(tmp_path: Path) -> Iterator[Journal]:
     with Journal(tmp_path / "journal", key=Ed25519PrivateKey.generate(), origin="medsilo/test/silo/a") as opened:
         yield opened
+
+
+def records_of(journal: Journal) -> list[dict[str, Any]]:
+    """All records after the key and the schema, with which every journal begins."""
+    return list(read_records(journal.directory))[2:]
 
 
 @pytest.fixture
@@ -133,7 +139,7 @@ def test_a_manifest_with_a_size_beyond_json_is_refused_and_recorded(door: Door, 
     data = wire.GetTaskResponse(task=wire.Task(nonce=nonce(), parts=[part])).SerializeToString()
     with pytest.raises(RefusedError):
         door.admit(data, wire.GetTaskResponse, call())
-    assert [record["kind"] for record in read_records(journal.directory)] == ["refusal"]
+    assert [record["kind"] for record in records_of(journal)] == ["refusal"]
 
 
 def test_a_manifest_with_an_unknown_class_is_refused_and_recorded(door: Door, journal: Journal) -> None:
@@ -142,7 +148,7 @@ def test_a_manifest_with_an_unknown_class_is_refused_and_recorded(door: Door, jo
     data = wire.GetTaskResponse(task=wire.Task(nonce=nonce(), parts=[part])).SerializeToString()
     with pytest.raises(RefusedError, match="exposure class 77"):
         door.admit(data, wire.GetTaskResponse, call())
-    assert [record["kind"] for record in read_records(journal.directory)] == ["refusal"]
+    assert [record["kind"] for record in records_of(journal)] == ["refusal"]
 
 
 @pytest.mark.parametrize(
@@ -161,21 +167,21 @@ def test_a_message_without_its_nonce_is_neither_taken_nor_sent(
         door.admit(message.SerializeToString(), wire.GetTaskResponse, call())
     with pytest.raises(RefusedError, match="nonce"):
         door.release([message], call())
-    assert [record["kind"] for record in read_records(journal.directory)] == ["refusal", "refusal"]
+    assert [record["kind"] for record in records_of(journal)] == ["refusal", "refusal"]
 
 
 def test_text_that_is_no_text_is_refused_and_recorded(door: Door, journal: Journal) -> None:
     data = wire.GetPlanRequest(nonce=bytes(16), silo="ab").SerializeToString().replace(b"ab", b"\xff\xfe")
     with pytest.raises(RefusedError):
         door.admit(data, wire.GetPlanRequest, call())
-    assert [record["kind"] for record in read_records(journal.directory)] == ["refusal"]
+    assert [record["kind"] for record in records_of(journal)] == ["refusal"]
 
 
 def test_a_refusal_describes_the_bytes_that_did_not_leave(door: Door, journal: Journal) -> None:
     chunk = wire.SubmitUpdateRequest(chunk=tensor_pb2.TensorChunk(nonce=nonce(), sample_count=bytes(8)))
     with pytest.raises(ConsentError):
         door.through(NoCounts()).release([chunk], call())
-    (record,) = read_records(journal.directory)
+    (record,) = records_of(journal)
     assert (record["direction"], record["length"]) == ("sent", len(chunk.SerializeToString()))
     assert record["reason"] == "SAMPLE_COUNT may not leave"
 
@@ -195,7 +201,7 @@ def test_a_failing_disk_is_a_journal_error_and_nothing_is_released(door: Door, m
 
 
 def test_bytes_are_in_the_records_file_before_they_are_handed_over(door: Door, journal: Journal) -> None:
-    header = wire.SubmitUpdateRequest(update=wire.Update(nonce=nonce(), silo="a"))
+    before = len((journal.directory / "records.jsonl").read_bytes().splitlines())
     for count in range(1, 4):
-        door.release([header], call())
-        assert len((journal.directory / "records.jsonl").read_bytes().splitlines()) == count
+        door.release([wire.SubmitUpdateRequest(update=wire.Update(nonce=nonce(), silo="a"))], call())
+        assert len((journal.directory / "records.jsonl").read_bytes().splitlines()) == before + count

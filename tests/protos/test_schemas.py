@@ -65,7 +65,9 @@ def test_the_search_for_unannotated_fields_looks_at_every_message() -> None:
     names = {message.full_name for file in SCHEMA_FILES for message in messages_of(file)}
     assert {
         "medsilo.v1.TensorChunk",
-        "medsilo.v1.Receipt",
+        "medsilo.v1.Envelope",
+        "medsilo.v1.Signature",
+        "medsilo.v1.AttestRequest",
         "medsilo.v1.RunPlan",
         "medsilo.v1.Update",
         "medsilo.v1.SubmitUpdateResponse",
@@ -106,7 +108,7 @@ def test_code_that_is_out_of_step_is_found(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(generate, "SCHEMAS", sorted(copy.glob("medsilo/v1/*.proto")))
     assert generate.drift() == []
     schema = copy / "medsilo/v1/journal.proto"
-    schema.write_text(schema.read_text().replace("uint64 length = 3", "uint64 size = 3"))
+    schema.write_text(schema.read_text().replace("string payload_type = 2", "string kind = 2"))
     (copy / "medsilo/v1/gone_pb2.py").write_text("")
     assert generate.drift() == ["medsilo/v1/gone_pb2.py", "medsilo/v1/journal_pb2.py", "medsilo/v1/journal_pb2.pyi"]
 

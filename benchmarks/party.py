@@ -1,0 +1,77 @@
+"""Starts ``silo`` or ``coordinator`` for a benchmark, with parts of it switched off.
+
+    python benchmarks/party.py [untrained] [unaudited] -- silo|coordinator ARGUMENTS …
+
+``untrained``: training and testing do nothing. ``unaudited``: messages are only serialised and parsed; nothing is
+attributed, held against the consent, hashed, recorded, signed or acknowledged. That is no way to run a federation: it
+is what the audit's cost is measured against.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from protos.medsilo.v1 import journal_pb2
+
+
+class PlainDoor:
+    """A door that lets everything through."""
+
+    def __init__(self, journal: Any, **_: Any) -> None:
+        self.journal = SimpleNamespace(public_key=journal.public_key)
+
+    def through(self, _gate: Any) -> PlainDoor:
+        return self
+
+    def correspondence(self, _peer: str) -> Any:
+        return SimpleNamespace(seen=SimpleNamespace(size=0), unsigned=list)
+
+    def attest(self, *_: Any, **__: Any) -> journal_pb2.Envelope:
+        return journal_pb2.Envelope()
+
+    def rotations(self) -> list[journal_pb2.Envelope]:
+        return []
+
+    def all_signed(self) -> bool:
+        return True
+
+    def nothing(self, *_: Any, **__: Any) -> None:
+        return None
+
+    note = enrol = ended = check_receipt = check_earlier_receipt = nothing
+
+    def release(self, messages: Sequence[Any], _call: Any) -> list[bytes]:
+        return [message.SerializeToString() for message in messages]
+
+    def admit(self, data: bytes, kind: Any, call: Any, **_: Any) -> Any:
+        message = kind.FromString(data)
+        if not call.peer and call.name_peer:
+            call.peer = call.name_peer(message)
+        return message
+
+
+def main() -> None:
+    """Takes the flags, then is the command."""
+    end = sys.argv.index("--")
+    flags, sys.argv = set(sys.argv[1:end]), sys.argv[end + 1 :]
+    if "untrained" in flags:
+        import silo.training
+
+        silo.training.LocalSite.fit = silo.training.LocalSite.measure = lambda *_, **__: None
+    if "unaudited" in flags:
+        import coordinator.daemon
+        import silo.daemon
+
+        silo.daemon.Door = coordinator.daemon.Door = PlainDoor
+    if sys.argv[0] == "silo":
+        from silo.cli import main as command
+    else:
+        from coordinator.cli import main as command
+    command()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""A change of a party's audit key, as a signed record: the earlier key vouches for the new one, and the new one shows
+that its owner has it.
+
+Whoever knows the earlier key follows the record to the new one; without it a new key is refused.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from privacy.envelope import ROTATION, countersign, key_id, seal, to_json
+from privacy.errors import JournalError
+from privacy.journal import Journal, current_key
+from privacy.pki import Identity, load_audit_key, pending_audit_key, replace_audit_key
+
+
+def rotate(keys: Path, journal: Path, *, origin: str, identity: Identity) -> str:
+    """Changes the audit key in a party's folder of keys; returns the new key's id (SHA-256, hex).
+
+    The record is durable before the key is replaced. Interrupted at any moment, the same call goes on. Raises
+    ``JournalError`` if there is no journal yet, or a daemon has it open.
+    """
+    old = load_audit_key(keys / "audit.key")
+    known = current_key(journal)
+    if known is None:
+        raise JournalError(
+            f"{journal}: there is no journal yet, so nobody knows the present key; to replace it, move {keys} away and "
+            "make keys anew"
+        )
+    new = pending_audit_key(keys)
+    public = new.public_key().public_bytes_raw()
+    if known != public:
+        document = {
+            "v": 1,
+            "party": identity.uri,
+            "origin": origin,
+            "old_key": old.public_key().public_bytes_raw().hex(),
+            "new_key": public.hex(),
+        }
+        statement = seal(document, ROTATION, old)
+        countersign(statement, new)
+        with Journal(journal, key=old, origin=origin) as log:
+            log.append(
+                [
+                    {
+                        "kind": "key-rotation",
+                        "federation": identity.federation,
+                        "self": identity.uri,
+                        "public_key": public.hex(),
+                        "statement": to_json(statement),
+                    }
+                ]
+            )
+    replace_audit_key(keys)
+    return key_id(public)
