@@ -152,12 +152,12 @@ class Dialogue:
         if len(document.exchanges) >= MOST_CALLS:
             return
         size = read_note(document.checkpoint).size
-        # A party that calls makes one call after the other: before it asks anew, all earlier ones have ended. A party
+        # A party that calls makes one call after the other: before it asks anew, the answered ones have ended. A party
         # that answers may have others under way, but owes a receipt for what it is answering.
         for key, index in self._unlisted.items():
             if index >= size:
                 break
-            owed = key[0] != call_id if call.began == "sent" else key == (call_id, "received")
+            owed = self._was_answered(key[0]) if call.began == "sent" else key == (call_id, "received")
             if owed and key not in listed:
                 raise ReceiptError(f"its attestation leaves out call {key[0]} ({key[1]}), which had ended")
 
@@ -189,6 +189,10 @@ class Dialogue:
         """Whether the other side has acknowledged an answer, at least its beginning."""
         key: Key = (call_id, "sent")
         return key in self._settled or self.correspondence.vouched(*key) > 0
+
+    def _was_answered(self, call_id: str) -> bool:
+        call = self._calls.get(call_id)
+        return call is not None and call.answered
 
     def _is_known(self, key: Key) -> bool:
         return key in self._settled or self.correspondence.frames(*key) > 0

@@ -125,7 +125,7 @@ class EvidenceReader:
         if not result.records:
             raise BrokenError(None, "it holds no record")
         if not result.signed:
-            raise BrokenError(None, "no checkpoint of it is signed")
+            raise BrokenError(None, "none of it is signed, so it proves nothing yet")
         result.key = key_id(self.keys[-1][1])
         if self._comparison is not None:
             self._comparison.flush()

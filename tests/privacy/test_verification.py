@@ -536,7 +536,7 @@ def test_a_journal_of_records_that_nobody_signed(signed: tuple[Path, Exchange], 
     found = verify_evidence(tmp_path)
     assert "not among the journal's checkpoints" in found.problem
     (tmp_path / RECORDS).write_bytes(b"".join(rfc8785.dumps(r) + b"\n" for r in records_of(signed[0])[:5]))
-    assert verify_evidence(tmp_path).problem == "no checkpoint of it is signed"
+    assert verify_evidence(tmp_path).problem == "none of it is signed, so it proves nothing yet"
     (tmp_path / RECORDS).write_bytes(b"")
     assert verify_evidence(tmp_path).problem == "it holds no record"
 
