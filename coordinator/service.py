@@ -146,7 +146,7 @@ class CoordinatorService:
         response = wire.JoinResponse(
             nonce=nonce(),
             round=self._rounds.round_number,
-            attestation=self._door.attest(call, call.peer, since=request.seen),
+            attestation=self._door.attest(call.peer, since=request.seen),
         )
         return self._door.release([response], call)[0]
 
@@ -157,9 +157,7 @@ class CoordinatorService:
         self._check_member(silo)
         if request.HasField("attestation"):
             self._check_signed(call)
-        response = wire.AttestResponse(
-            nonce=nonce(), attestation=self._door.attest(call, call.peer, since=request.seen)
-        )
+        response = wire.AttestResponse(nonce=nonce(), attestation=self._door.attest(call.peer, since=request.seen))
         return self._door.release([response], call)[0]
 
     def _get_task(self, data: bytes, call: Call, context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -174,7 +172,7 @@ class CoordinatorService:
         with self._rounds.task(silo, timeout, context.is_active, holds_model=holds_model) as (order, payload):
             call.round = order.round
             task = wire.Task(nonce=nonce(), kind=order.kind, round=order.round, parts=manifest(payload))
-            task.attestation.CopyFrom(self._door.attest(call, call.peer))
+            task.attestation.CopyFrom(self._door.attest(call.peer))
             yield from send(self._door, call, wire.GetTaskResponse(task=task), payload)
 
     def _submit(self, stream: Iterator[bytes], call: Call, context: grpc.ServicerContext) -> bytes:
@@ -210,7 +208,7 @@ class CoordinatorService:
             if large:
                 writer.commit()
         # Durable, so that the receipt in the store never outlives the records that it is for.
-        attestation = self._door.attest(call, call.peer, durable=True)
+        attestation = self._door.attest(call.peer, durable=True)
         receipt = to_json(from_message(attestation))
         accepted = self._rounds.accept(
             silo, update.round, file=path if large else None, receipt=receipt, metrics=metrics.payload()
@@ -225,7 +223,7 @@ class CoordinatorService:
         """Answers a repeated update with the word that the first one was given."""
         response = wire.SubmitUpdateResponse(
             nonce=nonce(),
-            attestation=self._door.attest(call, call.peer),
+            attestation=self._door.attest(call.peer),
             repeated=True,
             first=to_message(from_json(first)),
         )

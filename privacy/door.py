@@ -132,17 +132,14 @@ class Door:
             self.note("peer-key", peer=peer, public_key=public_key.hex(), rotations=chain)
             correspondence.peer_key = public_key
 
-    def attest(
-        self, call: Call | None, peer: str, *, since: int | None = None, durable: bool = False
-    ) -> journal_pb2.Envelope:
+    def attest(self, peer: str, *, since: int | None = None, durable: bool = False) -> journal_pb2.Envelope:
         """This party's signed word for another on what was exchanged and not yet acknowledged.
 
-        ``call``: the call that is being answered, if any. ``since``: size of the journal here that the other side
-        says it has seen. What it states is on disk once the message that carries it is released, or with ``durable``
-        when this returns. Raises ``ReceiptError`` (see ``Correspondence.attest``).
+        ``since``: size of the journal here that the other side says it has seen. What it states is on disk once the
+        message that carries it is released, or with ``durable`` when this returns. Raises ``ReceiptError`` (see
+        ``Correspondence.attest``).
         """
-        current = call.call_id if call else None
-        return to_message(self.correspondence(peer).attest(self.journal, current=current, since=since, durable=durable))
+        return to_message(self.correspondence(peer).attest(self.journal, since=since, durable=durable))
 
     def check_attestation(self, envelope: journal_pb2.Envelope, peer: str) -> None:
         """Raises ``ReceiptError`` unless this is an attestation that the other side has signed for this party."""
@@ -157,9 +154,9 @@ class Door:
         self.correspondence(call.peer).check_receipt(call.call_id or "")
 
     def all_signed(self) -> bool:
-        """Whether every other party has put its signature to all that came from it."""
+        """Whether every other party has put its signature to what came from it in rounds, and has no call open."""
         with self._adding:
-            return not any(correspondence.unsigned() for correspondence in self._correspondences.values())
+            return all(correspondence.parted() for correspondence in self._correspondences.values())
 
     def ended(self, call: Call) -> None:
         """A call has ended, in whatever way."""

@@ -31,6 +31,7 @@ from privacy.merkle import EMPTY_ROOT, check_consistency
 
 MOST_CALLS = 500
 """Calls in one attestation; what is left waits for the next."""
+_OF_A_ROUND = ("GetTask", "SubmitUpdate")
 _Hex32 = Field(pattern=r"^[0-9a-f]{64}$")
 Direction = Literal["sent", "received"]
 
@@ -101,7 +102,9 @@ class _Messages:
     attested: int = 0
     """How many of the messages were attested then."""
     vouched: int = 0
-    """How many of them the other side has put its signature to."""
+    """How many the other side has put its signature to; of what it sent, some may still be under way."""
+    claim: Exchange | None = None
+    """For what was received: the other side's word on what it sent in all, to be held against what still arrives."""
 
     def sha256(self, count: int) -> str:
         return hashlib.sha256(b"".join(self.digests[:count])).hexdigest()
@@ -136,7 +139,7 @@ class Correspondence:
         self._in_progress: set[str] = set()
 
     def begin(self, call_id: str) -> None:
-        """A call has begun: what is received and sent in it is attested when it has ended.
+        """A call has begun: what is sent in it is attested when it has ended.
 
         Raises ``RefusedError`` if another call of that id is not settled yet.
         """
@@ -162,10 +165,12 @@ class Correspondence:
 
         Raises ``ReceiptError`` if it is not acceptable or contradicts the own records.
         """
-        if record.get("attestation") is None:
-            return
-        envelope = from_json(record["attestation"])
         with self.lock:
+            if record["direction"] == "received":
+                self._check_claim(record)
+            if record.get("attestation") is None:
+                return
+            envelope = from_json(record["attestation"])
             if record["direction"] == "sent":
                 for item in _parse(envelope).exchanges:
                     messages = self._open.get((item.call_id, item.direction))
@@ -194,7 +199,6 @@ class Correspondence:
         self,
         log: Log,
         *,
-        current: str | None = None,
         since: int | None = None,
         durable: bool = False,
     ) -> dsse.Envelope:
@@ -202,7 +206,6 @@ class Correspondence:
 
         Args:
             log: the own journal.
-            current: call that is being answered: what was received in it counts, what is sent does not yet.
             durable: wait until the records are on disk, and do not leave that to the message that carries this.
             since: size of the own journal that the other side says it saw last; by default what it is known to have.
 
@@ -220,7 +223,9 @@ class Correspondence:
                 self.acknowledged = since
             exchanges: list[Exchange] = []
             for (call_id, direction), messages in self._open.items():
-                waits = call_id in self._in_progress and not (call_id == current and direction == "received")
+                # What came in a call that another thread still answers is told as well: the answer to it may be lost,
+                # and the other side then holds this attestation, not that one.
+                waits = direction == "sent" and call_id in self._in_progress
                 count = len(messages.digests)
                 known = messages.attested == count and (messages.own_size or 0) <= self.acknowledged
                 if waits or known or messages.last_index >= size or len(exchanges) >= MOST_CALLS:
@@ -288,6 +293,17 @@ class Correspondence:
                 and messages.vouched < len(messages.digests)
             ]
 
+    def parted(self) -> bool:
+        """Whether the other side has no call under way and has signed for all tasks and updates.
+
+        What is left is its last word (Attest), for which nothing follows, or that it did not take part.
+        """
+        with self.lock:
+            return not self._in_progress and all(
+                direction == "sent" or messages.rpc not in _OF_A_ROUND or messages.vouched >= len(messages.digests)
+                for (_, direction), messages in self._open.items()
+            )
+
     def unconfirmed(self) -> dict[str, tuple[str, int, int]]:
         """Calls whose sent messages lack a receipt: (RPC, messages sent, messages acknowledged) by call."""
         with self.lock:
@@ -339,6 +355,24 @@ class Correspondence:
                     f"{self.peer} acknowledges {item.rpc} (call {item.call_id}), which was not sent to it"
                 )
 
+    def _check_claim(self, record: Mapping[str, Any]) -> None:
+        """A message that comes after its sender's word on the whole call has to be what that word is for."""
+        messages = self._open.get((record["call_id"], "received"))
+        held = len(messages.digests) if messages else 0
+        claim = messages.claim if messages else None
+        if record["frame"] != held or (claim is not None and held >= claim.messages):
+            raise ReceiptError(
+                f"{record['rpc']} (call {record['call_id']}): message {record['frame']} came from {self.peer}, which "
+                f"has signed for no more than {held}"
+            )
+        if messages is not None and claim is not None and held + 1 == claim.messages:
+            digests = [*messages.digests, bytes.fromhex(record["sha256"])]
+            if hashlib.sha256(b"".join(digests)).hexdigest() != claim.sha256:
+                raise ReceiptError(
+                    f"the signature of {self.peer} is not for the bytes that came after it: {claim.rpc}, call "
+                    f"{claim.call_id}, {claim.messages} messages"
+                )
+
     def _check_exchange(self, item: Exchange, messages: _Messages) -> None:
         held = len(messages.digests)
         if item.direction == "received":
@@ -357,7 +391,9 @@ class Correspondence:
         for item in document.exchanges:
             messages = self._open.get((item.call_id, _OTHER[item.direction]))
             if messages is not None:
-                messages.vouched = max(messages.vouched, min(item.messages, len(messages.digests)))
+                if item.direction == "sent" and item.messages >= messages.vouched:
+                    messages.claim = item
+                messages.vouched = max(messages.vouched, item.messages)
         if document.witnessed is not None:
             self._witnessed(document.witnessed)
 

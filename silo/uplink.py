@@ -147,7 +147,7 @@ class Uplink:
                     plan_sha256=plan.sha256,
                     wait_seconds=WAIT_SECONDS,
                     holds_model=holds_model,
-                    attestation=self._door.attest(None, self._peer),
+                    attestation=self._door.attest(self._peer),
                 )
                 data = self._release(request, call)
                 stream = self._channel.unary_stream(f"/{_SERVICE}/GetTask")(data, wait_for_ready=False)
@@ -179,7 +179,7 @@ class Uplink:
                         plan_sha256=plan.sha256,
                         round=round_number,
                         parts=manifest(payload),
-                        attestation=self._door.attest(None, self._peer),
+                        attestation=self._door.attest(self._peer),
                     )
                 )
                 failure: list[Exception] = []
@@ -213,7 +213,7 @@ class Uplink:
                 silo=self._config.name,
                 plan_sha256=plan.sha256,
                 seen=self._door.correspondence(self._peer).seen.size,
-                attestation=self._door.attest(None, self._peer) if in_step and self._in_step else None,
+                attestation=self._door.attest(self._peer) if in_step and self._in_step else None,
             )
             self._door.admit(self._unary(request, call), wire.AttestResponse, call, durable=True)
             self._door.check_receipt(call)

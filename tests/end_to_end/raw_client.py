@@ -95,7 +95,7 @@ class RawClient:
             return None
         request = wire.AttestRequest(nonce=nonce(), silo=self.name, plan_sha256=self.plan.sha256, seen=self.seen)
         self.unary("Attest", request)
-        return self.door.attest(None, COORDINATOR)
+        return self.door.attest(COORDINATOR)
 
     def submit(self, payload: Payload, *, round_number: int = 0, cut: int | None = None) -> wire.SubmitUpdateResponse:
         return self.send(self.frames(payload, round_number)[:cut])

@@ -265,7 +265,7 @@ class Impostor:
         """The impostor's attestation, as the breach has it."""
         if breach == f"no receipt in {call.rpc}":
             return None
-        word = self._door.attest(call, call.peer, since=since)
+        word = self._door.attest(call.peer, since=since)
         if breach == f"a receipt for other bytes in {call.rpc}":
             document = json.loads(word.payload)
             for exchange in document["exchanges"]:
