@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from privacy.checkpoint import Checkpoint, verify
 from privacy.durable import fsync_folder
-from privacy.errors import JournalError
+from privacy.errors import JournalError, JournalInUseError
 from privacy.merkle import MerkleTree
 
 RECORDS = "records.jsonl"
@@ -156,7 +156,7 @@ class Journal:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise JournalError(
+            raise JournalInUseError(
                 f"{self.directory}: another process has this journal open; stop it first (one daemon per state folder)"
             ) from None
 

@@ -28,7 +28,7 @@ from protos.medsilo.v1 import plan_pb2 as medsilo_dot_v1_dot_plan__pb2
 from protos.medsilo.v1 import tensor_pb2 as medsilo_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cmedsilo/v1/coordinator.proto\x12\nmedsilo.v1\x1a\x19medsilo/v1/exposure.proto\x1a\x18medsilo/v1/journal.proto\x1a\x15medsilo/v1/plan.proto\x1a\x17medsilo/v1/tensor.proto\"Y\n\x0eGetPlanRequest\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x12\n\x04silo\x18\x02 \x01(\tB\x04\xf0\xb2\x19\x02\x12\x1e\n\x10protocol_version\x18\x03 \x01(\rB\x04\xf0\xb2\x19\x01\"\x9b\x01\n\x0fGetPlanResponse\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\'\n\x04plan\x18\x02 \x01(\x0b\x32\x13.medsilo.v1.RunPlanB\x04\xf0\xb2\x19\x01\x12%\n\x17\x63oordinator_certificate\x18\x03 \x01(\x0c\x42\x04\xf0\xb2\x19\x02\x12#\n\x15\x63oordinator_audit_key\x18\x04 \x01(\x0c\x42\x04\xf0\xb2\x19\x02\"\xf8\x01\n\x0bJoinRequest\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x12\n\x04silo\x18\x02 \x01(\tB\x04\xf0\xb2\x19\x02\x12\x19\n\x0bplan_sha256\x18\x03 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x17\n\taudit_key\x18\x04 \x01(\x0c\x42\x04\xf0\xb2\x19\x02\x12\x16\n\x08\x61\x63\x63\x65pted\x18\x05 \x01(\x08\x42\x04\xf0\xb2\x19\x01\x12\x38\n\x0fmissing_classes\x18\x06 \x03(\x0e\x32\x19.medsilo.v1.ExposureClassB\x04\xf0\xb2\x19\x01\x12\x1c\n\x0emissing_method\x18\x07 \x01(\x08\x42\x04\xf0\xb2\x19\x01\x12\x1c\n\x0emissing_rounds\x18\x08 \x01(\x08\x42\x04\xf0\xb2\x19\x01\"8\n\x0cJoinResponse\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x13\n\x05round\x18\x02 \x01(\rB\x04\xf0\xb2\x19\x01\"\x8b\x01\n\x0eGetTaskRequest\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x12\n\x04silo\x18\x02 \x01(\tB\x04\xf0\xb2\x19\x02\x12\x19\n\x0bplan_sha256\x18\x03 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x1a\n\x0cwait_seconds\x18\x04 \x01(\rB\x04\xf0\xb2\x19\x01\x12\x19\n\x0bholds_model\x18\x05 \x01(\x08\x42\x04\xf0\xb2\x19\x01\"\x89\x01\n\x04Task\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12(\n\x04kind\x18\x02 \x01(\x0e\x32\x14.medsilo.v1.TaskKindB\x04\xf0\xb2\x19\x01\x12\x13\n\x05round\x18\x03 \x01(\rB\x04\xf0\xb2\x19\x01\x12-\n\x05parts\x18\x04 \x03(\x0b\x32\x18.medsilo.v1.PartManifestB\x04\xf0\xb2\x19\x01\"r\n\x0fGetTaskResponse\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x10.medsilo.v1.TaskB\x04\xf0\xb2\x19\x01H\x00\x12.\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x17.medsilo.v1.TensorChunkB\x04\xf0\xb2\x19\x01H\x00\x42\x07\n\x05\x66rame\"\x90\x01\n\x06Update\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x12\n\x04silo\x18\x02 \x01(\tB\x04\xf0\xb2\x19\x02\x12\x19\n\x0bplan_sha256\x18\x03 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x13\n\x05round\x18\x04 \x01(\rB\x04\xf0\xb2\x19\x01\x12-\n\x05parts\x18\x05 \x03(\x0b\x32\x18.medsilo.v1.PartManifestB\x04\xf0\xb2\x19\x01\"z\n\x13SubmitUpdateRequest\x12*\n\x06update\x18\x01 \x01(\x0b\x32\x12.medsilo.v1.UpdateB\x04\xf0\xb2\x19\x01H\x00\x12.\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x17.medsilo.v1.TensorChunkB\x04\xf0\xb2\x19\x01H\x00\x42\x07\n\x05\x66rame\"o\n\x14SubmitUpdateResponse\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12*\n\x07receipt\x18\x02 \x01(\x0b\x32\x13.medsilo.v1.ReceiptB\x04\xf0\xb2\x19\x01\x12\x16\n\x08repeated\x18\x03 \x01(\x08\x42\x04\xf0\xb2\x19\x01*d\n\x08TaskKind\x12\x19\n\x15TASK_KIND_UNSPECIFIED\x10\x00\x12\x12\n\x0eTASK_KIND_WAIT\x10\x01\x12\x13\n\x0fTASK_KIND_TRAIN\x10\x02\x12\x14\n\x10TASK_KIND_FINISH\x10\x03\x32\xae\x02\n\x12\x43oordinatorService\x12\x42\n\x07GetPlan\x12\x1a.medsilo.v1.GetPlanRequest\x1a\x1b.medsilo.v1.GetPlanResponse\x12\x39\n\x04Join\x12\x17.medsilo.v1.JoinRequest\x1a\x18.medsilo.v1.JoinResponse\x12\x44\n\x07GetTask\x12\x1a.medsilo.v1.GetTaskRequest\x1a\x1b.medsilo.v1.GetTaskResponse0\x01\x12S\n\x0cSubmitUpdate\x12\x1f.medsilo.v1.SubmitUpdateRequest\x1a .medsilo.v1.SubmitUpdateResponse(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cmedsilo/v1/coordinator.proto\x12\nmedsilo.v1\x1a\x19medsilo/v1/exposure.proto\x1a\x18medsilo/v1/journal.proto\x1a\x15medsilo/v1/plan.proto\x1a\x17medsilo/v1/tensor.proto\"Y\n\x0eGetPlanRequest\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x12\n\x04silo\x18\x02 \x01(\tB\x04\xf0\xb2\x19\x02\x12\x1e\n\x10protocol_version\x18\x03 \x01(\rB\x04\xf0\xb2\x19\x01\"\x9b\x01\n\x0fGetPlanResponse\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\'\n\x04plan\x18\x02 \x01(\x0b\x32\x13.medsilo.v1.RunPlanB\x04\xf0\xb2\x19\x01\x12%\n\x17\x63oordinator_certificate\x18\x03 \x01(\x0c\x42\x04\xf0\xb2\x19\x02\x12#\n\x15\x63oordinator_audit_key\x18\x04 \x01(\x0c\x42\x04\xf0\xb2\x19\x02\"\xf8\x01\n\x0bJoinRequest\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x12\n\x04silo\x18\x02 \x01(\tB\x04\xf0\xb2\x19\x02\x12\x19\n\x0bplan_sha256\x18\x03 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x17\n\taudit_key\x18\x04 \x01(\x0c\x42\x04\xf0\xb2\x19\x02\x12\x16\n\x08\x61\x63\x63\x65pted\x18\x05 \x01(\x08\x42\x04\xf0\xb2\x19\x01\x12\x38\n\x0fmissing_classes\x18\x06 \x03(\x0e\x32\x19.medsilo.v1.ExposureClassB\x04\xf0\xb2\x19\x01\x12\x1c\n\x0emissing_method\x18\x07 \x01(\x08\x42\x04\xf0\xb2\x19\x01\x12\x1c\n\x0emissing_rounds\x18\x08 \x01(\x08\x42\x04\xf0\xb2\x19\x01\"8\n\x0cJoinResponse\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x13\n\x05round\x18\x02 \x01(\rB\x04\xf0\xb2\x19\x01\"\x84\x01\n\x0fWithdrawRequest\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x12\n\x04silo\x18\x02 \x01(\tB\x04\xf0\xb2\x19\x02\x12\x19\n\x0bplan_sha256\x18\x03 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12-\n\tstatement\x18\x04 \x01(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x01\"\'\n\x10WithdrawResponse\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\"\x8b\x01\n\x0eGetTaskRequest\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x12\n\x04silo\x18\x02 \x01(\tB\x04\xf0\xb2\x19\x02\x12\x19\n\x0bplan_sha256\x18\x03 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x1a\n\x0cwait_seconds\x18\x04 \x01(\rB\x04\xf0\xb2\x19\x01\x12\x19\n\x0bholds_model\x18\x05 \x01(\x08\x42\x04\xf0\xb2\x19\x01\"\x89\x01\n\x04Task\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12(\n\x04kind\x18\x02 \x01(\x0e\x32\x14.medsilo.v1.TaskKindB\x04\xf0\xb2\x19\x01\x12\x13\n\x05round\x18\x03 \x01(\rB\x04\xf0\xb2\x19\x01\x12-\n\x05parts\x18\x04 \x03(\x0b\x32\x18.medsilo.v1.PartManifestB\x04\xf0\xb2\x19\x01\"r\n\x0fGetTaskResponse\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x10.medsilo.v1.TaskB\x04\xf0\xb2\x19\x01H\x00\x12.\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x17.medsilo.v1.TensorChunkB\x04\xf0\xb2\x19\x01H\x00\x42\x07\n\x05\x66rame\"\x90\x01\n\x06Update\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x12\n\x04silo\x18\x02 \x01(\tB\x04\xf0\xb2\x19\x02\x12\x19\n\x0bplan_sha256\x18\x03 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x13\n\x05round\x18\x04 \x01(\rB\x04\xf0\xb2\x19\x01\x12-\n\x05parts\x18\x05 \x03(\x0b\x32\x18.medsilo.v1.PartManifestB\x04\xf0\xb2\x19\x01\"z\n\x13SubmitUpdateRequest\x12*\n\x06update\x18\x01 \x01(\x0b\x32\x12.medsilo.v1.UpdateB\x04\xf0\xb2\x19\x01H\x00\x12.\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x17.medsilo.v1.TensorChunkB\x04\xf0\xb2\x19\x01H\x00\x42\x07\n\x05\x66rame\"o\n\x14SubmitUpdateResponse\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12*\n\x07receipt\x18\x02 \x01(\x0b\x32\x13.medsilo.v1.ReceiptB\x04\xf0\xb2\x19\x01\x12\x16\n\x08repeated\x18\x03 \x01(\x08\x42\x04\xf0\xb2\x19\x01*d\n\x08TaskKind\x12\x19\n\x15TASK_KIND_UNSPECIFIED\x10\x00\x12\x12\n\x0eTASK_KIND_WAIT\x10\x01\x12\x13\n\x0fTASK_KIND_TRAIN\x10\x02\x12\x14\n\x10TASK_KIND_FINISH\x10\x03\x32\xf5\x02\n\x12\x43oordinatorService\x12\x42\n\x07GetPlan\x12\x1a.medsilo.v1.GetPlanRequest\x1a\x1b.medsilo.v1.GetPlanResponse\x12\x39\n\x04Join\x12\x17.medsilo.v1.JoinRequest\x1a\x18.medsilo.v1.JoinResponse\x12\x45\n\x08Withdraw\x12\x1b.medsilo.v1.WithdrawRequest\x1a\x1c.medsilo.v1.WithdrawResponse\x12\x44\n\x07GetTask\x12\x1a.medsilo.v1.GetTaskRequest\x1a\x1b.medsilo.v1.GetTaskResponse0\x01\x12S\n\x0cSubmitUpdate\x12\x1f.medsilo.v1.SubmitUpdateRequest\x1a .medsilo.v1.SubmitUpdateResponse(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -69,6 +69,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOINRESPONSE'].fields_by_name['nonce']._serialized_options = b'\360\262\031\001'
   _globals['_JOINRESPONSE'].fields_by_name['round']._loaded_options = None
   _globals['_JOINRESPONSE'].fields_by_name['round']._serialized_options = b'\360\262\031\001'
+  _globals['_WITHDRAWREQUEST'].fields_by_name['nonce']._loaded_options = None
+  _globals['_WITHDRAWREQUEST'].fields_by_name['nonce']._serialized_options = b'\360\262\031\001'
+  _globals['_WITHDRAWREQUEST'].fields_by_name['silo']._loaded_options = None
+  _globals['_WITHDRAWREQUEST'].fields_by_name['silo']._serialized_options = b'\360\262\031\002'
+  _globals['_WITHDRAWREQUEST'].fields_by_name['plan_sha256']._loaded_options = None
+  _globals['_WITHDRAWREQUEST'].fields_by_name['plan_sha256']._serialized_options = b'\360\262\031\001'
+  _globals['_WITHDRAWREQUEST'].fields_by_name['statement']._loaded_options = None
+  _globals['_WITHDRAWREQUEST'].fields_by_name['statement']._serialized_options = b'\360\262\031\001'
+  _globals['_WITHDRAWRESPONSE'].fields_by_name['nonce']._loaded_options = None
+  _globals['_WITHDRAWRESPONSE'].fields_by_name['nonce']._serialized_options = b'\360\262\031\001'
   _globals['_GETTASKREQUEST'].fields_by_name['nonce']._loaded_options = None
   _globals['_GETTASKREQUEST'].fields_by_name['nonce']._serialized_options = b'\360\262\031\001'
   _globals['_GETTASKREQUEST'].fields_by_name['silo']._loaded_options = None
@@ -111,8 +121,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SUBMITUPDATERESPONSE'].fields_by_name['receipt']._serialized_options = b'\360\262\031\001'
   _globals['_SUBMITUPDATERESPONSE'].fields_by_name['repeated']._loaded_options = None
   _globals['_SUBMITUPDATERESPONSE'].fields_by_name['repeated']._serialized_options = b'\360\262\031\001'
-  _globals['_TASKKIND']._serialized_start=1485
-  _globals['_TASKKIND']._serialized_end=1585
+  _globals['_TASKKIND']._serialized_start=1661
+  _globals['_TASKKIND']._serialized_end=1761
   _globals['_GETPLANREQUEST']._serialized_start=145
   _globals['_GETPLANREQUEST']._serialized_end=234
   _globals['_GETPLANRESPONSE']._serialized_start=237
@@ -121,18 +131,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOINREQUEST']._serialized_end=643
   _globals['_JOINRESPONSE']._serialized_start=645
   _globals['_JOINRESPONSE']._serialized_end=701
-  _globals['_GETTASKREQUEST']._serialized_start=704
-  _globals['_GETTASKREQUEST']._serialized_end=843
-  _globals['_TASK']._serialized_start=846
-  _globals['_TASK']._serialized_end=983
-  _globals['_GETTASKRESPONSE']._serialized_start=985
-  _globals['_GETTASKRESPONSE']._serialized_end=1099
-  _globals['_UPDATE']._serialized_start=1102
-  _globals['_UPDATE']._serialized_end=1246
-  _globals['_SUBMITUPDATEREQUEST']._serialized_start=1248
-  _globals['_SUBMITUPDATEREQUEST']._serialized_end=1370
-  _globals['_SUBMITUPDATERESPONSE']._serialized_start=1372
-  _globals['_SUBMITUPDATERESPONSE']._serialized_end=1483
-  _globals['_COORDINATORSERVICE']._serialized_start=1588
-  _globals['_COORDINATORSERVICE']._serialized_end=1890
+  _globals['_WITHDRAWREQUEST']._serialized_start=704
+  _globals['_WITHDRAWREQUEST']._serialized_end=836
+  _globals['_WITHDRAWRESPONSE']._serialized_start=838
+  _globals['_WITHDRAWRESPONSE']._serialized_end=877
+  _globals['_GETTASKREQUEST']._serialized_start=880
+  _globals['_GETTASKREQUEST']._serialized_end=1019
+  _globals['_TASK']._serialized_start=1022
+  _globals['_TASK']._serialized_end=1159
+  _globals['_GETTASKRESPONSE']._serialized_start=1161
+  _globals['_GETTASKRESPONSE']._serialized_end=1275
+  _globals['_UPDATE']._serialized_start=1278
+  _globals['_UPDATE']._serialized_end=1422
+  _globals['_SUBMITUPDATEREQUEST']._serialized_start=1424
+  _globals['_SUBMITUPDATEREQUEST']._serialized_end=1546
+  _globals['_SUBMITUPDATERESPONSE']._serialized_start=1548
+  _globals['_SUBMITUPDATERESPONSE']._serialized_end=1659
+  _globals['_COORDINATORSERVICE']._serialized_start=1764
+  _globals['_COORDINATORSERVICE']._serialized_end=2137
 # @@protoc_insertion_point(module_scope)

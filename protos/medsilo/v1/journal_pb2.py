@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.medsilo.v1 import exposure_pb2 as medsilo_dot_v1_dot_exposure__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18medsilo/v1/journal.proto\x12\nmedsilo.v1\x1a\x19medsilo/v1/exposure.proto\"\x97\x01\n\x07Receipt\x12\x15\n\x07\x63\x61ll_id\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x16\n\x08messages\x18\x02 \x01(\x04\x42\x04\xf0\xb2\x19\x01\x12\x14\n\x06length\x18\x03 \x01(\x04\x42\x04\xf0\xb2\x19\x01\x12\x14\n\x06sha256\x18\x04 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x17\n\tlog_index\x18\x05 \x01(\x04\x42\x04\xf0\xb2\x19\x01\x12\x18\n\ncheckpoint\x18\x06 \x01(\tB\x04\xf0\xb2\x19\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18medsilo/v1/journal.proto\x12\nmedsilo.v1\x1a\x19medsilo/v1/exposure.proto\"\x97\x01\n\x07Receipt\x12\x15\n\x07\x63\x61ll_id\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x16\n\x08messages\x18\x02 \x01(\x04\x42\x04\xf0\xb2\x19\x01\x12\x14\n\x06length\x18\x03 \x01(\x04\x42\x04\xf0\xb2\x19\x01\x12\x14\n\x06sha256\x18\x04 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x17\n\tlog_index\x18\x05 \x01(\x04\x42\x04\xf0\xb2\x19\x01\x12\x18\n\ncheckpoint\x18\x06 \x01(\tB\x04\xf0\xb2\x19\x02\"n\n\x08\x45nvelope\x12\x15\n\x07payload\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x1a\n\x0cpayload_type\x18\x02 \x01(\tB\x04\xf0\xb2\x19\x01\x12/\n\nsignatures\x18\x03 \x03(\x0b\x32\x15.medsilo.v1.SignatureB\x04\xf0\xb2\x19\x02\"3\n\tSignature\x12\x13\n\x05keyid\x18\x01 \x01(\tB\x04\xf0\xb2\x19\x02\x12\x11\n\x03sig\x18\x02 \x01(\x0c\x42\x04\xf0\xb2\x19\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,6 +44,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RECEIPT'].fields_by_name['log_index']._serialized_options = b'\360\262\031\001'
   _globals['_RECEIPT'].fields_by_name['checkpoint']._loaded_options = None
   _globals['_RECEIPT'].fields_by_name['checkpoint']._serialized_options = b'\360\262\031\002'
+  _globals['_ENVELOPE'].fields_by_name['payload']._loaded_options = None
+  _globals['_ENVELOPE'].fields_by_name['payload']._serialized_options = b'\360\262\031\001'
+  _globals['_ENVELOPE'].fields_by_name['payload_type']._loaded_options = None
+  _globals['_ENVELOPE'].fields_by_name['payload_type']._serialized_options = b'\360\262\031\001'
+  _globals['_ENVELOPE'].fields_by_name['signatures']._loaded_options = None
+  _globals['_ENVELOPE'].fields_by_name['signatures']._serialized_options = b'\360\262\031\002'
+  _globals['_SIGNATURE'].fields_by_name['keyid']._loaded_options = None
+  _globals['_SIGNATURE'].fields_by_name['keyid']._serialized_options = b'\360\262\031\002'
+  _globals['_SIGNATURE'].fields_by_name['sig']._loaded_options = None
+  _globals['_SIGNATURE'].fields_by_name['sig']._serialized_options = b'\360\262\031\002'
   _globals['_RECEIPT']._serialized_start=68
   _globals['_RECEIPT']._serialized_end=219
+  _globals['_ENVELOPE']._serialized_start=221
+  _globals['_ENVELOPE']._serialized_end=331
+  _globals['_SIGNATURE']._serialized_start=333
+  _globals['_SIGNATURE']._serialized_end=384
 # @@protoc_insertion_point(module_scope)
