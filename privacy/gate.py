@@ -148,12 +148,12 @@ class ConsentGate:
             self._changed(self._current, self._problem)
 
     def _first_mark(self) -> tuple[int, ...] | None:
-        """The mark of the file as it was read; none if it has changed since."""
+        """The mark of the file as it was read; an empty one if it has changed since."""
         path = self.file.path
         if path is None:
             return None
         mark = _mark(path)
-        return mark if mark is not None and _digest(path) == self.file.sha256 else ()
+        return mark if mark and _digest(path) == self.file.sha256 else ()
 
 
 class FarewellGate:

@@ -137,7 +137,7 @@ class History:
             part = self.parts.pop(plan, None) or Part(record["run"], plan, record["plan"]["rounds"])
             part.withdrawal, part.told = None, False
             self.parts[plan] = part
-        elif kind == "message" and record["plan_sha256"] in self.parts:
+        elif kind == "message" and record["plan_sha256"] in self.parts:  # None outside runs
             self._take_message(self.parts[record["plan_sha256"]], record)
         elif kind == "approval":
             self.approved.add(record["plan_sha256"])

@@ -12,9 +12,10 @@ import yaml
 from algorithms.diversifed import DiversiFed
 from algorithms.fedavg import FedAvg
 from coordinator.config import CoordinatorConfig
-from privacy.consent import ConsentFile, ConsentGate
+from privacy.consent import ConsentFile
 from privacy.errors import ConfigurationError, ConsentError, RefusedError
 from privacy.exposure import Exposure
+from privacy.gate import ConsentGate
 from privacy.pki import Identity
 from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from silo.config import SiloConfig

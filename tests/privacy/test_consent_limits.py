@@ -11,9 +11,10 @@ import pytest
 
 from algorithms.diversifed import DiversiFed
 from privacy import consent as consent_module
-from privacy.consent import Consent, ConsentFile, ConsentGate, Missing
+from privacy.consent import Consent, ConsentFile, Missing
 from privacy.errors import ConfigurationError, ConsentError
 from privacy.exposure import Exposure
+from privacy.gate import ConsentGate
 from privacy.pki import Identity
 from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 
