@@ -19,7 +19,7 @@ from silo.config import SiloConfig
 from silo.uplink import Uplink
 from silo.withdrawal_request import WithdrawalRequest
 
-TELLING_SECONDS = 20.0
+TELLING_SECONDS = 10.0
 """How long an ending silo tries to tell the coordinator."""
 
 
