@@ -298,7 +298,7 @@ class Uplink:
     def _persistently(self, action: Callable[[int], T], *, seconds: float | None = None) -> T:
         for attempt in Retrying(
             retry=retry_if_exception(_passing),
-            wait=wait_exponential_jitter(initial=0.2, max=LONGEST_PAUSE_SECONDS),
+            wait=wait_exponential_jitter(initial=0.2, max=LONGEST_PAUSE_SECONDS if seconds is None else 2),
             stop=stop_never if seconds is None else stop_after_delay(seconds),
             sleep=sleep_using_event(self._interrupted),
             before_sleep=self._before_pause,

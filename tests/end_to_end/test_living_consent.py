@@ -17,6 +17,7 @@ from privacy.withdrawal import Tombstone
 
 Make = Callable[..., Federation]
 BIG = {"name": "torchvision:mobilenet_v3_small", "input_shape": [3, 28, 28], "classes": 9}
+"""6 MB of it: seven messages."""
 
 
 def shown(one: Federation, name: str) -> dict[str, Any]:
@@ -45,8 +46,8 @@ def assert_only_the_withdrawal_left_after(one: Federation, name: str, record: di
 
 
 def test_a_withdrawal_cuts_the_upload_under_way_and_the_others_go_on(federation: Make) -> None:
-    one = federation(run={"model": BIG, "rounds": 2})
-    proxy = Proxy(one.port, hold_after=9_000_000)  # in the middle of the second round's update
+    one = federation(run={"model": BIG, "rounds": 1})
+    proxy = Proxy(one.port, hold_after=3_000_000)
     one.write_silo("hospital2", port=proxy.port)
     coordinator = one.start_coordinator()
     first, second, third = (one.start_silo(name) for name in one.silos)
@@ -56,7 +57,7 @@ def test_a_withdrawal_cuts_the_upload_under_way_and_the_others_go_on(federation:
     )
     one.processes.remove(second)
     one.wait_for("the record", lambda: bool(of_kind(one, "hospital2", "withdrawal")))
-    recorded = [r for r in one.messages("hospital2", "sent") if r["rpc"] == "SubmitUpdate" and r["round"] == 1]
+    recorded = [r for r in one.messages("hospital2", "sent") if r["rpc"] == "SubmitUpdate"]
     proxy.release()
     one.processes.append(second)
     one.ends_with(second, 4)
@@ -64,41 +65,42 @@ def test_a_withdrawal_cuts_the_upload_under_way_and_the_others_go_on(federation:
     proxy.close()
 
     (record,) = of_kind(one, "hospital2", "withdrawal")
-    assert (record["run"], record["rounds_used"], record["reason"]) == ("test", [0], "the ethics board")
+    assert (record["run"], record["rounds_used"], record["reason"]) == ("test", [], "the ethics board")
     assert_only_the_withdrawal_left_after(one, "hospital2", record)
     received = [
         r
         for r in one.messages("coordinator", "received")
-        if r["rpc"] == "SubmitUpdate" and r["round"] == 1 and r["peer"].endswith("/hospital2")
+        if r["rpc"] == "SubmitUpdate" and r["peer"].endswith("/hospital2")
     ]
     assert len(received) < len(recorded), "the rest of the update was not sent"
     assert "the ethics board" not in json.dumps(one.records("coordinator")), "a hospital's own reasons stay with it"
     stone = tombstone_of(one, "hospital2", record)
-    assert (stone.rounds_used, stone.reason.value, stone.models_unlearned) == ((0,), "withdrawn by the hospital", False)
+    assert (stone.rounds_used, stone.reason.value, stone.models_unlearned) == ((), "withdrawn by the hospital", False)
     (theirs,) = of_kind(one, "coordinator", "withdrawal")
     assert theirs["statement"] == record["statement"]
     said = one.said("hospital2")
-    for words in ("its updates of round 1 had been used", "nothing was unlearned", "has been told"):
+    for words in ("no update of it had been used", "has been told"):
         assert words in said
     assert "Traceback" not in said
     assert state_of(one, "hospital2")["state"] == "withdrawn"
-    assert [s["rounds_delivered"] for s in one.status()["silos"]] == [2, 1, 2]
+    assert [s["rounds_delivered"] for s in one.status()["silos"]] == [1, 0, 1]
     assert not list((one.folder / "state/coordinator/runs").rglob("upload-hospital2-*"))
     assert_journals_sound(one)
 
 
 def test_withdrawn_while_the_coordinator_is_away_told_later_and_given_anew(federation: Make) -> None:
     """A withdrawal outlives crashes on either side; only `silo consent give` undoes it."""
-    one = federation(run={"rounds": 3, "training": {"epochs": 10, "batch_size": 16}})
+    one = federation(run={"rounds": 3, "training": {"epochs": 4, "batch_size": 16}})
     coordinator = one.start_coordinator()
     one.wait_to_say("coordinator", "listening")
     first, second, third = (one.start_silo(name) for name in one.silos)
     one.wait_to_say("coordinator", "round 2 of 3 is open")
-    for process in (second, coordinator):
+    for process in (first, second, coordinator):  # without hospital 1 the round stays open
         process.kill()
         process.wait()
     said = one.command("silo", "consent", "withdraw", "--yes", "--config", "hospital2.yaml")
-    assert "could NOT be told" in said
+    for words in ("its updates of round 1 had been used", "nothing was unlearned", "could NOT be told"):
+        assert words in said.replace("\n", " ")
     found = shown(one, "hospital2")
     assert (found["state"], found["withdrawal"]["coordinator_told"]) == ("withdrawn", False)
     assert found["withdrawal"]["rounds_used"] == found["rounds_of_runs"]["test"] == [0]
@@ -119,7 +121,9 @@ def test_withdrawn_while_the_coordinator_is_away_told_later_and_given_anew(feder
     (given,) = (r for r in of_kind(one, "hospital2", "consent") if r.get("given"))
     assert given["consent"]["rounds"] == 99
     assert shown(one, "hospital2")["state"] == "in force"
-    one.finish(first, one.start_silo("hospital2"), third, coordinator)
+    second = one.start_silo("hospital2")
+    one.wait_for("hospital 2 again", lambda: one.said("coordinator").count("hospital2 has joined") == 2)
+    one.finish(one.start_silo("hospital1"), second, third, coordinator)
     assert state_of(one, "hospital2")["state"] == "done"
     assert_journals_sound(one)
 
