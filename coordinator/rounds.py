@@ -496,8 +496,9 @@ class Rounds:
                 if path in needed:
                     continue
                 with self._changed:
-                    # A file that a slow silo is still being sent must not be written over under its hands.
-                    if self._readers[path] == 0:
+                    # A file that a slow silo is still being sent must not be written over under its hands; one of a
+                    # silo that withdrew just now is gone.
+                    if self._readers[path] == 0 and path.exists():
                         self.spares.give(path)
             if not any(folder.iterdir()):
                 folder.rmdir()
