@@ -355,7 +355,6 @@ class Uplink:
             ("grpc.enable_retries", 0),
             # What is not needed is not said, nor asked for (docs/what-the-network-sees.md).
             ("grpc.compression_enabled_algorithms_bitset", 1),
-            ("grpc.http2.bdp_probe", 0),
             ("grpc.service_config_disable_resolution", 1),
         ]
         address = self._config.coordinator.address
