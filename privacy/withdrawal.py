@@ -56,7 +56,7 @@ class Tombstone(StrictModel):
     coordinator: str
     run: str | None
     plan_sha256: str | None
-    rounds_used: tuple[Annotated[int, Field(ge=0, lt=1_000_000)], ...]
+    rounds_used: tuple[Annotated[int, Field(strict=True, ge=0, lt=1_000_000)], ...]
     reason: Cause
     at: Annotated[str, Field(max_length=40)]
     models_unlearned: Literal[False] = False
