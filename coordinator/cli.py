@@ -19,6 +19,7 @@ from privacy.console import run as run_app
 from privacy.errors import ConfigurationError
 from privacy.key_rotation import rotate as rotate_key
 from privacy.pki import create_keys
+from privacy.withdrawal import Cause
 
 app = application("The coordinator of a federation: leads runs, and never sees an image.")
 app.add_typer(ca_app, name="ca")
@@ -89,14 +90,20 @@ def status(config: Config, as_json: AsJson = False) -> None:
     rounds = store.rounds(run)
     current = rounds[-1] if rounds else None
     finished = store.is_finished(run)
+    withdrawals = store.withdrawals(run)
     silos: list[dict[str, Any]] = []
     for name in settings.silos:
         member = members.get(name)
         own = [state.participants[name] for state in rounds if name in state.participants]
+        withdrawn = withdrawals.get(name)
+        state = "withdrawn" if withdrawn else _state(name, member.accepted if member else None, current, finished)
         silos.append(
             {
                 "silo": name,
-                "state": _state(name, member.accepted if member else None, current, finished),
+                "state": state,
+                "withdrawal": {"at": withdrawn.at, "reason": withdrawn.reason, "rounds_used": withdrawn.rounds_used}
+                if withdrawn
+                else None,
                 "missing": list(member.missing) if member else [],
                 "rounds_delivered": sum(p.delivered_at is not None and p.round < settings.run.rounds for p in own),
                 "rounds_late": sum(p.late for p in own),
@@ -120,8 +127,12 @@ def status(config: Config, as_json: AsJson = False) -> None:
         table.add_column(column)
     for silo in silos:
         note = f" (lacks {', '.join(silo['missing'])})" if silo["missing"] else ""
+        if silo["withdrawal"] and silo["withdrawal"]["reason"] != Cause.WITHDRAWN:
+            note = f" ({silo['withdrawal']['reason']})"
         table.add_row(silo["silo"], silo["state"] + note, str(silo["rounds_delivered"]), str(silo["rounds_late"]))
     out.print(table)
+    if all(silo["withdrawal"] for silo in silos):
+        out.print("Every hospital has withdrawn; the run has ended.")
     for refusal in content["refusals"][:5]:
         out.print(
             f"refused {refusal['at']} {refusal['rpc']} by {refusal['peer']}: {refusal['reason']}",

@@ -19,10 +19,11 @@ from algorithms.models import build, state_of
 from algorithms.registry import make
 from algorithms.tensors import Part
 from algorithms.transfer import manifest, send
-from privacy.consent import ConsentFile, ConsentGate
+from privacy.consent import ConsentFile
 from privacy.door import Call, Door, nonce
 from privacy.errors import ConfigurationError
 from privacy.exposure import Exposure
+from privacy.gate import ConsentGate
 from privacy.journal import Journal, read_records
 from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from protos.medsilo.v1 import coordinator_pb2 as wire

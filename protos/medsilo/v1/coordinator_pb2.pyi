@@ -80,6 +80,28 @@ class JoinResponse(_message.Message):
     attestation: _journal_pb2.Envelope
     def __init__(self, nonce: _Optional[bytes] = ..., round: _Optional[int] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ...) -> None: ...
 
+class WithdrawRequest(_message.Message):
+    __slots__ = ("nonce", "silo", "plan_sha256", "statement", "seen")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    SILO_FIELD_NUMBER: _ClassVar[int]
+    PLAN_SHA256_FIELD_NUMBER: _ClassVar[int]
+    STATEMENT_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    silo: str
+    plan_sha256: bytes
+    statement: _journal_pb2.Envelope
+    seen: int
+    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., statement: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ..., seen: _Optional[int] = ...) -> None: ...
+
+class WithdrawResponse(_message.Message):
+    __slots__ = ("nonce", "attestation")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    ATTESTATION_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    attestation: _journal_pb2.Envelope
+    def __init__(self, nonce: _Optional[bytes] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ...) -> None: ...
+
 class GetTaskRequest(_message.Message):
     __slots__ = ("nonce", "silo", "plan_sha256", "wait_seconds", "holds_model", "attestation")
     NONCE_FIELD_NUMBER: _ClassVar[int]
