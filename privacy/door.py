@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import copy
 import hashlib
+import re
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +31,7 @@ from protos.medsilo.v1 import journal_pb2
 
 NONCE_BYTES = 16
 AUDIT_KEY_BYTES = 32
+_AUDIT_KEY = re.compile(r"[0-9a-f]{64}")
 _LARGEST_SIZE = 2**53  # beyond it, JSON has no exact numbers
 
 
@@ -331,7 +333,8 @@ def _chain(
             document = unseal(envelope, ROTATION, known)
         except JournalError:
             continue
-        if document.get("party") == peer and isinstance(new := document.get("new_key"), str):
+        new = document.get("new_key")
+        if document.get("party") == peer and isinstance(new, str) and _AUDIT_KEY.fullmatch(new):
             found.append(to_json(envelope))
             known = bytes.fromhex(new)
     if known != public_key:

@@ -18,7 +18,7 @@ import json
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field, ValidationError
 from securesystemslib import dsse
@@ -55,7 +55,7 @@ class Consistency(StrictModel):
     """Proof that the signer's journal continues the one of ``size`` records that the other side saw last."""
 
     size: int = Field(ge=0)
-    proof: tuple[str, ...] = Field(max_length=128)
+    proof: tuple[Annotated[str, _Hex32], ...] = Field(max_length=128)
 
 
 class Witnessed(StrictModel):
