@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
+import signal
 from collections.abc import Callable
 from datetime import date, timedelta
 from typing import Any
 
-from federation import Federation
+from federation import PATIENCE, Federation
+from forked import Forked
 from proxy import Proxy
 from test_runs import assert_journals_sound
 
 from privacy.envelope import from_json
+from privacy.journal import verify_records
 from privacy.pki import load_audit_key
-from privacy.withdrawal import Tombstone
+from privacy.withdrawal import History, Tombstone
+from silo.config import SiloConfig
 
 Make = Callable[..., Federation]
 BIG = {"name": "torchvision:mobilenet_v3_small", "input_shape": [3, 28, 28], "classes": 9}
@@ -212,3 +218,36 @@ def test_withdrawing_asks_and_without_a_yes_nothing_happens(federation: Make) ->
     said = one.command("silo", "consent", "withdraw", "--config", "hospital1.yaml", expect=1)
     assert "nothing is unlearned" in said.replace("\n", " ")
     assert shown(one, "hospital1")["state"] == "in force"
+
+
+def test_killed_at_any_step_on_disk_a_consent_is_withdrawn_or_it_is_not(federation: Make) -> None:
+    """Withdrawn and given anew, killed at each step in turn; the same command again finishes what was begun."""
+    one = federation()
+    state, kept = one.folder / "state" / "hospital1", one.folder / "kept"
+    for word, before, after in (("withdraw", "in force", "withdrawn"), ("give", "withdrawn", "in force")):
+        shutil.copytree(state, kept)
+        found = []
+        for step in itertools.count(1):
+            shutil.rmtree(state)
+            shutil.copytree(kept, state)
+            words = ("consent", word, "--yes", "--config", "hospital1.yaml")
+            code = Forked(("deadly_silo", str(step), *words), one.folder, one.folder / "said").wait(PATIENCE)
+            settings = SiloConfig.read(one.folder / "hospital1.yaml")
+            withdrawn = settings.withdrawal.exists() or History.read(settings.journal).withdrawal is not None
+            found.append("withdrawn" if withdrawn else "in force")
+            if code == 0:
+                break
+            assert code == -signal.SIGKILL, (one.folder / "said").read_text()
+        assert len(found) > 4
+        assert found[-1] == after
+        assert found == sorted(found, key=[before, after].index), f"{word}: not one moment, but back and forth"
+        shutil.rmtree(kept)
+    shutil.rmtree(state / "journal")
+    words = ("consent", "withdraw", "--yes", "--config", "hospital1.yaml")
+    Forked(("deadly_silo", "5", *words), one.folder, one.folder / "said").wait(PATIENCE)
+    for _ in range(2):
+        one.command("silo", *words)
+    assert len(of_kind(one, "hospital1", "withdrawal")) == 1
+    key = load_audit_key(one.keys("hospital1") / "audit.key").public_key().public_bytes_raw()
+    records, covered = verify_records(state / "journal", key)
+    assert records == covered > 0
