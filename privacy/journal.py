@@ -197,6 +197,11 @@ def read_records(directory: Path) -> Iterator[dict[str, Any]]:
             yield _parse(line, index, directory)
 
 
+def read_lines(directory: Path) -> Iterator[bytes]:
+    """The complete records of a journal as they were hashed: the Merkle tree's leaves, in order."""
+    return (line for line, complete in _lines(directory / RECORDS) if complete)
+
+
 def read_checkpoints(directory: Path) -> Iterator[str]:
     """The signed notes of a journal, oldest first."""
     for line, complete in _lines(directory / CHECKPOINTS):
