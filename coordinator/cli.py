@@ -17,7 +17,8 @@ from privacy.console import application, output
 from privacy.console import run as run_app
 from privacy.errors import ConfigurationError, JournalError
 from privacy.pki import create_keys, load_audit_key
-from privacy.report import Answer, SharedAccuracy, build_report, verify_journal
+from privacy.report import Answer, SharedAccuracy
+from privacy.report_builder import build_report, verify_journal
 from privacy.report_pages import Format, print_report, write_report
 
 app = application("The coordinator of a federation: leads runs, and never sees an image.")

@@ -9,19 +9,14 @@ that it received. ``privacy.report_document`` puts a report into words, ``privac
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-from privacy.errors import ConfigurationError, JournalError
-from privacy.exposure import Exposure, expand, field_exposure
-from privacy.journal import RECORDS, read_lines, read_records, verify_records
-from privacy.merkle import MerkleTree
+from privacy.exposure import Exposure
 from privacy.pki import Identity
-from privacy.report_words import NO_DIFFERENTIAL_PRIVACY, RISK, TELLING, classify
+from privacy.report_words import NO_DIFFERENTIAL_PRIVACY, RISK, TELLING, classify, number_of
 
 BEFORE = ""
 """In place of a run's name: what is exchanged before a run is joined."""
@@ -41,20 +36,6 @@ class Verification:
     sound: bool
     sentences: list[str]
     first_bad_record: int | None = None
-
-
-def verify_journal(journal: Path, public_key: bytes) -> Verification:
-    """Holds a journal's records against its own signed checkpoints."""
-    try:
-        total, covered = verify_records(journal, public_key)
-    except JournalError as error:
-        return Verification(False, [f"The record is NOT sound: {error}."])
-    sentences = [f"All {total} entries of the record are in place and in order."]
-    if covered == total:
-        sentences.append("They are exactly those that this party signed.")
-    else:
-        sentences.append(f"The first {covered} are exactly those that this party signed; the rest is not signed yet.")
-    return Verification(True, sentences)
 
 
 @dataclass
@@ -88,8 +69,8 @@ class Flow:
         """Takes in another flow of the same class."""
         self.bytes += other.bytes
         self.messages += other.messages
-        _add_counts(self.rounds, other.rounds)
-        _add_counts(self.fields, other.fields)
+        add_counts(self.rounds, other.rounds)
+        add_counts(self.fields, other.fields)
         for name, tensor in other.tensors.items():
             for number in (tensor.first_round, tensor.last_round):
                 self.note_tensor(name, tensor.shape, tensor.dtype, number)
@@ -174,6 +155,41 @@ class Run:
             {exposure for exposure, flow in self.came_back.items() if flow.bytes},
             last_layer_apart=self.last_layer_apart,
         )
+
+    @property
+    def occasion(self) -> str:
+        """What it was, at a sentence's beginning."""
+        if self.name == BEFORE:
+            return "Before any run, to ask for its plan"
+        return f"Run {self.name}" + (f" (method {self.method})" if self.method else "")
+
+    @property
+    def in_words(self) -> str:
+        """The same, short, within a sentence."""
+        return "before any run" if self.name == BEFORE else f"run {self.name}"
+
+    @property
+    def during(self) -> str:
+        """`` in 8 of 10 rounds``; empty where nothing left in a round."""
+        numbers = {number for flow in self.left.values() for number in flow.rounds}
+        trained = sum(1 for number in numbers if self.rounds is None or number < self.rounds)
+        if not trained:
+            return ""
+        if self.rounds is None or trained >= self.rounds:
+            return f" in {number_of(trained, 'round')}"
+        return f" in {trained} of {number_of(self.rounds, 'round')}"
+
+    def spoken_rounds(self, numbers: Iterable[int]) -> str:
+        """``1–10, end``: from the first to the last of some rounds, counted from 1; "end" is after the last one."""
+        found = sorted(numbers)
+        if not found:
+            return "joining"
+        first, last = found[0] + 1, found[-1] + 1
+        if self.rounds is None or last <= self.rounds:
+            return str(first) if first == last else f"{first}–{last}"
+        if first > self.rounds:
+            return "end"
+        return f"{first}, end" if first == self.rounds else f"{first}–{self.rounds}, end"
 
 
 @dataclass
@@ -263,13 +279,17 @@ class Report:
         """All bytes that left hospitals."""
         return sum(flow.bytes for flow in self.left)
 
+    def telling(self) -> set[Exposure]:
+        """The classes about patients of which something left, or was measured on what left."""
+        left = {flow.exposure for flow in self.left if flow.bytes}
+        measured = {flow.exposure for flow in self.came_back} & {Exposure.DERIVED_ACCURACY}
+        return (left | measured) & set(TELLING)
+
     def hospitals(self) -> dict[str, dict[Exposure, int]]:
         """Bytes that left, by hospital and class; of a silo's report, its own."""
         found: dict[str, dict[Exposure, int]] = {}
         for flow in self.left:
-            _add_counts(
-                found.setdefault(self.party.uri if self.of_silo else flow.peer, {}), {flow.exposure: flow.bytes}
-            )
+            add_counts(found.setdefault(self.party.uri if self.of_silo else flow.peer, {}), {flow.exposure: flow.bytes})
         return dict(sorted(found.items()))
 
     def methods(self) -> dict[str, dict[Exposure, int]]:
@@ -277,7 +297,7 @@ class Report:
         found: dict[str, dict[Exposure, int]] = {}
         for run in self.runs:
             if run.method:
-                _add_counts(found.setdefault(run.method, {}), {e: flow.bytes for e, flow in run.left.items()})
+                add_counts(found.setdefault(run.method, {}), {e: flow.bytes for e, flow in run.left.items()})
         return found
 
     def to_json(self) -> str:
@@ -333,207 +353,19 @@ class Report:
         return json.dumps(content, indent=2, ensure_ascii=False)
 
 
-def build_report(
-    journal: Path,
-    public_key: bytes,
-    *,
-    party: Identity,
-    verification: Verification,
-    run: str | None = None,
-    answers: Sequence[Answer] = (),
-    accuracies: Sequence[SharedAccuracy] = (),
-) -> Report:
-    """Reads a journal and says what it shows.
-
-    ``public_key``: the owner's audit key, Ed25519, 32 bytes. ``run`` limits the report to one run. ``answers`` and
-    ``accuracies`` are what a coordinator keeps beside its journal.
-
-    Raises ``JournalError`` if there is no journal or a record cannot be read, ``ConfigurationError`` for a run that is
-    not on record.
-    """
-    if not (journal / RECORDS).exists():
-        begins = "silo train" if party.role == "silo" else "coordinator serve"
-        raise JournalError(f"{journal}: there is no journal yet; `{begins}` begins one")
-    sums = _Sums(party, run)
-    for record in read_records(journal):
-        try:
-            sums.add(record)
-        except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
-            raise JournalError(
-                f"{journal / RECORDS}: record {record['index']} is not of a form that this release knows ({error!r}); "
-                "read it with the release that wrote it, or check it with `audit verify`"
-            ) from None
-    if run is not None and run not in sums.plans:
-        raise ConfigurationError(f"run {run} is not on record; the runs are {', '.join(sums.plans) or 'none'}")
-    tree = MerkleTree()
-    for index, line in enumerate(read_lines(journal)):
-        if index == sums.count:
-            break  # a daemon has gone on writing meanwhile
-        tree.append(line)
-    return Report(
-        party=party,
-        key_sha256=hashlib.sha256(public_key).hexdigest(),
-        records=sums.count,
-        root_sha256=tree.root().hex(),
-        first_time=sums.first_time,
-        last_time=sums.last_time,
-        verification=verification,
-        runs=sums.runs(),
-        left=sorted(sums.left.values(), key=_order),
-        came_back=sorted(sums.came_back.values(), key=_order),
-        peers=dict(sorted(sums.peers.items())),
-        consents=sums.consents,
-        decisions=sums.decisions,
-        outside_consent=sums.outside_consent,
-        refusals=list(sums.refusals.values()),
-        refusals_unlisted=sums.refusals_unlisted,
-        synthetic=sums.synthetic,
-        limited_to=run,
-        other_runs=[name for name in sums.plans if run is not None and name != run],
-        answers=[answer for answer in answers if run in (None, answer.run)],
-        accuracies=[accuracy for accuracy in accuracies if run in (None, accuracy.run)],
-    )
-
-
-class _Sums:
-    """What has been read so far."""
-
-    def __init__(self, party: Identity, only: str | None) -> None:
-        self.of_silo = party.role == "silo"
-        self.only = only
-        self.count = 0
-        self.first_time: str | None = None
-        self.last_time: str | None = None
-        self.left: dict[tuple[str, str, Exposure], Flow] = {}
-        self.came_back: dict[tuple[str, str, Exposure], Flow] = {}
-        self.plans: dict[str, tuple[Mapping[str, Any] | None, str | None]] = {}
-        self.peers: dict[str, Peer] = {}
-        self.consents: list[Mapping[str, Any]] = []
-        self.decisions: list[Mapping[str, Any]] = []
-        self.allowed: frozenset[Exposure] = frozenset()
-        self.outside_consent: dict[Exposure, int] = {}
-        self.refusals: dict[tuple[str, ...], Refusal] = {}
-        self.refusals_unlisted = 0
-        # A coordinator learns of no hospital's images, not even whether they show patients.
-        self.synthetic: bool | None = False if self.of_silo else None
-
-    def add(self, record: Mapping[str, Any]) -> None:
-        self.count += 1
-        self.first_time = self.first_time or record["time"]
-        self.last_time = record["time"]
-        kind = record["kind"]
-        if kind == "run":
-            self.plans[record["run"]] = record["plan"], record["plan_sha256"]
-        elif kind == "consent":
-            self._consent(record)
-        elif kind in ("approval", "withdrawal"):
-            if self._wanted(record):
-                self.decisions.append(
-                    {key: value for key, value in record.items() if key not in ("v", "index", "federation", "self")}
-                )
-        elif kind == "refusal":
-            self._refusal(record)
-        elif kind == "message":
-            self._message(record)
-
-    def _wanted(self, record: Mapping[str, Any]) -> bool:
-        return self.only is None or record.get("run") == self.only
-
-    def _consent(self, record: Mapping[str, Any]) -> None:
-        self.synthetic = bool(self.synthetic or record.get("synthetic"))
-        self.allowed = expand(record["consent"].get("exposures") or ())
-        if not self.consents or self.consents[-1]["consent"] != record["consent"]:
-            self.consents.append({"time": record["time"], "consent": record["consent"]})
-
-    def _refusal(self, record: Mapping[str, Any]) -> None:
-        if not self._wanted(record):
-            return
-        run, peer, rpc, direction = (str(record.get(name) or "") for name in ("run", "peer", "rpc", "direction"))
-        reason = str(record["reason"])[:_LONGEST_REASON]
-        key = (run, peer, rpc, direction, reason)
-        if key not in self.refusals and len(self.refusals) >= LISTED_REFUSALS:
-            self.refusals_unlisted += 1
-            return
-        time = str(record["time"])
-        refusal = self.refusals.setdefault(key, Refusal(run, peer, rpc, direction, reason, time, time))
-        refusal.times += 1
-        refusal.last_time = record["time"]
-
-    def _message(self, record: Mapping[str, Any]) -> None:
-        run = record["run"] or BEFORE
-        if run != BEFORE:
-            self.plans.setdefault(run, (None, record["plan_sha256"]))
-        if not self._wanted(record):
-            return
-        leaving = (record["direction"] == "sent") == self.of_silo
-        self._flows(self.left if leaving else self.came_back, run, record)
-        peer = self.peers.setdefault(record["peer"], Peer(record["peer"], first_time=record["time"]))
-        peer.last_time = record["time"]
-        if (digest := record["peer_certificate_sha256"]) and digest not in peer.certificates:
-            peer.certificates.append(digest)
-        if leaving:
-            peer.bytes_left += record["length"]
-        else:
-            peer.bytes_came_back += record["length"]
-        if leaving and self.of_silo:
-            for name, count in record["classes"].items():
-                if Exposure(name) not in self.allowed:
-                    _add_counts(self.outside_consent, {Exposure(name): count})
-
-    def _flows(self, flows: dict[tuple[str, str, Exposure], Flow], run: str, record: Mapping[str, Any]) -> None:
-        peer, number = record["peer"], record["round"]
-        for name, count in record["classes"].items():
-            exposure = Exposure(name)
-            flow = flows.setdefault((run, peer, exposure), Flow(run, peer, exposure))
-            flow.bytes += count
-            flow.messages += 1
-            if number is not None:
-                _add_counts(flow.rounds, {number: count})
-        for path, count in record["fields"].items():
-            exposure = field_exposure(record["message_type"], path)
-            _add_counts(flows[(run, peer, exposure)].fields, {path: count})
-        for tensor in record.get("tensors", ()):
-            exposure = Exposure(tensor["class"])
-            # A manifest may come whose bytes never did.
-            flow = flows.setdefault((run, peer, exposure), Flow(run, peer, exposure))
-            flow.note_tensor(tensor["name"], tensor["shape"], tensor["dtype"], number)
-
-    def runs(self) -> list[Run]:
-        """The runs in the order in which they came; what was before any comes last."""
-        merged: dict[str, tuple[dict[Exposure, Flow], dict[Exposure, Flow]]] = {}
-        peers: dict[str, list[str]] = {}
-        for place, flows in enumerate((self.left, self.came_back)):
-            for flow in sorted(flows.values(), key=_order):
-                into = merged.setdefault(flow.run, ({}, {}))[place]
-                into.setdefault(flow.exposure, Flow(flow.run, "", flow.exposure)).add(flow)
-                if flow.peer not in peers.setdefault(flow.run, []):
-                    peers[flow.run].append(flow.peer)
-        names = [name for name in self.plans if name in merged] + ([BEFORE] if BEFORE in merged else [])
-        return [Run(name, *self.plans.get(name, (None, None)), peers[name], *merged[name]) for name in names]
-
-
-def _order(flow: Flow) -> tuple[bool, str, bool, int, str]:
-    return (
-        flow.run == BEFORE,
-        flow.run,
-        flow.exposure not in TELLING,
-        list(Exposure).index(flow.exposure),
-        flow.peer,
-    )
-
-
-def _add_counts(into: dict[Any, int], counts: Mapping[Any, int]) -> None:
-    for key, count in counts.items():
-        into[key] = into.get(key, 0) + count
-
-
-def _by_name(table: Mapping[str, Mapping[Exposure, int]]) -> dict[str, dict[str, int]]:
-    return {name: {exposure.value: count for exposure, count in row.items()} for name, row in table.items()}
-
-
 def in_order(exposures: Iterable[Exposure]) -> list[Exposure]:
     """Exposure classes, the telling ones first, each kind in the schema's order."""
     found = set(exposures)
     return [e for e in Exposure if e in found and e in TELLING] + [
         e for e in Exposure if e in found and e not in TELLING
     ]
+
+
+def add_counts(into: dict[Any, int], counts: Mapping[Any, int]) -> None:
+    """Adds counts to those that are there."""
+    for key, count in counts.items():
+        into[key] = into.get(key, 0) + count
+
+
+def _by_name(table: Mapping[str, Mapping[Exposure, int]]) -> dict[str, dict[str, int]]:
+    return {name: {exposure.value: count for exposure, count in row.items()} for name, row in table.items()}

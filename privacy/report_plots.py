@@ -88,7 +88,5 @@ def _scale(values: Sequence[int]) -> str:
     if len(seen) == 1:
         return f"{readable_bytes(seen[0])}, once"
     if min(seen) == max(seen):
-        return (
-            f"{readable_bytes(seen[0])} each" if len(seen) == len(values) else f"{readable_bytes(seen[0])} where shown"
-        )
+        return f"{readable_bytes(seen[0])} each"
     return f"highest bar: {readable_bytes(max(seen))}"

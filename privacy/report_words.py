@@ -6,7 +6,8 @@ Written for someone who does not know what a gradient is, and honest: a risk is 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from privacy.exposure import Exposure
 
@@ -57,6 +58,7 @@ _PHRASE = {
 }
 
 NOTHING = "nothing about patients"
+_MOST_KINDS = 8
 
 
 def classify(left: Collection[Exposure], came_back: Collection[Exposure], *, last_layer_apart: bool) -> str:
@@ -97,9 +99,9 @@ def listed(items: Sequence[str]) -> str:
 
 
 RISK: dict[Exposure, str] = {
-    Exposure.MODEL_PARAMETERS_EXTRACTOR: "Whoever holds it, and has the skill, can sometimes tell whether a given image "
-    "was among those it was trained on, and what a hospital's images have in common. Whole images have been rebuilt "
-    "from models only under favourable conditions in laboratories; it cannot be ruled out.",
+    Exposure.MODEL_PARAMETERS_EXTRACTOR: "Whoever holds it, and has the skill, can sometimes tell whether a given "
+    "image was among those it was trained on, and what a hospital's images have in common. Whole images have been "
+    "rebuilt from models only under favourable conditions in laboratories; it cannot be ruled out.",
     Exposure.MODEL_PARAMETERS_CLASSIFIER: "How often each kind of finding occurs in the hospital can be estimated from "
     "it. With the feature part, it helps to tell whether a given image was used.",
     Exposure.RUNNING_STATISTICS: "They are averages over the hospital's images, not something learned from them: they "
@@ -107,25 +109,26 @@ RISK: dict[Exposure, str] = {
     "close to single ones.",
     Exposure.CLASSIFIER_GRADIENT: "The shares of the findings in the hospital's data can be read off directly; from "
     "small groups of images, the finding of a single image.",
-    Exposure.DATA_IDENTIFIER: "An average over all training images, column by column. Two of them, from before and after "
-    "one patient was added, give away that patient's part.",
-    Exposure.PROTOTYPES: "They show which findings a hospital has. Where it has few images of a finding, they come close "
-    "to those patients' images as the model sees them.",
-    Exposure.SAMPLE_COUNT: "Tells the size of the hospital's collection and, between two runs, how much it grew. It says "
-    "nothing about a single patient.",
+    Exposure.DATA_IDENTIFIER: "An average over all training images, column by column. Two of them, from before and "
+    "after one patient was added, give away that patient's part.",
+    Exposure.PROTOTYPES: "They show which findings a hospital has. Where it has few images of a finding, they come "
+    "close to those patients' images as the model sees them.",
+    Exposure.SAMPLE_COUNT: "Tells the size of the hospital's collection and, between two runs, how much it grew. It "
+    "says nothing about a single patient.",
     Exposure.LABEL_COUNTS: "Tells how often each finding occurs in the hospital; of a rare finding, how many patients "
     "have it.",
     Exposure.LOCAL_METRICS: "Tells how well the model does at this hospital. It says little about single patients, "
     "unless there are very few test images.",
-    Exposure.DERIVED_ACCURACY: "It is measured on the model that left, with public images, so it tells nothing that the "
-    "model does not; it does rank the hospitals.",
-    Exposure.PEER_DERIVED: "A share of each hospital's contribution reaches the other hospitals. The more hospitals are "
-    "mixed, the less it tells about one of them; with two, each can work out the other's.",
+    Exposure.DERIVED_ACCURACY: "It is measured on the model that left, with public images, so it tells nothing that "
+    "the model does not; it does rank the hospitals.",
+    Exposure.PEER_DERIVED: "Part of what each hospital sent reaches the other hospitals. The more hospitals are mixed, "
+    "the less it tells about one of them; with two, each can work out what the other sent.",
     Exposure.MODEL_GRADIENT: "As telling as the model itself; the shares of the findings, and from small groups of "
     "images single images, can be worked out from it.",
     Exposure.PARAMETER_MASK: "Shows what a hospital's images have in common and which hospitals are alike; less than "
     "the model itself.",
-    Exposure.PEER_RATINGS: "Show which hospitals' patients are alike; nothing about a single patient is known to follow.",
+    Exposure.PEER_RATINGS: "Show which hospitals' patients are alike; nothing about a single patient is known to "
+    "follow.",
     Exposure.PEER_MODELS: "Every hospital of the run can try on single hospitals' models whatever can be tried on a "
     "model; the coordinator is not the only one to be trusted.",
 }
@@ -228,3 +231,65 @@ def readable_bytes(count: int) -> str:
 def grouped(count: int) -> str:
     """``1 755 080``: digits in threes, held together by no-break spaces."""
     return f"{count:,}".replace(",", "\N{NO-BREAK SPACE}")
+
+
+def consented(consent: Mapping[str, Any]) -> str:
+    """A consent in a sentence for page one."""
+    methods = list(consent.get("methods") or ())
+    rounds = consent.get("rounds", 0)
+    parts = [
+        f"the method{'s' if len(methods) > 1 else ''} {listed(methods)}" if methods else "no method",
+        _short(list(consent.get("exposures") or ())),
+        f"at most {number_of(rounds, 'round')} a run",
+        f"until {consent['expires']}" if consent.get("expires") else "without an end date",
+    ]
+    return f"It allows {'; '.join(part for part in parts if part)}."
+
+
+def _short(names: Sequence[str]) -> str:
+    """Classes by their plain names; protocol and identity go without saying."""
+    plain = []
+    for name in names:
+        if name == "MODEL_PARAMETERS":
+            plain.append("models")
+        elif name in Exposure.__members__:
+            if Exposure[name] in TELLING:
+                plain.append(NAME[Exposure[name]].lower())
+        else:
+            plain.append(name)
+    return listed(plain[:_MOST_KINDS]) + (" and others" if len(plain) > _MOST_KINDS else "")
+
+
+def minute(time: str) -> str:
+    """A record's time without its seconds."""
+    return time[:16].replace("T", " ")
+
+
+def last_part(identity: str) -> str:
+    """A party's name out of its identity."""
+    return identity.rsplit("/", 1)[-1]
+
+
+def text_of(record: Mapping[str, Any], key: str) -> str:
+    """A record's entry as text, where it has one."""
+    return str(record.get(key, "?"))
+
+
+def capital(text: str) -> str:
+    """The text with a capital first letter, as at a sentence's beginning."""
+    return text[:1].upper() + text[1:]
+
+
+def number_of(count: int, what: str) -> str:
+    """``3 rounds``."""
+    return f"{count} {what}" + ("" if count == 1 else "s")
+
+
+def times(count: int) -> str:
+    """``once``, ``3 times``."""
+    return "once" if count == 1 else f"{grouped(count)} times"
+
+
+def yes_or_no(condition: bool) -> str:
+    """The answer."""
+    return "yes" if condition else "no"

@@ -17,7 +17,7 @@ from privacy.console import application, output
 from privacy.console import run as run_app
 from privacy.errors import JournalError
 from privacy.pki import create_keys, load_audit_key
-from privacy.report import build_report, verify_journal
+from privacy.report_builder import build_report, verify_journal
 from privacy.report_pages import Format, print_report, write_report
 from privacy.report_words import readable_bytes
 from silo.config import SiloConfig
