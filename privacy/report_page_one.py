@@ -79,7 +79,7 @@ def _what_left(report: Report) -> Answered:
         verdict = f"Different kinds of content in {len(runs)} runs, {readable_bytes(report.bytes_left)} in all"
     sentences, points = [], []
     if len(runs) == 1:
-        sentences.append(f"{readable_bytes(report.bytes_left)} in all, for {runs[0].in_words}{runs[0].during}.")
+        sentences.append(f"{readable_bytes(report.bytes_left)}{runs[0].during} ({runs[0].in_words}).")
     else:
         points = [
             f"{run.occasion}: {run.statement}; {readable_bytes(run.bytes_left)}{run.during}"

@@ -80,6 +80,8 @@ def print_report(report: Report, out: Console) -> None:
         out.print(warning, style="bold yellow", markup=False, soft_wrap=True)
     for answer in document.answers:
         out.print(f"{answer.question} {answer.verdict}.", style="bold", markup=False, soft_wrap=True)
+        for point in answer.points:
+            out.print(f"  - {point}", markup=False, soft_wrap=True)
         if answer.sentences:
             out.print(f"  {' '.join(answer.sentences)}", markup=False, soft_wrap=True)
     for run in report.runs:

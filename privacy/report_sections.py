@@ -223,7 +223,7 @@ def _picture(run: Run, place: int) -> Iterator[Block]:
 def _came_back(report: Report) -> Iterator[Block]:
     rows = [
         [
-            run.occasion,
+            capital(run.in_words),
             _named(exposure),
             MEANING[exposure],
             grouped(flow.bytes),
