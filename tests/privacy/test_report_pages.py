@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import shutil
 import xml.etree.ElementTree as ElementTree
@@ -101,7 +102,7 @@ class TestPage:
         levels = [int(tag[1]) for tag, _ in read.all("h1", "h2", "h3", "h4")]
         assert levels[0] == 1
         assert levels.count(1) == 1
-        assert all(after - before <= 1 for before, after in zip(levels, levels[1:], strict=False))
+        assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
         names = [attributes["id"] for _, attributes in read.elements if "id" in attributes]
         assert len(names) == len(set(names))
         assert {attributes["href"] for _, attributes in read.all("a")} <= {f"#{name}" for name in names}
