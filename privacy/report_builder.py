@@ -15,6 +15,7 @@ from privacy.merkle import MerkleTree
 from privacy.pki import Identity
 from privacy.report import BEFORE, Answer, Flow, Peer, Refusal, Report, Run, SharedAccuracy, Verification, add_counts
 from privacy.report_words import TELLING
+from protos.medsilo.v1 import coordinator_pb2
 
 _Flows = dict[tuple[str, str, Exposure], Flow]
 
@@ -22,6 +23,7 @@ LISTED_REFUSALS = 100
 """Refusals that differ in reason, run or party are listed up to this number, and beyond it counted."""
 
 _LONGEST_REASON = 600
+_JOINING = coordinator_pb2.JoinRequest.DESCRIPTOR.full_name
 _OPEN_CALLS = 1024  # more than can be open at once; calls that belong to no round are let go
 
 
@@ -95,7 +97,7 @@ def build_report(
         outside_consent=sums.outside_consent,
         refusals=list(sums.refusals.values()),
         refusals_unlisted=sums.refusals_unlisted,
-        synthetic=sums.synthetic,
+        synthetic=sorted(sums.synthetic),
         limited_to=run,
         other_runs=[name for name in sums.plans if run is not None and name != run],
         answers=[answer for answer in answers if run in (None, answer.run)],
@@ -108,6 +110,7 @@ class _Sums:
 
     def __init__(self, party: Identity, only: str | None) -> None:
         self.of_silo = party.role == "silo"
+        self.party = party.uri
         self.only = only
         self.count = 0
         self.first_time: str | None = None
@@ -123,8 +126,7 @@ class _Sums:
         self.refusals: dict[tuple[str, ...], Refusal] = {}
         self.refusals_unlisted = 0
         self.open_calls: OrderedDict[str, list[tuple[_Flows, str, Mapping[str, Any]]]] = OrderedDict()
-        # A coordinator learns of no hospital's images, not even whether they show patients.
-        self.synthetic: bool | None = False if self.of_silo else None
+        self.synthetic: list[str] = []
 
     def add(self, record: Mapping[str, Any]) -> None:
         self.count += 1
@@ -149,10 +151,15 @@ class _Sums:
         return self.only is None or record.get("run") == self.only
 
     def _consent(self, record: Mapping[str, Any]) -> None:
-        self.synthetic = bool(self.synthetic or record.get("synthetic"))
+        if record.get("synthetic"):
+            self._note_synthetic(self.party)
         self.allowed = expand(record["consent"].get("exposures") or ())
         if not self.consents or self.consents[-1]["consent"] != record["consent"]:
             self.consents.append({"time": record["time"], "consent": record["consent"]})
+
+    def _note_synthetic(self, identity: str) -> None:
+        if identity not in self.synthetic:
+            self.synthetic.append(identity)
 
     def _refusal(self, record: Mapping[str, Any]) -> None:
         if not self._wanted(record):
@@ -174,6 +181,9 @@ class _Sums:
             self.plans.setdefault(run, (None, record["plan_sha256"]))
         if not self._wanted(record):
             return
+        # Protobuf leaves out what is false: where the field has bytes, it says yes.
+        if not self.of_silo and record["message_type"] == _JOINING and "synthetic" in record["fields"]:
+            self._note_synthetic(record["peer"])
         leaving = (record["direction"] == "sent") == self.of_silo
         self._flows(self.left if leaving else self.came_back, run, record)
         peer = self.peers.setdefault(record["peer"], Peer(record["peer"], first_time=record["time"]))

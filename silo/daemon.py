@@ -120,6 +120,7 @@ class _Participation:
         self._plan = plan
         self._uplink = uplink
         self._display = display
+        self._synthetic = dataset.synthetic
         self._metrics = Exposure.LOCAL_METRICS in set(plan.optional) & consent.consent.classes
         self._site = LocalSite(
             config.name,
@@ -137,7 +138,7 @@ class _Participation:
     def run(self) -> None:
         """Joins and works off tasks until the run has ended."""
         self._display.joined(self._plan, self._state.trained_rounds)
-        self._uplink.answer(self._plan, None)
+        self._uplink.answer(self._plan, None, synthetic=self._synthetic)
         while True:
             self._display.waiting()
             task, payload = self._uplink.next_task(

@@ -93,8 +93,8 @@ class Uplink:
 
         return self._persistently(ask)
 
-    def answer(self, plan: RunPlan, missing: Missing | None) -> None:
-        """Tells the coordinator yes, or no and what the consent lacks."""
+    def answer(self, plan: RunPlan, missing: Missing | None, *, synthetic: bool = False) -> None:
+        """Tells the coordinator yes, or no and what the consent lacks; and whether the images are synthetic."""
 
         def tell(attempt: int) -> None:
             call = self._call("Join", attempt, "answering the plan")
@@ -107,6 +107,7 @@ class Uplink:
                 missing_classes=[exposure.number for exposure in missing.classes] if missing else [],
                 missing_method=bool(missing and missing.method),
                 missing_rounds=bool(missing and missing.rounds is not None),
+                synthetic=synthetic,
             )
             self._door.admit(self._unary(request, call), wire.JoinResponse, call)
 

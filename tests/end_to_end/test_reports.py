@@ -148,6 +148,8 @@ def test_the_coordinators_report_has_the_matrices(reported: Any) -> None:
     page = (one.folder / "state" / "coordinator" / "report" / "report.html").read_text()
     assert "Bytes that left each hospital, by kind" in page
     assert "exposure beside its accuracy" in page
+    assert content["synthetic"] == [f"spiffe://test/silo/{silo}" for silo in one.silos]
+    assert "Accuracy (synthetic data)" in page
 
 
 def test_page_and_pdf_hold_the_same_findings_and_the_records_hash(reported: Any) -> None:
@@ -161,7 +163,8 @@ def test_page_and_pdf_hold_the_same_findings_and_the_records_hash(reported: Any)
         assert root in paper
         for _, _, statement in RUNS.values():
             assert "".join(statement.split()) in paper
-        assert "Synthetic" in page if party != "coordinator" else "synthetic" in page
+        assert "Synthetic data." in page
+        assert "Syntheticdata." in paper
 
 
 def test_a_report_may_be_limited_to_one_run_and_one_format(reported: Any) -> None:

@@ -108,6 +108,10 @@ class Recorded:
         messages = [wire.GetPlanRequest(nonce=nonce(), silo=silo.name, protocol_version=1)]
         self._pass("GetPlan", None, None, messages, silo, 1, outward=self.party.role == "silo")
 
+    def join(self, run: str, *, silo: Identity = SILO, synthetic: bool) -> None:
+        messages = [wire.JoinRequest(nonce=nonce(), silo=silo.name, accepted=True, synthetic=synthetic)]
+        self._pass("Join", run, None, messages, silo, 1, outward=self.party.role == "silo")
+
     def report(self, **options: Any) -> Report:
         self.journal.checkpoint()
         key = self.journal.public_key

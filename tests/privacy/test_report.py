@@ -320,11 +320,19 @@ class TestCoordinator:
         for table in (hospitals, methods):
             assert sum(sum(row.values()) for row in table.values()) == report.bytes_left
 
-    def test_puts_exposure_beside_accuracy_and_does_not_pretend_to_know_the_images(self, report: Report) -> None:
-        text = json.dumps(make_document(report).to_data())
-        assert "70.5 % (2 hospitals)" in text
-        assert "Accuracy (patients' or synthetic images: not on record)" in text
-        assert "synthetic" in make_document(report).warnings[0]
+    def test_puts_exposure_beside_accuracy(self, report: Report) -> None:
+        assert "70.5 % (2 hospitals)" in json.dumps(make_document(report).to_data())
+        assert make_document(report).warnings == []
+
+    def test_calls_accuracies_on_synthetic_data_synthetic(self, tmp_path: Path) -> None:
+        with Recorded(tmp_path, COORDINATOR) as recorded:
+            recorded.run("spring")
+            recorded.join("spring", silo=SILO, synthetic=True)
+            recorded.join("spring", silo=OTHER, synthetic=False)
+            report = recorded.report(accuracies=[SharedAccuracy("spring", 2, 0.705)])
+        assert report.synthetic == [SILO.uri]
+        assert make_document(report).warnings[0].startswith("Synthetic data. The images of north were")
+        assert "Accuracy (synthetic data)" in json.dumps(make_document(report).to_data())
 
     def test_lists_who_declined_and_for_lack_of_what(self, report: Report) -> None:
         text = json.dumps(make_document(report).to_data())

@@ -45,7 +45,7 @@ class GetPlanResponse(_message.Message):
     def __init__(self, nonce: _Optional[bytes] = ..., plan: _Optional[_Union[_plan_pb2.RunPlan, _Mapping]] = ..., coordinator_certificate: _Optional[bytes] = ..., coordinator_audit_key: _Optional[bytes] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("nonce", "silo", "plan_sha256", "audit_key", "accepted", "missing_classes", "missing_method", "missing_rounds")
+    __slots__ = ("nonce", "silo", "plan_sha256", "audit_key", "accepted", "missing_classes", "missing_method", "missing_rounds", "synthetic")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     SILO_FIELD_NUMBER: _ClassVar[int]
     PLAN_SHA256_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,7 @@ class JoinRequest(_message.Message):
     MISSING_CLASSES_FIELD_NUMBER: _ClassVar[int]
     MISSING_METHOD_FIELD_NUMBER: _ClassVar[int]
     MISSING_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    SYNTHETIC_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     silo: str
     plan_sha256: bytes
@@ -62,7 +63,8 @@ class JoinRequest(_message.Message):
     missing_classes: _containers.RepeatedScalarFieldContainer[_exposure_pb2.ExposureClass]
     missing_method: bool
     missing_rounds: bool
-    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., audit_key: _Optional[bytes] = ..., accepted: _Optional[bool] = ..., missing_classes: _Optional[_Iterable[_Union[_exposure_pb2.ExposureClass, str]]] = ..., missing_method: _Optional[bool] = ..., missing_rounds: _Optional[bool] = ...) -> None: ...
+    synthetic: bool
+    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., audit_key: _Optional[bytes] = ..., accepted: _Optional[bool] = ..., missing_classes: _Optional[_Iterable[_Union[_exposure_pb2.ExposureClass, str]]] = ..., missing_method: _Optional[bool] = ..., missing_rounds: _Optional[bool] = ..., synthetic: _Optional[bool] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
     __slots__ = ("nonce", "round")
