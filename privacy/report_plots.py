@@ -65,7 +65,8 @@ def bars_by_round(strips: Sequence[Strip], labels: Sequence[str], *, unit: str, 
                 )
         parts.append(f'<line x1="0" y1="{base}" x2="{WIDTH}" y2="{base}" stroke="{_LINE}" stroke-width="1"/>')
     axis = height - _BOTTOM + 12
-    every = -(-len(labels) // max(1, int(len(labels) * step // 48)))
+    room = 8 * max(map(len, labels), default=0) + 8
+    every = -(-room // step)
     for number, label in enumerate(labels):
         last = number == len(labels) - 1
         if last or (number % every == 0 and len(labels) - 1 - number >= every * 0.7):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from privacy.exposure import MEANING, Exposure
-from privacy.report import Report, Run, in_order
+from privacy.report import Report, Run, add_counts, in_order
 from privacy.report_blocks import Block, Fold, Heading, Paragraph, Picture, Section, Steps, Table
 from privacy.report_plots import Strip, bars_by_round
 from privacy.report_words import (
@@ -78,65 +78,72 @@ def _kinds(report: Report) -> Iterator[Block]:
 def _matrices(report: Report) -> list[Block]:
     if not report.left:
         return []
-    columns = in_order(flow.exposure for flow in report.left)
-    blocks: list[Block] = [
-        _matrix("Bytes that left each hospital, by kind", "Hospital", report.hospitals(), columns, last_part),
-        _matrix("Bytes that left all hospitals by each method, by kind", "Method", report.methods(), columns, str),
-    ]
-    accuracy = {shared.run: shared for shared in report.accuracies}
-    rows = []
+    by_method = report.methods()
+    measured = Exposure.DERIVED_ACCURACY
     for run in report.runs:
-        if run.method is None:
-            continue
-        shared = accuracy.get(run.name)
-        hospitals = len(run.peers)
-        rows.append(
-            [
-                f"{run.method}\n(run {run.name})",
-                capital(run.statement),
-                readable_bytes(run.bytes_left // max(1, hospitals)),
-                f"{100 * shared.mean:.1f} % ({number_of(shared.silos, 'hospital')})" if shared else "not shared",
-            ]
-        )
-    if rows:
-        blocks.append(
-            Table(
-                "Each method's exposure beside its accuracy",
-                [
-                    "Method",
-                    "What left",
-                    "Bytes a hospital",
-                    "Accuracy (synthetic data)" if report.synthetic else "Accuracy",
-                ],
-                rows,
-                [2, 3],
-                [20, 40, 16, 24],
-            )
-        )
+        if run.method and measured in run.came_back:
+            add_counts(by_method[run.method], {measured: run.came_back[measured].bytes})
+    blocks: list[Block] = [
+        _matrix("Bytes that left each hospital, by kind", "Hospital", report.hospitals(), last_part),
+        _matrix("Bytes that left all hospitals by each method, by kind", "Method", by_method, str),
+    ]
+    if any(measured in row for row in by_method.values()):
         blocks.append(
             Paragraph(
-                "Accuracy is the mean of what hospitals last measured on their own test images, of those that "
-                "consented to share it. Runs on different images cannot be compared by it."
-                + (" Accuracies on synthetic data say nothing about patients." if report.synthetic else "")
+                "Accuracies on public images are the coordinator's measurements on hospitals' models: the bytes are "
+                "those that told hospitals of them."
             )
         )
+    if any(run.method for run in report.runs):
+        blocks += _exposure_and_accuracy(report)
     return blocks
 
 
-def _matrix(
-    caption: str,
-    first: str,
-    table: Mapping[str, Mapping[Exposure, int]],
-    columns: Sequence[Exposure],
-    name: Any,
-) -> Table:
-    rows = [[name(key), *(grouped(row[e]) if e in row else "–" for e in columns)] for key, row in table.items()]
+def _exposure_and_accuracy(report: Report) -> list[Block]:
+    accuracy = {shared.run: shared for shared in report.accuracies}
+    rows = []
+    for run in report.runs:
+        if run.method:
+            shared = accuracy.get(run.name)
+            rows.append(
+                [
+                    f"{run.method}\n(run {run.name})",
+                    capital(run.statement),
+                    readable_bytes(run.bytes_left // max(1, len(run.peers))),
+                    f"{100 * shared.mean:.1f} % ({number_of(shared.silos, 'hospital')})" if shared else "not shared",
+                ]
+            )
+    column = "Accuracy (synthetic data)" if report.synthetic else "Accuracy"
+    return [
+        Table(
+            "Each method's exposure beside its accuracy",
+            ["Method", "What left", "Bytes a hospital", column],
+            rows,
+            [2, 3],
+            [20, 40, 16, 24],
+        ),
+        Paragraph(
+            "Accuracy is the mean of what hospitals last measured on their own test images, of those that consented to "
+            "share it. Runs on different images cannot be compared by it."
+            + (" Accuracies on synthetic data say nothing about real images." if report.synthetic else "")
+        ),
+    ]
+
+
+def _matrix(caption: str, first: str, table: Mapping[str, Mapping[Exposure, int]], name: Callable[[str], str]) -> Table:
+    """Bytes by row and telling class; what says nothing about patients shares a column."""
+    columns = [exposure for exposure in TELLING if any(exposure in row for row in table.values())]
+    rows = []
+    for key, row in table.items():
+        rest = sum(count for exposure, count in row.items() if exposure not in TELLING)
+        cells = [grouped(row[exposure]) if exposure in row else "–" for exposure in columns]
+        rows.append([name(key), *cells, grouped(rest)])
     return Table(
         caption,
-        [first, *(NAME[exposure] for exposure in columns)],
+        [first, *(NAME[exposure] for exposure in columns), "Nothing about patients"],
         rows,
-        list(range(1, len(columns) + 1)),
-        [2] + [2] * len(columns),
+        list(range(1, len(columns) + 2)),
+        [2] * (len(columns) + 2),
     )
 
 
@@ -216,33 +223,36 @@ def _picture(run: Run, place: int) -> Iterator[Block]:
 
 
 def _came_back(report: Report) -> Iterator[Block]:
-    rows = [
-        [
-            capital(run.in_words),
-            _named(exposure),
-            MEANING[exposure],
-            grouped(flow.bytes),
-            run.spoken_rounds(flow.rounds),
-        ]
-        for run in report.runs
-        for exposure, flow in run.came_back.items()
-    ]
-    if not rows:
+    flows = [(run, flow) for run in report.runs for flow in run.came_back.values()]
+    if not flows:
         yield Paragraph("Nothing.")
         return
-    yield Paragraph(
-        "What hospitals get back is made from what others sent. It matters here because the same happens to what this "
-        "hospital sent."
-        if report.of_silo
-        else "What the coordinator handed back to hospitals, and so what of one hospital reaches others."
-    )
-    yield Table(
-        "What came back to " + ("the hospital" if report.of_silo else "hospitals"),
-        ["Occasion", "Kind of content", "What it is", "Bytes", "Rounds"],
-        rows,
-        [3],
-        [18, 28, 32, 12, 10],
-    )
+    carrying = [(run, flow) for run, flow in flows if flow.exposure not in (Exposure.PROTOCOL, Exposure.IDENTITY)]
+    if carrying:
+        yield Paragraph(
+            "What hospitals get back is made from what others sent. It matters here because the same happens to what "
+            "this hospital sent."
+            if report.of_silo
+            else "What the coordinator handed back to hospitals, and so what of one hospital reaches others."
+        )
+        yield Table(
+            "What came back to " + ("the hospital" if report.of_silo else "hospitals"),
+            ["Occasion", "Kind of content", "What it is", "Bytes", "Rounds"],
+            [
+                [
+                    capital(run.in_words),
+                    _named(flow.exposure),
+                    MEANING[flow.exposure],
+                    grouped(flow.bytes),
+                    run.spoken_rounds(flow.rounds),
+                ]
+                for run, flow in carrying
+            ],
+            [3],
+            [18, 28, 32, 12, 10],
+        )
+    rest = sum(flow.bytes for _, flow in flows) - sum(flow.bytes for _, flow in carrying)
+    yield Paragraph(f"{grouped(rest)} bytes of round numbers, plans, names and certificates came back besides.")
 
 
 def _receivers(report: Report) -> Iterator[Block]:
