@@ -51,10 +51,10 @@ def bars_by_round(strips: Sequence[Strip], labels: Sequence[str], *, unit: str, 
         top = place * _STRIP
         base = top + _TOP + _BARS
         highest = max(strip.values, default=0)
-        note = "" if strip.telling else " (nothing about patients)"
+        note = "" if strip.telling else ", nothing about patients"
         parts.append(
-            f'<text x="0" y="{top + 15}"><tspan font-weight="bold">{escape(strip.name)}</tspan>{escape(note)}</text>'
-            f'<text x="{WIDTH}" y="{top + 15}" text-anchor="end">{escape(_scale(strip.values))}</text>'
+            f'<text x="0" y="{top + 15}"><tspan font-weight="bold">{escape(strip.name)}</tspan>'
+            f"{escape(f': {_scale(strip.values)}{note}')}</text>"
         )
         for number, value in enumerate(strip.values):
             if value:
@@ -70,7 +70,8 @@ def bars_by_round(strips: Sequence[Strip], labels: Sequence[str], *, unit: str, 
     for number, label in enumerate(labels):
         last = number == len(labels) - 1
         if last or (number % every == 0 and len(labels) - 1 - number >= every * 0.7):
-            x = min(max(number * step + step / 2, 8), WIDTH - 14)
+            half = 3.4 * len(label)
+            x = min(max(number * step + step / 2, half), WIDTH - half)
             parts.append(f'<text x="{x:.1f}" y="{axis}" text-anchor="middle" font-size="12">{escape(label)}</text>')
     parts.append(f'<text x="0" y="{axis + 19}" font-size="12">{escape(unit)}</text></svg>')
     return "".join(parts)
