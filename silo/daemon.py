@@ -190,6 +190,7 @@ class _Participation:
         self._uplink = uplink
         self._display = display
         self._gate = gate
+        self._synthetic = dataset.synthetic
         self._site = LocalSite(
             config.name,
             dataset,
@@ -206,7 +207,7 @@ class _Participation:
     def run(self) -> None:
         """Joins and works off tasks until the run has ended."""
         self._display.joined(self._plan, self._state.trained_rounds)
-        self._uplink.answer(self._plan, None)
+        self._uplink.answer(self._plan, None, synthetic=self._synthetic)
         while True:
             self._display.waiting()
             task, payload = self._uplink.next_task(

@@ -122,8 +122,8 @@ class Uplink:
 
         return self._persistently(ask)
 
-    def answer(self, plan: RunPlan, missing: Missing | None) -> None:
-        """Tells the coordinator yes, or no and what the consent lacks."""
+    def answer(self, plan: RunPlan, missing: Missing | None, *, synthetic: bool = False) -> None:
+        """Tells the coordinator yes, or no and what the consent lacks; and whether the images are synthetic."""
 
         def tell(attempt: int) -> None:
             with self._calling("Join", attempt, "answering the plan") as call:
@@ -136,6 +136,7 @@ class Uplink:
                     missing_classes=[exposure.number for exposure in missing.classes] if missing else [],
                     missing_method=bool(missing and missing.method),
                     missing_rounds=bool(missing and missing.rounds is not None),
+                    synthetic=synthetic,
                     rotations=self._door.rotations(),
                     seen=self._door.correspondence(self._peer).seen.size,
                 )

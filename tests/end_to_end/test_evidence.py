@@ -18,6 +18,7 @@ from proxy import Proxy
 from wire_reader import read_streams
 
 from privacy.exposure import Exposure
+from privacy.report_words import grouped
 
 Make = Callable[..., Federation]
 Call = list[tuple[int, str]]
@@ -63,12 +64,16 @@ def test_the_report_names_every_class_with_its_bytes_as_a_page_and_as_json(feder
             for exposure, count in record["classes"].items():
                 key = (record["run"] or "", exposure)
                 expected[key] = expected.get(key, 0) + count
-        assert {(flow["run"], flow["exposure"]): flow["bytes"] for flow in content["sent"]} == expected
+        assert {
+            (run["run"], flow["exposure"]): flow["bytes"] for run in content["runs"] for flow in run["left"]
+        } == expected
         for (_, exposure), count in expected.items():
-            assert exposure in page
-            assert f'<td class="number">{count}</td>' in page
-        assert "spiffe://test/coordinator/coordinator" in page
-        (certificate,) = content["peers"]["spiffe://test/coordinator/coordinator"]
+            assert f"<code>{exposure}</code>" in page.replace("<wbr>", "")
+            assert f'<td class="number">{grouped(count)}</td>' in page
+        (peer,) = content["peers"]
+        assert peer["identity"] == "spiffe://test/coordinator/coordinator"
+        assert peer["identity"] in page
+        (certificate,) = peer["certificates"]
         assert certificate in page
 
 

@@ -47,7 +47,7 @@ def tombstone_of(one: Federation, name: str, record: dict[str, Any]) -> Tombston
 
 def assert_only_the_withdrawal_left_after(one: Federation, name: str, record: dict[str, Any]) -> None:
     after = [r for r in one.messages(name, "sent") if r["index"] > record["index"]]
-    assert {r["rpc"] for r in after} <= {"Withdraw"}
+    assert {r["rpc"] for r in after} <= {"Withdraw", "Attest"}
     assert {c for r in after for c in r["classes"]} <= {"PROTOCOL", "IDENTITY"}
 
 

@@ -168,6 +168,7 @@ def test_nobody_can_withdraw_for_a_hospital(federation: Make, change: str) -> No
         audit_key=key.public_key().public_bytes_raw(),
         accepted=True,
     )
+    client.enrol_coordinator()
     client.unary("Join", joining)
     fields: dict[str, Any] = {
         "federation": "test",
@@ -182,7 +183,11 @@ def test_nobody_can_withdraw_for_a_hospital(federation: Make, change: str) -> No
 
     def withdraw(envelope: Any) -> None:
         request = wire.WithdrawRequest(
-            nonce=nonce(), silo="hospital1", plan_sha256=client.plan.sha256, statement=to_message(envelope)
+            nonce=nonce(),
+            silo="hospital1",
+            plan_sha256=client.plan.sha256,
+            statement=to_message(envelope),
+            seen=client.seen,
         )
         client.unary("Withdraw", request)
 
