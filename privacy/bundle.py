@@ -54,9 +54,9 @@ class Header(StrictModel):
     party: str
     federation: str
     origin: str
-    size: int = Field(ge=1)
-    first: int = Field(ge=0)
-    count: int = Field(ge=1)
+    size: int = Field(ge=1, lt=2**53)
+    first: int = Field(ge=0, lt=2**53)
+    count: int = Field(ge=1, lt=2**53)
     before: tuple[Subtree, ...] = Field(default=(), max_length=64)
     behind: tuple[Subtree, ...] = Field(default=(), max_length=128)
     checkpoint: str
@@ -67,6 +67,18 @@ class Header(StrictModel):
     def whole(self) -> bool:
         """Whether every record of the journal is here."""
         return self.first == 0 and self.count == self.size
+
+    def check(self) -> None:
+        """Raises ``ValueError`` unless its parts make up the journal, each in the one way that there is."""
+        end = self.first + self.count
+        parts = ((self.before, 0, self.first), (self.behind, end, self.size))
+        if end > self.size or any(
+            [subtree.level for subtree in subtrees] != [level for _, level in perfect_subtrees(*span)]
+            for subtrees, *span in parts
+        ):
+            raise ValueError("its parts do not make up the journal")
+        if self.whole != (self.public_key is None) or (self.whole and self.schemas):
+            raise ValueError("a stretch names its key and schemas, a whole journal has them in its records")
 
 
 @dataclass

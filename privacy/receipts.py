@@ -137,6 +137,9 @@ class Correspondence:
         """Held from ``check`` to ``take``, so that no other attestation comes between."""
         self._open: dict[Key, _Messages] = {}
         self._in_progress: set[str] = set()
+        self._complete: dict[Key, int] = {}
+        """What both have put their signatures to, with the size of the own checkpoint that is to be witnessed yet."""
+        self._checked: tuple[Any, Attestation] | None = None
 
     def begin(self, call_id: str) -> None:
         """A call has begun: what is sent in it is attested when it has ended.
@@ -160,27 +163,36 @@ class Correspondence:
         with self.lock:
             self._in_progress.clear()
 
-    def check(self, record: Mapping[str, Any]) -> None:
-        """Checks the attestation in a message's record, before the record counts.
+    def check(self, record: Mapping[str, Any], *, own_key: bytes | None = None) -> Attestation | None:
+        """Checks the attestation in a message's record, before the record counts; returns it.
 
-        Raises ``ReceiptError`` if it is not acceptable or contradicts the own records.
+        ``own_key``: the own public audit key, for a journal that is verified afterwards: then own signatures are
+        checked as well; a checkpoint counts as signed by the document around it, and cosignatures are left to the last
+        one, which covers all (``check_cosignature``). Raises ``ReceiptError`` if it is not acceptable or contradicts
+        the own records.
         """
         with self.lock:
             if record["direction"] == "received":
                 self._check_claim(record)
             if record.get("attestation") is None:
-                return
+                return None
             envelope = from_json(record["attestation"])
             if record["direction"] == "sent":
-                for item in _parse(envelope).exchanges:
+                document = _parse(envelope, own_key)
+                for item in document.exchanges:
                     messages = self._open.get((item.call_id, item.direction))
                     if messages is not None:
                         _compare(item, messages, "this party's own attestation")
             else:
-                self._check_received(envelope)
+                document = self._check_received(envelope, signed_around=own_key is not None)
+            self._checked = record["attestation"], document
+        return document
 
-    def take(self, record: Mapping[str, Any]) -> None:
-        """Takes a message's record of the own journal, and what a checked attestation in it says."""
+    def take(self, record: Mapping[str, Any]) -> list[Key]:
+        """Takes a message's record of the own journal, and what a checked attestation in it says.
+
+        Returns what is settled by it: both sides have put their signatures to it, and know that of each other.
+        """
         with self.lock:
             direction: Direction = record["direction"]
             key = (record["call_id"], direction)
@@ -188,12 +200,18 @@ class Correspondence:
             messages.digests.append(bytes.fromhex(record["sha256"]))
             messages.length += record["length"]
             messages.last_index = record["index"]
-            if record.get("attestation") is not None:
+            self._complete.pop(key, None)
+            if record.get("attestation") is None:
+                return []
+            if self._checked is not None and self._checked[0] is record["attestation"]:
+                document = self._checked[1]
+            else:
                 document = _parse(from_json(record["attestation"]))
-                if direction == "sent":
-                    self._given(document)
-                else:
-                    self._received(document)
+            self._checked = None
+            if direction == "received":
+                return self._received(document)
+            self._given(document)
+            return []
 
     def attest(
         self,
@@ -267,6 +285,13 @@ class Correspondence:
                     "operator why, and keep both journals"
                 )
 
+    def check_cosignature(self) -> None:
+        """Raises ``JournalError`` unless the other side's last cosignature holds for the own checkpoint."""
+        with self.lock:
+            if self.cosignature:
+                note = self._notes[self.acknowledged]
+                verify_cosignature(self.cosignature, note, self.seen.origin, self.peer_key or b"")
+
     def check_signed(self, envelope: dsse.Envelope) -> Attestation:
         """The attestation of an envelope that the other side signed for this party; raises ``ReceiptError``."""
         if self.peer_key is None:
@@ -281,6 +306,12 @@ class Correspondence:
         with self.lock:
             messages = self._open.get((call_id, direction))
             return len(messages.digests) if messages else 0
+
+    def vouched(self, call_id: str, direction: Direction) -> int:
+        """How many of these the other side has put its signature to."""
+        with self.lock:
+            messages = self._open.get((call_id, direction))
+            return messages.vouched if messages else 0
 
     def unsigned(self) -> list[str]:
         """Calls that have ended and for whose received messages the other side has not yet given its signature."""
@@ -320,10 +351,18 @@ class Correspondence:
             messages = self._open.get((item.call_id, item.direction))
             if messages is not None and (messages.own_size is None or messages.attested < item.messages):
                 messages.own_size, messages.attested = size, item.messages
+                self._note_complete((item.call_id, item.direction), messages)
 
-    def _check_received(self, envelope: dsse.Envelope) -> None:
+    def _note_complete(self, key: Key, messages: _Messages) -> None:
+        held = len(messages.digests)
+        if messages.own_size is not None and messages.attested == held == messages.vouched:
+            self._complete[key] = messages.own_size
+
+    def _check_received(self, envelope: dsse.Envelope, *, signed_around: bool) -> Attestation:
         document = self.check_signed(envelope)
-        note = verify(document.checkpoint, self.peer_key or b"")
+        note = read_note(document.checkpoint)
+        if not signed_around:
+            verify(document.checkpoint, self.peer_key or b"")
         if self.seen.size and note.origin != self.seen.origin:
             raise ReceiptError(f"{self.peer} shows the journal {note.origin}; it was {self.seen.origin} before")
         given = document.consistency
@@ -345,7 +384,8 @@ class Correspondence:
                 raise ReceiptError(
                     f"{self.peer} witnesses a checkpoint over {witnessed.size} records that it was not shown from here"
                 )
-            verify_cosignature(witnessed.cosignature, own, note.origin, self.peer_key or b"")
+            if not signed_around:
+                verify_cosignature(witnessed.cosignature, own, note.origin, self.peer_key or b"")
         for item in document.exchanges:
             messages = self._open.get((item.call_id, _OTHER[item.direction]))
             if messages is not None:
@@ -354,6 +394,7 @@ class Correspondence:
                 raise ReceiptError(
                     f"{self.peer} acknowledges {item.rpc} (call {item.call_id}), which was not sent to it"
                 )
+        return document
 
     def _check_claim(self, record: Mapping[str, Any]) -> None:
         """A message that comes after its sender's word on the whole call has to be what that word is for."""
@@ -386,33 +427,28 @@ class Correspondence:
                 f"{item.messages}"
             )
 
-    def _received(self, document: Attestation) -> None:
+    def _received(self, document: Attestation) -> list[Key]:
         self.seen, self.seen_note = read_note(document.checkpoint), document.checkpoint
         for item in document.exchanges:
-            messages = self._open.get((item.call_id, _OTHER[item.direction]))
+            key = (item.call_id, _OTHER[item.direction])
+            messages = self._open.get(key)
             if messages is not None:
                 if item.direction == "sent" and item.messages >= messages.vouched:
                     messages.claim = item
                 messages.vouched = max(messages.vouched, item.messages)
-        if document.witnessed is not None:
-            self._witnessed(document.witnessed)
+                self._note_complete(key, messages)
+        return [] if document.witnessed is None else self._witnessed(document.witnessed)
 
-    def _witnessed(self, witnessed: Witnessed) -> None:
+    def _witnessed(self, witnessed: Witnessed) -> list[Key]:
         if witnessed.size < self.acknowledged:
-            return
+            return []
         self.acknowledged = witnessed.size
         self.cosignature = witnessed.cosignature
         self._notes = {size: note for size, note in self._notes.items() if size >= witnessed.size}
-        done = [
-            key
-            for key, messages in self._open.items()
-            if messages.own_size is not None
-            and messages.own_size <= witnessed.size
-            and messages.attested == len(messages.digests)
-            and messages.vouched == len(messages.digests)
-        ]
+        done = [key for key, size in self._complete.items() if size <= witnessed.size]
         for key in done:
-            del self._open[key]
+            del self._open[key], self._complete[key]
+        return done
 
 
 class OutOfStepError(ReceiptError):
