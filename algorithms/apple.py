@@ -52,26 +52,31 @@ _RELATIONSHIPS = "relationships"
 
 @dataclass(frozen=True)
 class Apple(Method):
-    """APPLE's hyper-parameters. Core model and relationships share the plan's optimiser; the paper gives the
-    relationships a learning rate of their own.
+    """APPLE's hyper-parameters. Core model and relationships share the plan's optimiser, each with its learning rate.
 
     Attributes:
         models: M ≥ 0, how many other silos' cores a silo gets in a round, drawn at random (the paper's silo asks for
             those it has the strongest relationship to, which would tell the coordinator p); 0 for all, the paper's
             default. With a limit, a silo keeps the last core that it got of each, as the paper's does.
-        penalty: μ ≥ 0, of the term that holds p at p_0; 0.1 by default, ours: the paper tunes it by data set.
-        penalty_share: L as a share of the run's rounds, 0 … 1; 0 leaves the term out. 0.2 by default, ours.
+        penalty: μ ≥ 0, of the term that holds p at p_0; 0.1 is the default of the authors' published code (which
+            leaves out Eq. 4's ½, so that their 0.1 acts as 0.2 does here).
+        penalty_share: L as a share of the run's rounds, 0 … 1; 0 leaves the term out. 0.1 is the default of the
+            authors' published code (in which λ falls exponentially by default, along the cosine as an option).
+        relationship_rate: the learning rate of p as a share of the plan's, above 0. The authors' published code takes
+            0.001 and 0.01: a tenth.
     """
 
     name: ClassVar[str] = "apple"
     models: int = 0
     penalty: float = 0.1
-    penalty_share: float = 0.2
+    penalty_share: float = 0.1
+    relationship_rate: float = 0.1
 
     def __post_init__(self) -> None:
         require(self.models >= 0, f"apple: models is {self.models}; it must be 0 (all) or more")
         require(self.penalty >= 0, f"apple: penalty is {self.penalty}; it must be 0 or more")
         require(0 <= self.penalty_share <= 1, f"apple: penalty_share is {self.penalty_share}; it must lie in 0 … 1")
+        require(self.relationship_rate > 0, f"apple: relationship_rate is {self.relationship_rate}; it must be above 0")
 
     @property
     def uploads(self) -> frozenset[Exposure]:
@@ -116,6 +121,7 @@ class AppleSilo(SiloHalf):
             [with_newcomers(old, names)[name] for name in names],
             [peers[name] for name in names[1:]],
             next(site.model.parameters()).device,
+            unit=unit_of_rate(self.method.relationship_rate, site.training.optimizer),
         )
         strength = self.method.penalty * penalty_weight(round_number, self.method.penalty_share * site.rounds)
 
@@ -154,18 +160,28 @@ class AppleSilo(SiloHalf):
 class Combination(nn.Module):
     """Σ_j p_j c_j of the own core, which is trained elsewhere, and the others', which are not trained.
 
-    ``relationships``: ``Tensor[1 + M]``, the own first.
+    What is trained is p in the given unit, p / unit: with one learning rate for all parameters, that is a learning rate
+    of p's own.
     """
 
-    def __init__(self, relationships: Sequence[float], others: Sequence[State], device: torch.device) -> None:
+    def __init__(
+        self, relationships: Sequence[float], others: Sequence[State], device: torch.device, *, unit: float
+    ) -> None:
         super().__init__()
-        self.relationships = nn.Parameter(torch.tensor(relationships, device=device))
+        self._unit = unit
+        self.in_units = nn.Parameter(torch.tensor(relationships, device=device) / unit)
         names = others[0] if others else {}
         self._others = {name: torch.stack([other[name] for other in others]).to(device) for name in names}
 
+    @property
+    def relationships(self) -> Tensor:
+        """p, ``Tensor[1 + M]``, the own first."""
+        return self._unit * self.in_units
+
     def of(self, core: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The combination's parameters by name."""
-        own, rest = self.relationships[0], self.relationships[1:]
+        relationships = self.relationships
+        own, rest = relationships[0], relationships[1:]
         if not len(rest):
             return {name: own * tensor for name, tensor in core.items()}
         return {name: own * t + torch.tensordot(rest, self._others[name], dims=1) for name, t in core.items()}
@@ -180,6 +196,15 @@ def with_newcomers(relationships: Mapping[str, float], names: Sequence[str]) -> 
     new = [name for name in names if name not in relationships]
     kept = 1 - len(new) / len(names)
     return {name: kept * relationships[name] if name in relationships else 1 / len(names) for name in names}
+
+
+def unit_of_rate(rate: float, optimizer: str) -> float:
+    """The unit in which a number has to be trained to move as if its learning rate were ``rate`` times as high.
+
+    In units of u, the gradient is u times as large, and a step counts u times as much. SGD's steps are proportional to
+    the gradient, which makes u²; Adam's do not depend on its scale, which makes u.
+    """
+    return math.sqrt(rate) if optimizer == "sgd" else rate
 
 
 def penalty_weight(round_number: int, rounds: float) -> float:

@@ -23,9 +23,10 @@ class Ditto(FedAvg):
 
     Attributes:
         proximal_weight: λ ≥ 0 of the personal loss CE(v) + λ/2 ‖v − w^t‖² (Eq. 2); 0 trains v alone, large values
-            hold it at the global model. The paper lets a silo choose among 0.1, 1 and 2 and falls back on 1
-            (appendix D).
-        personal_epochs: of v's training in a round, at least 1, or 0 for the plan's.
+            hold it at the global model. The paper lets a device choose among 0.1, 1 and 2 on validation data, and
+            uses 1 where it has too few of them (no attacks assumed; less under strong ones).
+        personal_epochs: of v's training in a round, at least 1, or 0 for the plan's: the authors' published code
+            takes as many steps on v as on w.
     """
 
     name: ClassVar[str] = "ditto"

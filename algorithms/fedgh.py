@@ -46,7 +46,8 @@ class FedGH(Method):
     """FedGH's hyper-parameters.
 
     Attributes:
-        server_learning_rate: η > 0 of the head's SGD at the coordinator; the authors use 0.01, at the silos as well.
+        server_learning_rate: η > 0 of the head's SGD at the coordinator; 0.01 is the default of the authors' published
+            code, at the silos as well.
         passes: how often a round's prototypes are gone through, at least 1; Algorithm 1 goes through them once.
 
     Decided here: the coordinator draws the first head from the run's seed and hands it out in the first round, so

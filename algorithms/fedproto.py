@@ -54,7 +54,7 @@ class FedProto(Method):
 
     Attributes:
         prototype_weight: λ ≥ 0, the weight of the distance to the global prototypes; 0 makes this separate training.
-            The paper uses 1.
+            1 is the default of the authors' published code.
         weighting: how the silos' prototypes of a class are averaged: "uniform", all alike, or "counts", by their
             numbers of images of the class, as the paper does, which exposes these numbers. The weights sum to 1; the
             paper's Eq. 6 divides by the number of silos once more, which would only shrink the prototypes.

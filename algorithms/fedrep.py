@@ -19,7 +19,7 @@ class FedRep(PartialSharing):
     While the extractor's parameters are frozen, batch normalisation's running statistics still follow the images.
 
     Attributes:
-        head_epochs: for the classifier, at least 1; the paper's experiments use 10 (section 5).
+        head_epochs: for the classifier, at least 1; the paper's experiments use 10 on all data sets (section 5).
         body_epochs: for the extractor, at least 1; the paper's experiments use 1 or 5, by data set (section 5).
         weighting: Algorithm 1 averages all participants alike, "uniform", which exposes less than "samples".
     """

@@ -34,9 +34,9 @@ class Moon(FedAvg):
     among ours, fedpdc-cnn has.
 
     Attributes:
-        contrastive_weight: μ ≥ 0; 0 makes this federated averaging. The paper chooses among 0.1, 1, 5 and 10: 5 on
-            CIFAR-10, 1 on CIFAR-100 and Tiny-ImageNet (section 4.2); 1 is our default.
-        temperature: τ > 0; the paper uses 0.5 (section 4.1).
+        contrastive_weight: μ ≥ 0; 0 makes this federated averaging. The paper chooses it by data set. 1 is the
+            default of the authors' published code, whose example on CIFAR-10 uses 5.
+        temperature: τ > 0; 0.5 is the default of the authors' published code.
     """
 
     name: ClassVar[str] = "moon"

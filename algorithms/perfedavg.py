@@ -31,8 +31,10 @@ class PerFedAvg(FedAvg):
     batch size.
 
     Attributes:
-        inner_rate: α > 0, of the step that personalises; the paper uses 0.01 (section 5).
-        step_size: β > 0, of w's step; the paper uses 0.001, with many rounds.
+        inner_rate: α > 0, of the step that personalises. 0.01 is customary; the pFedMe authors' comparisons and
+            PFLlib's examples use 0.005.
+        step_size: β > 0, of w's step. 0.001, with many rounds, is customary: pFedMe's comparisons and PFLlib's
+            examples use it.
         personal_steps: gradient steps of rate α, each on one batch, that make a silo's model of the global one; at
             least 1, the paper's number.
         weighting: the paper's mean is uniform.

@@ -57,9 +57,9 @@ class Scaffold(FedAvg):
     """SCAFFOLD's hyper-parameters.
 
     Attributes:
-        global_step: η_g > 0, the coordinator's step; the paper's experiments use 1 (section 7.1), at which the model
-            is the mean of the uploads. The first round always takes the mean: the coordinator's half does not know
-            the starting model.
+        global_step: η_g > 0, the coordinator's step; the paper's experiments "always use" 1 (section 7), at which the
+            model is the mean of the uploads. The first round always takes the mean: the coordinator's half does not
+            know the starting model.
         weighting: the paper's sums are uniform. With "samples" both means are weighted.
     """
 

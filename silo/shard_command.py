@@ -18,7 +18,15 @@ from rich.table import Table
 from algorithms.datasets import ImageDataset, save_npz, written_whole
 from privacy.errors import ConfigurationError
 from silo.pictures import draw_label_distribution
-from silo.sharding import ByPatient, Dirichlet, Pathological, PracticalGroups, Setting, TestFrom, cut
+from silo.sharding import (
+    ByPatient,
+    Dirichlet,
+    Pathological,
+    PooledDirichlet,
+    PracticalGroups,
+    Setting,
+    cut,
+)
 from silo.sources import open_dataset
 
 
@@ -28,6 +36,7 @@ class SettingName(StrEnum):
     PRACTICAL = "practical"
     PATHOLOGICAL = "pathological"
     DIRICHLET = "dirichlet"
+    DIRICHLET_POOLED = "dirichlet-pooled"
     BY_PATIENT = "by-patient"
 
 
@@ -39,10 +48,11 @@ class ImagesFrom(StrEnum):
 
 
 _OPTIONS = {
-    SettingName.PRACTICAL: {"groups", "dominant", "share", "train", "test"},
-    SettingName.PATHOLOGICAL: {"silos", "classes-per-silo", "train", "test"},
-    SettingName.DIRICHLET: {"silos", "alpha", "train", "test"},
-    SettingName.BY_PATIENT: {"silos"},
+    SettingName.PRACTICAL: {"groups", "dominant", "share", "train", "test", "test-from"},
+    SettingName.PATHOLOGICAL: {"silos", "classes-per-silo", "train", "test", "test-from"},
+    SettingName.DIRICHLET: {"silos", "alpha", "train", "test", "test-from"},
+    SettingName.DIRICHLET_POOLED: {"silos", "alpha", "test-share"},
+    SettingName.BY_PATIENT: {"silos", "test-from"},
 }
 
 
@@ -68,15 +78,27 @@ def shard(
         int | None, typer.Option(help="pathological: classes that a silo has; default 2.")
     ] = None,
     alpha: Annotated[
-        float | None, typer.Option(help="dirichlet: concentration; smaller is more uneven; default 0.5.")
+        float | None,
+        typer.Option(help="dirichlet, dirichlet-pooled: concentration; smaller is more uneven; default 0.5."),
     ] = None,
     train: Annotated[
-        int | None, typer.Option(help="All but by-patient: training images per silo; default 500.")
+        int | None,
+        typer.Option(help="All but by-patient and dirichlet-pooled: training images per silo; default 500."),
     ] = None,
-    test: Annotated[int | None, typer.Option(help="All but by-patient: test images per silo; default 100.")] = None,
+    test: Annotated[
+        int | None, typer.Option(help="All but by-patient and dirichlet-pooled: test images per silo; default 100.")
+    ] = None,
+    test_share: Annotated[
+        float | None,
+        typer.Option(help="dirichlet-pooled: share of each silo's images to test on, 0 to 1; default 0.5."),
+    ] = None,
     test_from: Annotated[
-        ImagesFrom, typer.Option(help="Take test images from the test split, or from unused training images.")
-    ] = ImagesFrom.TEST,
+        ImagesFrom | None,
+        typer.Option(
+            help="All but dirichlet-pooled: take test images from the test split (the default), or from unused "
+            "training images."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same shards.")] = 0,
     prefix: Annotated[str, typer.Option(help="Shards are called this and a number from 1.")] = "hospital",
 ) -> None:
@@ -98,8 +120,10 @@ def shard(
         "alpha": alpha,
         "train": train,
         "test": test,
+        "test-share": test_share,
+        "test-from": None if test_from is None else test_from.value,
     }
-    chosen = _setting(setting, given, "train" if test_from is ImagesFrom.TRAIN else "test")
+    chosen = _setting(setting, given)
     dataset = open_dataset(source, seed=seed)
     shards = cut(dataset, chosen, seed=seed, prefix=prefix)
     _refuse_leftovers(out, prefix, len(shards))
@@ -116,7 +140,7 @@ def shard(
     _show(Console(), dataset, shards, [*paths, picture, index])
 
 
-def _setting(name: SettingName, given: dict[str, Any], test_from: TestFrom) -> Setting:
+def _setting(name: SettingName, given: dict[str, Any]) -> Setting:
     for option, value in given.items():
         if value is not None and option not in _OPTIONS[name]:
             settings = " or ".join(setting for setting in SettingName if option in _OPTIONS[setting])
@@ -125,11 +149,18 @@ def _setting(name: SettingName, given: dict[str, Any], test_from: TestFrom) -> S
             )
 
     # What is not given is left to the setting's own default.
-    fields: dict[str, Any] = {"test_from": test_from}
-    for option, field in (("train", "train_per_silo"), ("test", "test_per_silo"), ("share", "share")):
+    fields: dict[str, Any] = {}
+    for option, field in (
+        ("train", "train_per_silo"),
+        ("test", "test_per_silo"),
+        ("test-from", "test_from"),
+        ("test-share", "test_share"),
+        ("share", "share"),
+    ):
         if given[option] is not None:
             fields[field] = given[option]
     silos = 20 if given["silos"] is None else given["silos"]
+    alpha = 0.5 if given["alpha"] is None else given["alpha"]
     if name is SettingName.PRACTICAL:
         if given["groups"] is not None:
             fields["groups"] = _numbers("groups", given["groups"])
@@ -141,7 +172,9 @@ def _setting(name: SettingName, given: dict[str, Any], test_from: TestFrom) -> S
             fields["classes_per_silo"] = given["classes-per-silo"]
         return Pathological(silos=silos, **fields)
     if name is SettingName.DIRICHLET:
-        return Dirichlet(silos=silos, alpha=0.5 if given["alpha"] is None else given["alpha"], **fields)
+        return Dirichlet(silos=silos, alpha=alpha, **fields)
+    if name is SettingName.DIRICHLET_POOLED:
+        return PooledDirichlet(silos=silos, alpha=alpha, **fields)
     return ByPatient(silos=silos, **fields)
 
 

@@ -139,9 +139,43 @@ class Dirichlet:
 
     def __post_init__(self) -> None:
         _at_least("silos", self.silos, 1)
-        if not 1e-3 <= self.alpha <= 1e6:
-            raise ConfigurationError(f"alpha is {self.alpha}; give a number from 0.001 to 1,000,000")
+        _check_alpha(self.alpha)
         _check_sizes(self.train_per_silo, self.test_per_silo, self.test_from)
+
+
+@dataclass(frozen=True)
+class PooledDirichlet:
+    """pFedSim's setting (Tan et al., 2023): training and test split are pooled, every image is dealt, and each silo's
+    images are split into training and test images.
+
+    Of each class, the silos get shares that are drawn from a symmetric Dirichlet distribution (Yurochkin et al., 2019),
+    so silos differ in their numbers of images, too. The shares of all classes are drawn anew until every silo has ten
+    images (customary; ours here, pFedSim's paper does not say). Of a silo's images, those to test on are drawn whatever
+    their class.
+
+    Images that tell their patients are refused: a patient could be in a silo's training and test images. Use
+    :class:`ByPatient` there.
+
+    Attributes:
+        silos: at least 1.
+        alpha: concentration, from 0.001. Towards 0 each class is with one silo; towards infinity all silos have as many
+            images of a class.
+        test_share: of each silo's images, above 0 and below 1; rounded, and one image at least on either side. The
+            paper splits them in half.
+
+    Raises:
+        ConfigurationError: a field is out of its range.
+    """
+
+    silos: int
+    alpha: float
+    test_share: float = 0.5
+
+    def __post_init__(self) -> None:
+        _at_least("silos", self.silos, 1)
+        _check_alpha(self.alpha)
+        if not 0.0 < self.test_share < 1.0:
+            raise ConfigurationError(f"test_share is {self.test_share}; give a number above 0 and below 1")
 
 
 @dataclass(frozen=True)
@@ -169,7 +203,12 @@ class ByPatient:
         _check_test_from(self.test_from)
 
 
-Setting = PracticalGroups | Pathological | Dirichlet | ByPatient
+Setting = PracticalGroups | Pathological | Dirichlet | PooledDirichlet | ByPatient
+
+LEAST_POOLED = 10
+"""Images that a silo has at least in :class:`PooledDirichlet`."""
+
+_DRAWS = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,12 +218,13 @@ class ShardIndices:
     Attributes:
         train: int64 [n], ascending indices into the training split.
         test: int64 [m], ascending indices into the split that ``test_from`` names.
-        test_from: ``test`` or ``train``.
+        test_from: ``test``, ``train``, or ``pool``: then both count through the training split and on through the test
+            split.
     """
 
     train: Indices
     test: Indices
-    test_from: TestFrom
+    test_from: TestFrom | Literal["pool"]
 
 
 def cut(dataset: ImageDataset, setting: Setting, *, seed: int, prefix: str = "hospital") -> list[ImageDataset]:
@@ -201,24 +241,38 @@ def cut(dataset: ImageDataset, setting: Setting, *, seed: int, prefix: str = "ho
 
     Raises:
         ConfigurationError: the data set has too few classes, images or patients for the setting.
-        DataError: the setting needs to know the patients, and the data set does not tell them.
+        DataError: the setting needs to know the patients, and the data set does not tell them; or it does, and the
+            setting would not keep them together.
     """
     indices = deal(dataset, setting, seed=seed)
     shards = []
     for number, shard in enumerate(indices, start=1):
-        tested = dataset.test if shard.test_from == "test" else dataset.train
+        if shard.test_from == "pool":
+            train, test = _of_pool(dataset, shard.train), _of_pool(dataset, shard.test)
+        else:
+            train = dataset.train.take(shard.train)
+            test = (dataset.test if shard.test_from == "test" else dataset.train).take(shard.test)
         shards.append(
             ImageDataset(
                 name=f"{prefix}{number}",
                 source=dataset.source,
                 synthetic=dataset.synthetic,
                 class_names=dataset.class_names,
-                train=dataset.train.take(shard.train),
+                train=train,
                 validation=None,
-                test=tested.take(shard.test),
+                test=test,
             )
         )
     return shards
+
+
+def _of_pool(dataset: ImageDataset, indices: Indices) -> ImageSplit:
+    """Images by their places in the training split and on through the test split."""
+    first = len(dataset.train)
+    parts = dataset.train.take(indices[indices < first]), dataset.test.take(indices[indices >= first] - first)
+    return ImageSplit(
+        images=np.concatenate([part.images for part in parts]), labels=np.concatenate([part.labels for part in parts])
+    )
 
 
 def deal(dataset: ImageDataset, setting: Setting, *, seed: int) -> list[ShardIndices]:
@@ -237,6 +291,13 @@ def deal(dataset: ImageDataset, setting: Setting, *, seed: int) -> list[ShardInd
             seed=seed,
         )
     train_labels, test_labels, classes = dataset.train.labels, dataset.test.labels, dataset.num_classes
+    if isinstance(setting, PooledDirichlet):
+        if dataset.train.patients is not None or dataset.test.patients is not None:
+            raise DataError(
+                f"{dataset.name}: the images tell their patients, and this setting would put images of one patient "
+                "among a silo's training and its test images; choose the setting that deals whole patients"
+            )
+        return pooled_dirichlet(np.concatenate([train_labels, test_labels]), setting, num_classes=classes, seed=seed)
     if isinstance(setting, PracticalGroups):
         return practical_groups(train_labels, test_labels, setting, num_classes=classes, seed=seed)
     if isinstance(setting, Pathological):
@@ -371,6 +432,39 @@ def dirichlet(
     return _deal(rng, train_labels, test_labels, np.stack(train_counts), np.stack(test_counts), setting)
 
 
+def pooled_dirichlet(labels: Labels, setting: PooledDirichlet, *, num_classes: int, seed: int) -> list[ShardIndices]:
+    """Each silo's images where all are dealt and then split; see :class:`PooledDirichlet`.
+
+    Args:
+        labels: int64 [n], the labels of the training split, then those of the test split.
+        setting: the concentration and the share of test images.
+        num_classes: the number of classes.
+        seed: at least 0.
+
+    Raises:
+        ConfigurationError: there are too few images, or too uneven shares, for every silo to have ten.
+    """
+    rng = _generator(seed)
+    _enough_images("training and test", setting.silos * LEAST_POOLED, len(labels))
+    available = np.bincount(labels, minlength=num_classes)
+    for _ in range(_DRAWS):
+        weights = rng.dirichlet(np.full(setting.silos, setting.alpha), size=num_classes)
+        counts = np.stack([largest_remainder(row, int(n)) for row, n in zip(weights, available, strict=True)], axis=1)
+        if counts.sum(axis=1).min() >= LEAST_POOLED:
+            break
+    else:
+        raise ConfigurationError(
+            f"in {_DRAWS:,} draws some silo always had fewer than {LEAST_POOLED} images; ask for a larger alpha than "
+            f"{setting.alpha:g}, or for fewer silos"
+        )
+    shards = []
+    for dealt in _deal_counts(rng, labels, counts):
+        tested = min(max(round(setting.test_share * len(dealt)), 1), len(dealt) - 1)
+        shuffled = rng.permutation(dealt)
+        shards.append(ShardIndices(np.sort(shuffled[tested:]), np.sort(shuffled[:tested]), "pool"))
+    return shards
+
+
 def _take(left: Counts, weights: npt.NDArray[np.float64], total: int) -> Counts:
     """Takes ``total`` images out of ``left`` in proportion to ``weights``, as :class:`Dirichlet` says."""
     taken = np.zeros_like(left)
@@ -492,8 +586,7 @@ def _deal_split(
     kind: str,
     setting: PracticalGroups | Pathological | Dirichlet,
 ) -> list[Indices]:
-    silos, num_classes = counts.shape
-    needed, available = counts.sum(axis=0), np.bincount(labels, minlength=num_classes)
+    needed, available = counts.sum(axis=0), np.bincount(labels, minlength=counts.shape[1])
     if (needed > available).any():
         worst = int(np.argmax(needed / np.maximum(available, 0.5)))
         fitting = available[worst] / needed[worst]
@@ -506,6 +599,12 @@ def _deal_split(
             f"class {worst} runs out: the silos need {needed[worst]:,} {kind} images of it, and there are "
             f"{available[worst]:,}; ask for {' and '.join(suggestions)}, or for fewer silos"
         )
+    return _deal_counts(rng, labels, counts)
+
+
+def _deal_counts(rng: np.random.Generator, labels: Labels, counts: Counts) -> list[Indices]:
+    """Random images of each class, as many as ``counts`` [silos, num_classes] says; there have to be so many."""
+    silos, num_classes = counts.shape
     shards: list[list[Indices]] = [[] for _ in range(silos)]
     for label in range(num_classes):
         shuffled = rng.permutation(np.flatnonzero(labels == label))
@@ -522,6 +621,11 @@ def _generator(seed: int) -> np.random.Generator:
 def _at_least(name: str, value: int, least: int) -> None:
     if value < least:
         raise ConfigurationError(f"{name} is {value}; give at least {least}")
+
+
+def _check_alpha(alpha: float) -> None:
+    if not 1e-3 <= alpha <= 1e6:
+        raise ConfigurationError(f"alpha is {alpha}; give a number from 0.001 to 1,000,000")
 
 
 def _check_test_from(test_from: str) -> None:

@@ -23,12 +23,13 @@ from privacy.configuration import Name, StrictModel, explain, load
 from privacy.errors import ConfigurationError
 from privacy.exposure import Exposure
 from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
-from silo.sharding import ByPatient, Dirichlet, Pathological, PracticalGroups, Setting
+from silo.sharding import ByPatient, Dirichlet, Pathological, PooledDirichlet, PracticalGroups, Setting
 
 SETTINGS: dict[str, type[Setting]] = {
     "practical": PracticalGroups,
     "pathological": Pathological,
     "dirichlet": Dirichlet,
+    "dirichlet-pooled": PooledDirichlet,
     "by-patient": ByPatient,
 }
 """The data settings by what an experiment calls them (``kind``)."""

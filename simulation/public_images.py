@@ -40,12 +40,13 @@ def cut_public(
         split, free, origin = dataset.validation, np.arange(len(dataset.validation)), "validation"
     else:
         split, origin = dataset.train, "training"
-        dealt = np.zeros(len(split), dtype=bool)
+        # Where both splits are pooled, indices go on through the test images.
+        dealt = np.zeros(len(split) + len(dataset.test), dtype=bool)
         for shard in deal(dataset, setting, seed=seed):
             dealt[shard.train] = True
-            if shard.test_from == "train":
+            if shard.test_from != "test":
                 dealt[shard.test] = True
-        free = np.flatnonzero(~dealt)
+        free = np.flatnonzero(~dealt[: len(split)])
     if per_class is None:
         per_class = int((share or 0.0) * len(split) / dataset.num_classes)
     held = {digest for shard in shards for part in (shard.train, shard.test) for digest in image_hashes(part.images)}

@@ -15,7 +15,7 @@ from small_site import SmallSite, small_model
 from tiny_federation import run_plan, shard, simulate
 from torch import Tensor, nn
 
-from algorithms.apple import Apple, penalty_weight, with_newcomers
+from algorithms.apple import Apple, Combination, penalty_weight, unit_of_rate, with_newcomers
 from algorithms.ditto import GLOBAL, Ditto
 from algorithms.fedamp import FedAMP, attention
 from algorithms.fedavg import FedAvg
@@ -242,9 +242,11 @@ def test_a_download_of_another_shape_is_refused(method: Method) -> None:
         (lambda: FedAMP(step_size=0), "step_size"),
         (lambda: FedFomo(models=0), "models"),
         (lambda: FedFomo(explore=1.1), "explore"),
+        (lambda: FedFomo(explore_decay=-0.1), "explore_decay"),
         (lambda: FedFomo(validation_share=1), "validation_share"),
         (lambda: Apple(penalty=-1), "penalty"),
         (lambda: Apple(penalty_share=2), "penalty_share"),
+        (lambda: Apple(relationship_rate=0), "relationship_rate"),
     ],
 )
 def test_a_hyper_parameter_outside_its_range_is_refused_by_name(make: Any, words: str) -> None:
@@ -498,6 +500,23 @@ def test_fedfomos_coordinator_learns_whom_a_silo_likes() -> None:
     assert given(2) == {silo: {float("abcd".index(silo))} for silo in (unseen, first[1])}
 
 
+def test_fedfomo_explores_less_from_round_to_round() -> None:
+    assert [FedFomo().exploration(r) for r in (0, 1, 5, 6, 100)] == pytest.approx([0.3, 0.25, 0.05, 0, 0])
+    assert FedFomo(explore=0.4, explore_decay=0.0).exploration(100) == 0.4
+    half = coordinator(FedFomo(models=1, explore=1.0, explore_decay=0.1), *"abcd")
+    nothing = Part.of({"ratings": torch.zeros(1)})
+    latest = {silo: upload(float(n), PEER_RATINGS=nothing) for n, silo in enumerate("abcd")}
+    kept = half.aggregate(0, latest, latest, MemoryWorkspace())
+    half.memory["affinity"]["matrix"][0, 3] = 1.0
+
+    def chosen(number: int) -> set[str]:
+        part = half.downloads(number, ["a"], kept).for_silo("a")[Exposure.PEER_MODELS]
+        return {spec.name.partition("/")[0] for spec in part.specs}
+
+    assert set.union(*[chosen(number) for number in range(8)]) > {"d"}
+    assert set.union(*[chosen(number) for number in range(10, 30)]) == {"d"}
+
+
 def test_epsilon_greedy_takes_the_best_and_explores_when_told() -> None:
     values = torch.tensor([0.0, 5.0, 1.0, 3.0, 2.0])
     assert epsilon_greedy(values, [0, 2, 3, 4], 2, explore=0.0, seed=1) == [3, 4]
@@ -529,16 +548,32 @@ def test_apple_trains_its_core_and_its_relationships_together() -> None:
     half = at(Apple(), BiasSite(name="a", steps=1))
     half.train(0, peers(b=bias_model(1.0)))
     # p = (1/2, 1/2), so the model is at 0.5, where 1 - s = 0.268941. Steps: 0.1 x 1/2 x 0.268941 for the core,
-    # 0.1 x 2 x 0.268941 for p_b.
+    # 0.1 x 0.1 x 2 x 0.268941 for p_b, whose learning rate is a tenth.
     torch.testing.assert_close(half.upload()[CLASSIFIER].tensors()["bias"], torch.tensor([0.0134471, -0.0134471]))
     relationships = {name: float(value) for name, value in half.memory["relationships"].items()}
-    assert relationships == pytest.approx({"a": 0.5, "b": 0.5537883})
-    # 0.5 x 0.0134471 + 0.5537883 x 1
-    torch.testing.assert_close(half.personal()["bias"], torch.tensor([0.5605118, -0.5605118]))
+    assert relationships == pytest.approx({"a": 0.5, "b": 0.5053788})
+    # 0.5 x 0.0134471 + 0.5053788 x 1
+    torch.testing.assert_close(half.personal()["bias"], torch.tensor([0.5121024, -0.5121024]))
+
+
+@pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.0), ("sgd", 0.9), ("adam", 0.0)])
+def test_apples_relationships_have_a_learning_rate_of_their_own(optimizer: str, momentum: float) -> None:
+    def trained(unit: float, rate: float) -> Tensor:
+        others = [{"w": torch.tensor([2.0, -1.0])}, {"w": torch.tensor([0.5, 3.0])}]
+        combination = Combination([0.4, 0.3, 0.3], others, torch.device("cpu"), unit=unit)
+        steps: Any = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer]
+        optimiser = steps(combination.parameters(), lr=rate, **({"momentum": momentum} if momentum else {}))
+        for _ in range(5):
+            optimiser.zero_grad()
+            combination.of({"w": torch.tensor([1.0, 1.0])})["w"].square().sum().backward()
+            optimiser.step()
+        return combination.relationships.detach()
+
+    torch.testing.assert_close(trained(unit_of_rate(0.1, optimizer), 0.05), trained(1.0, 0.005), rtol=1e-5, atol=1e-6)
 
 
 def test_apples_penalty_pulls_relationships_back() -> None:
-    half = at(Apple(penalty=2.0, penalty_share=1.0), BiasSite(name="a", steps=1))
+    half = at(Apple(penalty=2.0, penalty_share=1.0, relationship_rate=1.0), BiasSite(name="a", steps=1))
     half.memory["relationships"] = {"a": torch.tensor(0.5), "b": torch.tensor(0.9)}
     half.train(0, peers(b=bias_model(0.0)))
     # With all models 0 only the penalty moves p: 0.9 - 0.1 x 2 (0.9 - 0.5).

@@ -1,8 +1,10 @@
-"""Consent, plans and configuration files."""
+"""Consent, plans and configuration files: a consent is what its file says, and an unusable file says what is wrong."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+import hashlib
+import json
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ import yaml
 from algorithms.diversifed import DiversiFed
 from algorithms.fedavg import FedAvg
 from coordinator.config import CoordinatorConfig
-from privacy.consent import ConsentFile
+from privacy import consent as consent_module
+from privacy.consent import Consent, ConsentFile, Missing
 from privacy.errors import ConfigurationError, ConsentError, RefusedError
 from privacy.exposure import Exposure
 from privacy.gate import ConsentGate
@@ -21,6 +24,13 @@ from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from silo.config import SiloConfig
 
 COORDINATOR = Identity("test", "coordinator", "c")
+FULL = """
+coordinator: spiffe://test/coordinator/c
+methods: [diversifed]
+exposures: [PROTOCOL, IDENTITY, MODEL_PARAMETERS, PEER_DERIVED]
+rounds: 5
+expires: 2030-06-30
+"""
 
 
 def make_plan(**changes: Any) -> RunPlan:
@@ -41,10 +51,10 @@ def make_plan(**changes: Any) -> RunPlan:
     return RunPlan(**{**fields, **changes})
 
 
-def consent(folder: Path, **content: Any) -> ConsentFile:
+def written(folder: Path, text: str | bytes) -> Path:
     path = folder / "consent.yaml"
-    path.write_text(yaml.safe_dump(content))
-    return ConsentFile.read(path)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
 
 
 def full(folder: Path, **changes: Any) -> ConsentFile:
@@ -54,22 +64,85 @@ def full(folder: Path, **changes: Any) -> ConsentFile:
         "exposures": ["PROTOCOL", "IDENTITY", "MODEL_PARAMETERS", "PEER_DERIVED"],
         "rounds": 5,
     }
-    return consent(folder, **{**content, **changes})
+    return ConsentFile.read(written(folder, yaml.safe_dump({**content, **changes})))
 
 
-@pytest.mark.parametrize("kind", ["no file", "empty file"])
-def test_consent_is_to_nothing_by_default(tmp_path: Path, kind: str) -> None:
-    file = ConsentFile.read(None) if kind == "no file" else consent(tmp_path)
-    assert file.consent.classes == frozenset()
-    missing = file.missing_to_ask(COORDINATOR)
-    assert missing.classes == (Exposure.PROTOCOL, Exposure.IDENTITY)
+class Clock:
+    """Stands in for ``datetime`` in the consent's module."""
+
+    def __init__(self, today: date) -> None:
+        self.today = today
+
+    def now(self, _: object) -> Clock:
+        return self
+
+    def date(self) -> date:
+        return self.today
+
+
+@pytest.fixture
+def in_2030(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock(date(2030, 6, 30))
+    monkeypatch.setattr(consent_module, "datetime", clock)
+    return clock
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", "# nothing yet\n"], ids=["no file", "empty", "braces", "comment"])
+def test_consent_is_to_nothing_by_default(tmp_path: Path, content: str | None) -> None:
+    file = ConsentFile.read(None) if content is None else ConsentFile.read(written(tmp_path, content))
+    nothing = file.consent
+    assert nothing == Consent()
+    assert (nothing.coordinator, nothing.methods, nothing.classes, nothing.rounds) == (None, (), frozenset(), 0)
+    asked = file.missing_to_ask(COORDINATOR)
+    assert asked.classes == (Exposure.PROTOCOL, Exposure.IDENTITY)
+    assert asked.coordinator == COORDINATOR.uri
+    missing = file.missing_for(make_plan())
+    assert missing.method == "diversifed"
+    assert missing.rounds == 5
     assert missing.coordinator == COORDINATOR.uri
+    assert missing.classes == make_plan().required
     with pytest.raises(ConsentError):
         ConsentGate(file, COORDINATOR).check([Exposure.PROTOCOL])
 
 
 def test_a_sufficient_consent_lacks_nothing(tmp_path: Path) -> None:
     assert not full(tmp_path).missing_for(make_plan())
+
+
+@pytest.mark.parametrize(
+    ("removed", "found"),
+    [
+        ("coordinator: spiffe://test/coordinator/c", Missing(coordinator=COORDINATOR.uri)),
+        ("methods: [diversifed]", Missing(method="diversifed")),
+        ("rounds: 5", Missing(rounds=5)),
+        ("PEER_DERIVED", Missing(classes=(Exposure.PEER_DERIVED,))),
+        (
+            "MODEL_PARAMETERS, ",
+            Missing(classes=(Exposure.MODEL_PARAMETERS_EXTRACTOR, Exposure.MODEL_PARAMETERS_CLASSIFIER)),
+        ),
+    ],
+)
+def test_one_thing_taken_away_is_the_one_thing_missing(
+    tmp_path: Path, in_2030: Clock, removed: str, found: Missing
+) -> None:
+    assert not ConsentFile.read(written(tmp_path, FULL)).missing_for(make_plan())
+    assert removed in FULL
+    assert ConsentFile.read(written(tmp_path, FULL.replace(removed, ""))).missing_for(make_plan()) == found
+
+
+def test_a_run_of_more_rounds_than_agreed_is_too_long(tmp_path: Path, in_2030: Clock) -> None:
+    file = ConsentFile.read(written(tmp_path, FULL))
+    assert not file.missing_for(make_plan())
+    assert file.missing_for(make_plan(rounds=6)) == Missing(rounds=6)
+
+
+def test_a_refusal_names_each_missing_class_and_the_method_with_the_line_that_would_allow_it() -> None:
+    file = ConsentFile.read(None)
+    text = str(file.refusal(file.missing_for(make_plan()), "run r"))
+    for exposure in make_plan().required:
+        assert f"exposure class {exposure} (under `exposures:`)" in text
+    for line in ("`methods: [diversifed]`", "`rounds: 5`", f"`coordinator: {COORDINATOR.uri}`"):
+        assert line in text
 
 
 def test_a_refusal_names_each_thing_that_is_missing(tmp_path: Path) -> None:
@@ -112,6 +185,15 @@ def test_what_the_plan_does_not_ask_for_does_not_leave_even_with_consent(tmp_pat
         gate.check([Exposure.LOCAL_METRICS])  # asked for as an option, and not consented to
 
 
+def test_the_gate_names_every_class_that_may_not_leave(tmp_path: Path, in_2030: Clock) -> None:
+    gate = ConsentGate(ConsentFile.read(written(tmp_path, FULL)), COORDINATOR, make_plan())
+    with pytest.raises(ConsentError) as caught:
+        gate.check([Exposure.PROTOCOL, Exposure.LABEL_COUNTS, Exposure.SAMPLE_COUNT])
+    assert "LABEL_COUNTS" in str(caught.value)
+    assert "SAMPLE_COUNT" in str(caught.value)
+    assert "class PROTOCOL" not in str(caught.value)
+
+
 def test_consent_holds_through_its_last_day_and_not_beyond(tmp_path: Path) -> None:
     today = datetime.now(UTC).date()
     ConsentGate(full(tmp_path, expires=today), COORDINATOR, make_plan()).check([Exposure.PROTOCOL])
@@ -120,27 +202,78 @@ def test_consent_holds_through_its_last_day_and_not_beyond(tmp_path: Path) -> No
         ConsentGate(yesterday, COORDINATOR, make_plan()).check([Exposure.PROTOCOL])
 
 
+def test_consent_that_ends_in_the_middle_of_a_run_refuses_without_claiming_that_nothing_left(
+    tmp_path: Path, in_2030: Clock
+) -> None:
+    gate = ConsentGate(ConsentFile.read(written(tmp_path, FULL)), COORDINATOR, make_plan())
+    gate.check(make_plan().required)  # five rounds of updates may have passed here
+    in_2030.today = date(2030, 7, 1)
+    for classes in ([Exposure.PROTOCOL], make_plan().required):
+        with pytest.raises(ConsentError, match="ended with 2030-06-30") as caught:
+            gate.check(classes)
+        assert "Nothing of this run has left" not in str(caught.value)
+
+
+def test_what_stands_in_the_journal_is_the_consent_and_its_files_hash(tmp_path: Path) -> None:
+    path = written(tmp_path, FULL)
+    described = json.loads(json.dumps(ConsentFile.read(path).describe()))
+    assert described["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert described["exposures"] == ["PROTOCOL", "IDENTITY", "MODEL_PARAMETERS", "PEER_DERIVED"]
+    assert (described["rounds"], described["expires"]) == (5, "2030-06-30")
+
+
+def test_a_consent_once_read_cannot_be_widened() -> None:
+    consent = Consent()
+    with pytest.raises(ValueError, match="frozen"):
+        consent.exposures = ("MODEL_PARAMETERS",)  # type: ignore[misc]
+
+
+def test_a_missing_file_is_not_consent_to_nothing_but_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no such file"):
+        ConsentFile.read(tmp_path / "consent.yaml")
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        ConsentFile.read(tmp_path)
+
+
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("text", "words"),
     [
-        ("exposures: [MODEL]", "'MODEL' is not an exposure class"),
-        ("exposures: [IMAGES]", "'IMAGES' is not an exposure class"),
-        ("coordinator: spiffe://test/silo/a", "spiffe://FEDERATION/coordinator/NAME"),
-        ("rounds: -1", "rounds"),
-        ("exposure: [PROTOCOL]", "unknown key `exposure`; did you mean `exposures`?"),
-        ("methods: [a]\nmethods: [b]", "'methods' stands twice"),
-        ("[1, 2]", "key: value"),
-        ("a: [", "not valid YAML"),
-        ("\x00", "not valid YAML"),
+        (b"exposures: [MODEL]", "'MODEL' is not an exposure class"),
+        (b"exposures: [IMAGES]", "'IMAGES' is not an exposure class"),
+        (b"exposures: PROTOCOL", "exposures"),
+        (b"coordinator: spiffe://test/silo/a", "spiffe://FEDERATION/coordinator/NAME"),
+        (b"coordinator: coordinator.example.org", "coordinator"),
+        (b"coordinator: spiffe://TEST/coordinator/c", "coordinator"),
+        (b"coordinator: spiffe://test/admin/c", "coordinator"),
+        (b"rounds: -1", "rounds"),
+        (b"rounds: many", "rounds"),
+        (b"expires: 2030-13-45", "YAML"),
+        (b"expires: soon", "expires"),
+        (b"exposure: [PROTOCOL]", "unknown key `exposure`; did you mean `exposures`?"),
+        (b"everything: true", "unknown key `everything`"),
+        (b"Rounds: 5", "did you mean `rounds`"),
+        (b"methods: [a]\nmethods: [b]", "'methods' stands twice"),
+        (b"rounds: 1\nrounds: 2", "stands twice"),
+        (b"[1, 2]", "key: value"),
+        (b"just words", "key: value"),
+        (b"1: 2", "1"),
+        (b"? !!set {a}\n: b", "YAML"),
+        (b"? [a]\n: b", "a key must be a word"),
+        (b"a: [", "not valid YAML"),
+        (b"\x00", "not valid YAML"),
+        (b"\xff\xfe\x00\x01\x80", "cannot be read"),
+        (b"\x7fELF\x02\x01\x01\x00", "YAML"),
+        (b"[" * 20_000, "YAML"),
+        (b"a: &a [*a]", "YAML"),
+        (b"!!python/object/apply:os.getcwd []", "YAML"),
     ],
 )
-def test_a_consent_file_that_cannot_be_used_says_what_is_wrong(tmp_path: Path, content: str, words: str) -> None:
-    path = tmp_path / "consent.yaml"
-    path.write_text(content)
+def test_an_unusable_file_is_one_error_that_names_file_and_place(tmp_path: Path, text: bytes, words: str) -> None:
+    path = written(tmp_path, text)
     with pytest.raises(ConfigurationError) as caught:
         ConsentFile.read(path)
-    assert words in str(caught.value)
     assert str(path) in str(caught.value)
+    assert words in str(caught.value)
 
 
 def test_an_unknown_key_deep_inside_names_the_nearest_valid_one(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from algorithms.datasets import ImageDataset, ImageSplit, load_npz
+from algorithms.datasets import ImageDataset, ImageSplit, load_npz, save_npz
 from privacy.errors import ConfigurationError, DataError
+from silo.shard_command import ImagesFrom, SettingName
+from silo.shard_command import shard as shard_command
 from silo.sharding import (
+    LEAST_POOLED,
     ByPatient,
     Dirichlet,
     Pathological,
+    PooledDirichlet,
     PracticalGroups,
     Setting,
     TestFrom,
     by_patient,
     cut,
     largest_remainder,
+    pooled_dirichlet,
 )
 
 REAL = Path(__file__).parents[2].parent / "shared" / "data" / "coloncells.npz"
@@ -238,6 +244,117 @@ class TestDirichlet:
     def test_a_wrong_alpha_is_refused(self, alpha: float) -> None:
         with pytest.raises(ConfigurationError, match="alpha"):
             Dirichlet(3, alpha)
+
+
+class TestPooledDirichlet:
+    @settings(max_examples=40, deadline=None)
+    @given(
+        silos=st.integers(1, 9),
+        alpha=st.floats(0.5, 1e3),
+        test_share=st.floats(0.001, 0.999),
+        seed=st.integers(0, 2**32),
+    )
+    def test_every_image_of_both_splits_is_in_one_place(
+        self, silos: int, alpha: float, test_share: float, seed: int
+    ) -> None:
+        full = dataset(patients=False)
+        shards = cut(full, PooledDirichlet(silos, alpha, test_share), seed=seed)
+        whole = np.concatenate([full.train.labels, full.test.labels])
+        dealt = []
+        for piece in shards:
+            total = len(piece.train) + len(piece.test)
+            assert total >= LEAST_POOLED
+            assert min(len(piece.train), len(piece.test)) >= 1
+            assert abs(len(piece.test) - test_share * total) <= 1
+            for part in (piece.train, piece.test):
+                dealt += places(part)
+                assert whole[places(part)].tolist() == part.labels.tolist()
+        assert sorted(dealt) == list(range(len(whole)))
+
+    def test_the_same_seed_gives_the_same_shards(self) -> None:
+        versions = [
+            [piece.fingerprint for piece in cut(dataset(patients=False), PooledDirichlet(5, 0.5), seed=seed)]
+            for seed in (1, 1, 2)
+        ]
+        assert versions[0] == versions[1]
+        assert versions[0] != versions[2]
+
+    def test_training_and_test_images_come_from_both_splits_alike(self) -> None:
+        full = dataset(patients=False)
+        for piece in cut(full, PooledDirichlet(2, 100.0), seed=0):
+            for part in (piece.train, piece.test):
+                # Two thirds of the images were training images.
+                assert np.mean(np.array(places(part)) < len(full.train)) == pytest.approx(2 / 3, abs=0.1)
+
+    def test_a_silos_halves_have_its_classes_alike(self) -> None:
+        for piece in cut(dataset(train=6000, test=3000, patients=False), PooledDirichlet(3, 0.5), seed=2):
+            train, test = (part.counts(9) / len(part) for part in (piece.train, piece.test))
+            assert np.abs(train - test).max() < 0.05
+
+    def test_small_alpha_is_more_uneven_than_large_in_classes_and_sizes(self) -> None:
+        def spread(alpha: float) -> tuple[float, float]:
+            shards = cut(dataset(patients=False), PooledDirichlet(6, alpha), seed=0)
+            sizes = [len(piece.train) for piece in shards]
+            return float(np.mean([piece.train.counts(9).max() / len(piece.train) for piece in shards])), np.ptp(sizes)
+
+        (uneven, apart), (even, together) = spread(0.3), spread(1000.0)
+        assert uneven > 0.3 > 0.2 > even
+        assert apart > 60 > 30 > together
+
+    def test_a_class_without_images_does_no_harm(self) -> None:
+        labels = np.repeat([0, 2], 40)
+        shards = pooled_dirichlet(labels, PooledDirichlet(2, 10.0), num_classes=3, seed=0)
+        assert sum(len(piece.train) + len(piece.test) for piece in shards) == 80
+
+    @pytest.mark.parametrize("known", ["train", "test"])
+    def test_known_patients_are_refused(self, known: str) -> None:
+        told, untold = dataset(), dataset(patients=False)
+        full = ImageDataset(
+            "a set", "a test", False, told.class_names,
+            (told if known == "train" else untold).train, None, (told if known == "test" else untold).test,
+        )  # fmt: skip
+        with pytest.raises(DataError, match=r"a set: the images tell their patients.*deals whole patients"):
+            cut(full, PooledDirichlet(2, 0.5), seed=0)
+
+    def test_too_few_images_are_refused_with_the_numbers(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"need 1,360 training and test images .* there are 1,350"):
+            cut(dataset(patients=False), PooledDirichlet(136, 0.5), seed=0)
+
+    def test_shares_too_uneven_for_ten_images_each_are_refused(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"fewer than 10 images; .* alpha than 0\.001, or for fewer silos"):
+            cut(dataset(patients=False), PooledDirichlet(20, 0.001), seed=0)
+
+    @pytest.mark.parametrize(
+        ("wrong", "said"),
+        [
+            ({"silos": 0}, "silos is 0"),
+            ({"alpha": 0.0}, "alpha is 0"),
+            ({"alpha": float("nan")}, "alpha is nan"),
+            ({"test_share": 0.0}, "test_share is 0"),
+            ({"test_share": 1.0}, "test_share is 1"),
+            ({"test_share": float("nan")}, "test_share is nan"),
+        ],
+    )
+    def test_a_wrong_field_is_named(self, wrong: dict[str, Any], said: str) -> None:
+        with pytest.raises(ConfigurationError, match=said):
+            PooledDirichlet(**{"silos": 3, "alpha": 0.5, **wrong})
+
+    def test_the_command_cuts_it_and_refuses_what_it_has_no_use_for(self, tmp_path: Path) -> None:
+        source = tmp_path / "full.npz"
+        save_npz(source, dataset(patients=False))
+        chosen = SettingName.DIRICHLET_POOLED
+        shard_command(source=str(source), out=tmp_path / "out", setting=chosen, silos=3, alpha=5.0, test_share=0.25)
+        index = json.loads((tmp_path / "out" / "shards.json").read_text())
+        assert index["setting"] == {"name": "dirichlet-pooled", "silos": 3, "alpha": 5.0, "test_share": 0.25}
+        sizes = [(sum(piece["train"]), sum(piece["test"])) for piece in index["shards"]]
+        assert sum(map(sum, sizes)) == 1350
+        assert all(tested == round((trained + tested) / 4) for trained, tested in sizes)
+        for option, value in {"train": 5, "test": 5, "test_from": ImagesFrom.TEST}.items():
+            words: Any = {option: value}
+            with pytest.raises(ConfigurationError, match=f"--{option.replace('_', '-')} has no meaning"):
+                shard_command(source=str(source), out=tmp_path / "out", setting=chosen, **words)
+        with pytest.raises(ConfigurationError, match="--test-share has no meaning with --setting dirichlet"):
+            shard_command(source=str(source), out=tmp_path / "out", setting=SettingName.DIRICHLET, test_share=0.5)
 
 
 class TestByPatient:

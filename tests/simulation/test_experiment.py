@@ -11,7 +11,7 @@ import yaml
 
 from algorithms.datasets import ImageDataset, ImageSplit, image_hashes
 from privacy.errors import ConfigurationError
-from silo.sharding import ByPatient, Dirichlet, PracticalGroups, Setting, cut
+from silo.sharding import ByPatient, Dirichlet, PooledDirichlet, PracticalGroups, Setting, cut
 from silo.synthetic import generate_tissue
 from simulation.experiment import ExperimentConfig, folder_name, runs
 from simulation.public_images import cut_public
@@ -95,6 +95,7 @@ def test_a_label_of_its_own_gets_only_what_is_swept(tmp_path: Path) -> None:
         ({"setting": {**DIRICHLET, "kind": "iid"}}, "kind is 'iid'; use one of practical, pathological"),
         ({"setting": {**DIRICHLET, "shards": 3}}, "dirichlet has no shards; it has alpha"),
         ({"setting": {**DIRICHLET, "alpha": 0}}, "setting dirichlet: alpha is 0"),
+        ({"setting": {**DIRICHLET, "kind": "dirichlet-pooled"}}, "has no test_per_silo, train_per_silo; it has alpha"),
         ({"setting": {**DIRICHLET, "silos": "many"}}, "setting dirichlet: silos"),
         ({"methods": [{"temperature": 1}]}, "needs a `name`"),
         ({"methods": [{"name": "divers"}]}, "did you mean 'diversifed'"),
@@ -169,6 +170,21 @@ def test_public_images_are_balanced_and_nobody_elses(validation: bool, test_from
     # 450 or 180 images, a tenth of them over nine classes
     tenth = cut_public(dataset, setting, shards, seed=1, share=0.1)
     assert tenth.train.counts(9).sum() + tenth.test.counts(9).sum() == (18 if validation else 45)
+
+
+def test_public_images_beside_pooled_silos_come_from_the_validation_split_alone() -> None:
+    whole = generate_tissue(seed=3, train=450, test=180)
+    train, test = (ImageSplit(split.images, split.labels) for split in (whole.train, whole.test))
+    kept = ImageSplit(train.images[:90], train.labels[:90])
+    rest = ImageSplit(train.images[90:], train.labels[90:])
+    setting = PooledDirichlet(silos=3, alpha=5.0)
+    dataset = ImageDataset("p", "s", True, whole.class_names, rest, kept, test)
+    shards = cut(dataset, setting, seed=1)
+    public = cut_public(dataset, setting, shards, seed=1, per_class=1)
+    assert pixels(public.train, public.test) <= pixels(kept)
+    without = ImageDataset("p", "s", True, whole.class_names, rest, None, test)
+    with pytest.raises(ConfigurationError, match="0 training images of it are free"):
+        cut_public(without, setting, shards, seed=1, per_class=1)
 
 
 def test_public_images_that_are_not_there_are_refused() -> None:
