@@ -204,6 +204,27 @@ def test_with_approval_nothing_of_a_run_leaves_before_a_person_says_so(federatio
     assert_journals_sound(one)
 
 
+def test_a_consent_that_expired_while_the_daemon_was_down_ends_its_part_at_the_next_start(federation: Make) -> None:
+    one = federation()
+    one.start_coordinator()
+    one.wait_to_say("coordinator", "listening")
+    hospital = one.start_silo("hospital1")
+    one.wait_to_say("coordinator", "hospital1 has joined")
+    hospital.kill()
+    hospital.wait()
+    one.write_consent("hospital1", expires="2020-01-01")
+    for _ in range(2):
+        said = one.command("silo", "train", "--config", "hospital1.yaml", expect=4)
+        assert "ended with 2020-01-01" in said
+    assert len(of_kind(one, "hospital1", "withdrawal")) == 1
+    assert shown(one, "hospital1")["state"] == "expired"
+    assert state_of(one, "hospital1")["withdrawal"]["reason"] == "consent expired"
+    one.write_consent("hospital1")
+    one.start_silo("hospital1")
+    one.wait_for("hospital 1 again", lambda: one.said("coordinator").count("hospital1 has joined") == 2)
+    assert state_of(one, "hospital1")["state"] == "joined", "a new date is consent enough"
+
+
 def test_withdrawing_before_any_run_is_recorded_and_nobody_is_told(federation: Make) -> None:
     one = federation()
     assert "nobody to tell" in one.command("silo", "consent", "withdraw", "--yes", "--config", "hospital1.yaml")
