@@ -143,9 +143,24 @@ class Door:
         """
         return to_message(self.correspondence(peer).attest(self.journal, since=since, durable=durable))
 
-    def check_attestation(self, envelope: journal_pb2.Envelope, peer: str) -> None:
-        """Raises ``ReceiptError`` unless this is an attestation that the other side has signed for this party."""
-        self.correspondence(peer).check_signed(from_message(envelope))
+    def check_earlier_receipt(self, envelope: journal_pb2.Envelope, call: Call) -> None:
+        """Raises ``ReceiptError`` unless the other side has signed there for an earlier call of the same RPC, run and
+        round: for all its messages, byte for byte as the journal here has them."""
+        document = self.correspondence(call.peer).check_signed(from_message(envelope))
+        given = {item.call_id: item for item in document.exchanges if item.direction == "received"}
+        sent: dict[str, list[bytes]] = {}
+        for record in read_records(self.journal.directory):
+            if record["kind"] == "message" and record["direction"] == "sent" and record["call_id"] in given:
+                same = all(record[key] == getattr(call, key) for key in ("peer", "rpc", "run", "round"))
+                if same and record["call_id"] != call.call_id:
+                    sent.setdefault(record["call_id"], []).append(bytes.fromhex(record["sha256"]))
+        for call_id, digests in sent.items():
+            if given[call_id].sha256 == hashlib.sha256(b"".join(digests)).hexdigest():
+                return
+        raise ReceiptError(
+            f"{call.peer} says that it has had {call.rpc} (round {call.round}) before, and its receipt for that is for "
+            "nothing that was sent to it; nothing more is sent. Ask its operator why, and keep both journals"
+        )
 
     def rotations(self) -> list[journal_pb2.Envelope]:
         """This party's changes of its audit key, oldest first."""

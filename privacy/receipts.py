@@ -381,6 +381,11 @@ class Correspondence:
             )
         if (witnessed := document.witnessed) is not None:
             if (own := self._notes.get(witnessed.size)) is None:
+                if witnessed.size > (shown := max(self._notes, default=0)):
+                    raise ReceiptError(
+                        f"{self.peer} has seen {witnessed.size} records of this journal, from which it was shown no "
+                        f"more than {shown}: it was put back to an earlier state; restore the newest copy"
+                    )
                 raise ReceiptError(
                     f"{self.peer} witnesses a checkpoint over {witnessed.size} records that it was not shown from here"
                 )

@@ -240,7 +240,7 @@ class Uplink:
                 response = self._door.admit(data, wire.SubmitUpdateResponse, call, durable=True)
                 if response.repeated:
                     # Of this call perhaps only the beginning was read: what counts is the first one's receipt.
-                    self._door.check_attestation(response.first, self._peer)
+                    self._door.check_earlier_receipt(response.first, call)
                 else:
                     self._door.check_receipt(call)
 

@@ -19,6 +19,7 @@ from algorithms.tensors import Part, Payload
 from algorithms.transfer import CHUNK, chunk_message, manifest
 from coordinator.config import CoordinatorConfig
 from privacy.door import Call, Door, nonce
+from privacy.envelope import from_message
 from privacy.exposure import MODEL, Exposure
 from privacy.pki import load_audit_key
 from protos.medsilo.v1 import coordinator_pb2 as wire
@@ -202,7 +203,7 @@ class HalfSent:
     def go_on(self) -> wire.SubmitUpdateResponse:
         self._go.set()
         answer = wire.SubmitUpdateResponse.FromString(self._call.result(timeout=60))
-        self._client.door.check_attestation(answer.attestation, COORDINATOR)
+        self._client.door.correspondence(COORDINATOR).check_signed(from_message(answer.attestation))
         self._client.door.ended(self._recorded)
         return answer
 

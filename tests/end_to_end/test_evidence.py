@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federation import Federation
+from federation import Federation, without_signatures
 from proxy import Proxy
+from vouched import assert_vouched, said
 from wire_reader import read_streams
 
 from privacy.exposure import Exposure
@@ -35,7 +36,7 @@ def calls(one: Federation, party: str, direction: str, *, peer: str | None = Non
     return found
 
 
-def test_every_message_stands_in_both_journals_call_by_call(federation: Make) -> None:
+def test_every_message_stands_in_both_journals_call_by_call_and_both_have_signed_for_it(federation: Make) -> None:
     """Each hospital's records against the coordinator's of that hospital: same calls, messages, lengths, hashes."""
     one = federation()
     coordinator = one.start_coordinator()
@@ -45,6 +46,7 @@ def test_every_message_stands_in_both_journals_call_by_call(federation: Make) ->
     for name in one.silos:
         for own, others in (("sent", "received"), ("received", "sent")):
             assert calls(one, name, own) == calls(one, "coordinator", others, peer=name)
+        assert_vouched(one, name)
         for record in one.records(name):
             if record["kind"] == "message":
                 assert record["length"] == sum(record["fields"].values()) == sum(record["classes"].values())
@@ -84,7 +86,10 @@ def test_separate_training_sends_no_tensor_in_either_direction_but_the_start(fed
         sent = one.messages(name, "sent")
         assert not [field for record in sent for field in record["fields"] if field.startswith("chunk")]
         assert not [record for record in sent if record.get("tensors")]
-        assert max(record["length"] for record in sent) < 200
+        assert max(without_signatures(record) for record in sent) < 200
+        told = {key for record in sent if "attestation" in record for key in said(record["attestation"])}
+        assert told == {"v", "by", "to", "exchanges", "checkpoint", "consistency", "witnessed"}
+        assert max(record["length"] for record in sent) < 4000
         came = {exposure for record in one.messages(name, "received") for exposure in record["classes"]}
         assert came == {"PROTOCOL", "IDENTITY", Exposure.INITIAL_MODEL}
 

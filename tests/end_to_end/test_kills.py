@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from federation import Federation, Process
-from test_runs import assert_every_round_counted_once, assert_journals_sound, assert_models_are
+from test_runs import assert_every_round_counted_once, assert_journals_sound, assert_models_are, assert_signed
 
 Make = Callable[..., Federation]
 
@@ -82,6 +82,7 @@ def test_killed_again_and_again_at_its_steps_on_disk_nothing_is_lost(federation:
     assert_every_round_counted_once(one)
     assert_journals_sound(one)
     assert_models_are(one, one.simulate())
+    assert_signed(one)
     # A round is trained once, or again from the same start: never measured twice.
     measured = json.loads((one.run_folder("hospital2") / "results.json").read_text())["measured"]
     assert [m["rounds"] for m in measured] == sorted({m["rounds"] for m in measured})
