@@ -78,7 +78,7 @@ def test_the_headers_of_every_call_are_the_same_and_tell_nothing_of_the_hospital
                 "te": "trailers",
                 "grpc-accept-encoding": "identity",
             }
-    assert called == {"GetPlan", "Join", "GetTask", "SubmitUpdate", "Withdraw"}
+    assert called == {"GetPlan", "Join", "GetTask", "SubmitUpdate", "Withdraw", "Attest"}
     for opened in proxy.connections:
         check_frames(opened, one)
 
