@@ -24,6 +24,7 @@ from wire_reader import CONTINUATION, DATA, HEADERS, frames
 
 from privacy.door import nonce
 from privacy.envelope import seal, to_message
+from privacy.pki import load_audit_key
 from privacy.withdrawal import Cause, Tombstone
 from protos.medsilo.v1 import coordinator_pb2 as wire
 
@@ -141,7 +142,7 @@ def test_what_a_hospital_is_refused_with_names_no_other_hospital(federation: Mak
         lambda: client.unary("Join", wire.JoinRequest(nonce=nonce(), silo="hospital1", plan_sha256=bytes(32))),
     ):
         turned_away(action)
-    stalled = [client.half([next(iter(client.frames(good, 1)))], 1) for _ in range(12)]
+    stalled = [client.half([], 0) for _ in range(12)]
     one.wait_for("a busy hospital", lambda: "calls open already" in one.said("coordinator"))
     turned_away(client.get_plan)
     for call in stalled:
@@ -160,16 +161,8 @@ def test_nobody_can_withdraw_for_a_hospital(federation: Make, change: str) -> No
     one.start_coordinator()
     one.wait_to_say("coordinator", "listening")
     client = RawClient(one, "hospital1")
-    key = Ed25519PrivateKey.generate()
-    joining = wire.JoinRequest(
-        nonce=nonce(),
-        silo="hospital1",
-        plan_sha256=client.plan.sha256,
-        audit_key=key.public_key().public_bytes_raw(),
-        accepted=True,
-    )
-    client.enrol_coordinator()
-    client.unary("Join", joining)
+    key = load_audit_key(one.keys("hospital1") / "audit.key")
+    client.join()
     fields: dict[str, Any] = {
         "federation": "test",
         "silo": "spiffe://test/silo/hospital1",
