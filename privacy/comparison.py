@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 Side = Literal["own", "peer"]
 _BATCH = 2000
+_SAME = ("rpc", "message_type", "length", "fields", "classes")
+"""What both sides must say of the same bytes."""
 _SCHEMA = """
 PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA temp_store=FILE;
 CREATE TABLE message (side, direction, call, frame, sha256, content, schema, word, seen, position);
@@ -26,14 +28,15 @@ CREATE TABLE seen (side, size, root, position);
 _INDEX = "CREATE INDEX place ON message (side, direction, call, frame, sha256)"
 
 _MISSING = """
-    SELECT m.position, m.call, m.frame, m.seen FROM message m
+    SELECT {what} FROM message m
     WHERE m.side = :receiver AND m.direction = 'received' AND m.seen {newer} :extent AND
         (SELECT COUNT(*) FROM message s WHERE s.side = :sender AND s.direction = 'sent' AND s.call = m.call
             AND s.frame = m.frame AND s.sha256 = m.sha256)
         < (SELECT COUNT(*) FROM message r WHERE r.side = :receiver AND r.direction = 'received' AND r.call = m.call
             AND r.frame = m.frame AND r.sha256 = m.sha256)
-    ORDER BY m.position LIMIT 1
 """
+_MISSING_BEFORE = _MISSING.format(what="m.position, m.call, m.frame", newer="<") + "ORDER BY m.position LIMIT 1"
+_MISSING_SINCE = _MISSING.format(what="COUNT(*)", newer=">=")
 _OTHER_BYTES = """
     SELECT m.position, m.call, m.frame FROM message m
     WHERE m.side = :receiver AND m.direction = 'received'
@@ -89,19 +92,10 @@ class Comparison:
 
     def message(self, side: Side, record: Mapping[str, Any], seen: int) -> None:
         """Takes a message's record. ``seen``: how many of the other side's records its signed words had covered."""
-        content = json.dumps(
-            [
-                record["rpc"],
-                record["message_type"],
-                record["length"],
-                record["fields"],
-                record["classes"],
-                record.get("tensors"),
-            ],
-            sort_keys=True,
-        )
+        # Records are canonical JSON: what is equal has its keys in the same order.
+        content = json.dumps([record[name] for name in _SAME] + [record.get("tensors")])
         attestation = record.get("attestation")
-        word = None if attestation is None else json.dumps(attestation, sort_keys=True)
+        word = None if attestation is None else json.dumps(attestation)
         self._messages.append(
             (
                 side,
@@ -169,10 +163,10 @@ class Comparison:
         """How many sent messages the other side has no record of."""
         return int(self._first(_NOT_ARRIVED, sender=sender.side, receiver=receiver.side)[0])
 
-    def newer(self, receiver: Extent, sender: Extent) -> bool:
-        """Whether messages came after the other side had last signed its journal: their sending is not proved yet."""
-        query = _MISSING.format(newer=">=")
-        return self._first(query, receiver=receiver.side, sender=sender.side, extent=sender.end) is not None
+    def newer(self, receiver: Extent, sender: Extent) -> int:
+        """How many messages came after their sender had signed the last of its records here, which lack them."""
+        found = self._first(_MISSING_SINCE, receiver=receiver.side, sender=sender.side, extent=sender.end)
+        return int(found[0]) if sender.whole else 0
 
     def _difference(self, receiver: Extent, sender: Extent) -> Difference | None:
         sides = {"receiver": receiver.side, "sender": sender.side}
@@ -190,11 +184,10 @@ class Comparison:
                 index(found[0]),
             )
         if sender.whole:
-            found = self._first(_MISSING.format(newer="<"), **sides, extent=sender.end)
+            found = self._first(_MISSING_BEFORE, **sides, extent=sender.end)
             if found is not None:
-                where = at(*found[:3])
                 return Difference(
-                    f"{receiver.party} received a message {where} that {sender.party} has no record of sending",
+                    f"{receiver.party} received a message {at(*found)} that {sender.party} has no record of sending",
                     index(found[0]),
                 )
         found = self._first(_OTHER_WORDS, **sides)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -25,16 +26,18 @@ from privacy.stored_schema import StoredSchema
 _REMEMBERED_ROOTS = 1 << 16
 """How far an attestation's checkpoint may lie behind the record that holds it: others write records meanwhile."""
 _MOST_REMARKS = 5
+_MOST_UNCHECKED = 64
 _LARGEST_NUMBER = 2**53
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", re.ASCII)
 _HEX16 = re.compile(r"[0-9a-f]{32}")
 _HEX32 = re.compile(r"[0-9a-f]{64}")
-_KINDS = frozenset(
+KINDS = frozenset(
     {
         *("key", "key-rotation", "peer-key", "schema", "segment"),
         *("message", "refusal", "run", "consent", "approval", "withdrawal"),
     }
 )
+"""The kinds of records that this release knows."""
 
 
 class EvidenceReader:
@@ -52,9 +55,13 @@ class EvidenceReader:
         self.announced = _announced(first)
         self._tree = MerkleTree()
         self._roots = bytearray(_REMEMBERED_ROOTS * len(EMPTY_ROOT))
+        self._checkpoint_here = bytearray(_REMEMBERED_ROOTS)
+        """For each remembered root, whether the journal's own list of checkpoints holds one over it."""
         self._oldest_root = 0
         self._confirmed = 0
         """Size as of which a signature has confirmed the records."""
+        self._unchecked: deque[str] = deque()
+        """Checkpoints whose signatures have not been checked yet."""
         self._dialogues: dict[str, Dialogue] = {}
         self._schemas: dict[str, StoredSchema] = {}
         self._unused: set[str] = set()
@@ -99,9 +106,9 @@ class EvidenceReader:
 
     def _read(self) -> None:
         header, result = self.header, self.result
-        if header is not None:
-            self._begin(header)
         try:
+            if header is not None:
+                self._begin(header)
             self._read_records()
             self._index = None
             if header is not None:
@@ -135,15 +142,30 @@ class EvidenceReader:
             self._segment[1].update(line + b"\n")
             result.records += 1
             while ahead is not None and ahead[1].size <= self._tree.size:
-                note, checkpoint = ahead
-                if checkpoint.size <= result.signed and result.signed:
-                    raise BrokenError(None, f"the checkpoint over {checkpoint.size} records is out of its place")
-                self._check_note(note, checkpoint)
-                self._sign(checkpoint)
+                self._take_note(*ahead)
                 ahead = self._next_note()
         if ahead is not None:
             gone = f"records {self._tree.size} to {ahead[1].size - 1} were signed and are gone"
             raise BrokenError(None, gone)
+        for note in self._unchecked:
+            self._check_signature(note)
+
+    def _take_note(self, note: str, checkpoint: Checkpoint) -> None:
+        if checkpoint.size <= self.result.signed and self.result.signed:
+            raise BrokenError(None, f"the checkpoint over {checkpoint.size} records is out of its place")
+        self._check_root(checkpoint)
+        self._sign(checkpoint)
+        self._checkpoint_here[checkpoint.size % _REMEMBERED_ROOTS] = 1
+        # Most checkpoints stand in an attestation as well, a few records on, whose signature then serves for both.
+        self._unchecked.append(note)
+        if len(self._unchecked) > _MOST_UNCHECKED:
+            self._check_signature(self._unchecked.popleft())
+
+    def _check_signature(self, note: str) -> None:
+        try:
+            verify(note, self._key_for(read_note(note).size))
+        except JournalError as error:
+            raise BrokenError(None, f"the checkpoint over {read_note(note).size} records: {error}") from None
 
     def _next_note(self) -> tuple[str, Checkpoint] | None:
         try:
@@ -234,6 +256,7 @@ class EvidenceReader:
         root, size = self._tree.root(), self._tree.size
         start = size % _REMEMBERED_ROOTS * len(root)
         self._roots[start : start + len(root)] = root
+        self._checkpoint_here[size % _REMEMBERED_ROOTS] = 0
         if self._comparison is not None:
             self._comparison.root(self.side, size, root)
 
@@ -272,7 +295,7 @@ class EvidenceReader:
                 self._enrol(record)
             case "segment":
                 self._take_segment(record, whole=whole)
-            case kind if kind not in _KINDS and len(self._unknown) < _MOST_REMARKS:
+            case kind if kind not in KINDS and len(self._unknown) < _MOST_REMARKS:
                 self._unknown.add(kind[:40])
 
     def _take_message(self, record: dict[str, Any]) -> None:
@@ -289,7 +312,7 @@ class EvidenceReader:
             dialogue = self._dialogue(record["peer"])
             document = dialogue.take(record, self._key_for(self._tree.size))
             if document is not None and sent:
-                self._check_root(read_note(document.checkpoint))  # signed with the document around it
+                self._check_given(document)
         elif record.get("attestation") is not None:
             document = Attestation.model_validate(read_canonical(from_json(record["attestation"]).payload))
         if self._comparison is not None and record["peer"] == self._compared:
@@ -298,6 +321,19 @@ class EvidenceReader:
                 self._seen = shown.size
                 self._comparison.seen(self.side, shown.size, shown.root, record["index"])
             self._comparison.message(self.side, record, self._seen)
+
+    def _check_given(self, document: Attestation) -> None:
+        """Checks the checkpoint in an own attestation; its signature is the one of the document around it."""
+        checkpoint = read_note(document.checkpoint)
+        self._check_root(checkpoint)
+        if self.header is None and not self._checkpoint_here[checkpoint.size % _REMEMBERED_ROOTS]:
+            raise BrokenError(
+                self._index,
+                f"its attestation shows a checkpoint over {checkpoint.size} records that is not among the journal's "
+                "checkpoints",
+            )
+        if document.checkpoint in self._unchecked:
+            self._unchecked.remove(document.checkpoint)
 
     def _attribute(self, record: Mapping[str, Any]) -> dict[str, int]:
         """Attributes the message's bytes anew from the stored schema: no byte may be without a class."""

@@ -28,17 +28,18 @@ class StoredSchema:
         try:
             files = [base64.b64decode(text, validate=True) for text in stored]
             protos = [descriptor_pb2.FileDescriptorProto.FromString(file) for file in files]
+            self._names = {
+                value.number: value.name.removeprefix(_PREFIX)
+                for file in protos
+                for enum in file.enum_type
+                if enum.name == "ExposureClass"
+                for value in enum.value
+            }
         except (ValueError, TypeError, DecodeError) as error:
+            # Text that is not UTF-8 comes out of protobuf as bytes, and makes a TypeError here.
             raise JournalError(f"the stored schema cannot be read: {error}") from None
         self.sha256 = hashlib.sha256(b"".join(files)).hexdigest()
         self._messages = {f"{file.package}.{message.name}": message for file in protos for message in file.message_type}
-        self._names = {
-            value.number: value.name.removeprefix(_PREFIX)
-            for file in protos
-            for enum in file.enum_type
-            if enum.name == "ExposureClass"
-            for value in enum.value
-        }
         self._known: dict[str, dict[str, str]] = {}
 
     def classes(self, message_type: str, fields: Mapping[str, Any]) -> dict[str, int]:

@@ -91,8 +91,10 @@ def _compare(comparison: Comparison, own: EvidenceReader, peer: EvidenceReader) 
             f"Of {lost} messages that {result.party} sent {other.party} has no record: they did not arrive, were "
             "refused, or are newer than its evidence."
         )
-    if comparison.newer(mine, theirs) or comparison.newer(theirs, mine):
-        result.remarks.append(
-            "The last messages came after their sender had last signed its journal: bundles that are exported later "
-            "will show both sides."
-        )
+    for receiver, sender in ((mine, theirs), (theirs, mine)):
+        newer = comparison.newer(receiver, sender)
+        if newer:
+            result.remarks.append(
+                f"{receiver.party} has {newer} messages that {sender.party} sent after it had signed the last record "
+                "that is here: whether it has records of them, only newer evidence of it shows."
+            )
