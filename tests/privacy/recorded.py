@@ -64,7 +64,8 @@ class Recorded:
     def __init__(self, folder: Path, party: Identity = SILO) -> None:
         self.folder = folder
         self.party = party
-        self.journal = Journal(folder, key=Ed25519PrivateKey.from_private_bytes(bytes(32)), origin=f"test/{party.name}")
+        key, origin = Ed25519PrivateKey.from_private_bytes(bytes(32)), f"medsilo/test/{party.role}/{party.name}"
+        self.journal = Journal(folder, key=key, origin=origin)
         self.door = Door(self.journal, identity=party.uri, federation="test", gate=Open())
 
     def __enter__(self) -> Self:
