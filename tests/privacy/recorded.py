@@ -54,7 +54,7 @@ def plan(run: str, method: str, rounds: int) -> RunPlan:
         training=TrainingPlan(),
         rounds=rounds,
         seed=1,
-        required=(Exposure.PROTOCOL, Exposure.IDENTITY),
+        required=tuple(Exposure),
     )
 
 
@@ -64,6 +64,7 @@ class Recorded:
     def __init__(self, folder: Path, party: Identity = SILO) -> None:
         self.folder = folder
         self.party = party
+        self._plans: dict[str, str] = {}
         key, origin = Ed25519PrivateKey.from_private_bytes(bytes(32)), f"medsilo/test/{party.role}/{party.name}"
         self.journal = Journal(folder, key=key, origin=origin)
         self.door = Door(self.journal, identity=party.uri, federation="test", gate=Open())
@@ -89,6 +90,7 @@ class Recorded:
 
     def run(self, name: str, method: str = "diversifed", rounds: int = 3) -> None:
         chosen = plan(name, method, rounds)
+        self._plans[name] = chosen.sha256.hex()
         self.door.note("run", run=name, plan_sha256=chosen.sha256.hex(), plan=chosen.model_dump(mode="json"))
 
     def upload(self, run: str, number: int, content: Content, *, silo: Identity = SILO, attempt: int = 1) -> None:
@@ -131,7 +133,8 @@ class Recorded:
         outward: bool,
     ) -> None:
         peer = COORDINATOR if self.party.role == "silo" else silo
-        call = Call(rpc, peer.uri, CERTIFICATE, "test", run=run, round=number, attempt=attempt)
+        sha256 = self._plans.get(run or "")
+        call = Call(rpc, peer.uri, CERTIFICATE, "test", run=run, plan_sha256=sha256, round=number, attempt=attempt)
         if outward:
             self.door.release(messages, call)
             return

@@ -104,7 +104,16 @@ def test_an_answer_without_a_receipt_is_broken_and_says_which_message(tmp_path: 
     exchange.rounds([0])
     door = exchange.coordinator.door
     attest = door.attest
-    door.attest = lambda call, peer, **options: attest(None, peer, **options)  # type: ignore[method-assign]
+
+    def leave_out(peer: str, **options: Any) -> Any:
+        owed = door.correspondence(peer)
+        current = {key: owed._open.pop(key) for key in list(owed._open) if key[0] in owed._in_progress}
+        try:
+            return attest(peer, **options)
+        finally:
+            owed._open.update(current)
+
+    door.attest = leave_out  # type: ignore[method-assign]
     silo = exchange.silo.door
     silo.check_receipt = lambda call: None  # type: ignore[method-assign]
     exchange.get_task(1)
