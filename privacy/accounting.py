@@ -88,7 +88,7 @@ class GaussianRelease:
 
 @dataclass(frozen=True)
 class DiscreteLaplace:
-    """Counts with two-sided geometric noise (Ghosh, Roughgarden, Sundararajan 2009), which one unit changes by at most 1.
+    """Counts with two-sided geometric noise (Ghosh et al. 2009); one unit changes a count by at most 1.
 
     Attributes:
         epsilon: of one release, above 0; its δ is 0.
