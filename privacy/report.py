@@ -14,6 +14,7 @@ import jinja2
 from privacy.errors import JournalError
 from privacy.exposure import MEANING, Exposure, field_exposure
 from privacy.journal import RECORDS, read_records, verify_records
+from privacy.loss import PrivacyLoss, privacy_losses
 
 
 @dataclass
@@ -54,6 +55,7 @@ class Report:
     verified: str
     sound: bool
     synthetic: bool
+    privacy: list[PrivacyLoss] = field(default_factory=list)
 
     def to_json(self) -> str:
         """The report for machines."""
@@ -79,6 +81,13 @@ class Report:
             lines.append(
                 f"{group.when}, {readable_bytes(group.bytes)} went to {group.peer}: {what or NOTHING}. "
                 "No image, no label of an image and no patient's name left the building."
+            )
+        lines += [str(loss) for loss in self.privacy]
+        bare = [plan["run"] for plan in self.plans.values() if not plan.get("privacy")]
+        if bare and lines:
+            lines.append(
+                f"Run{'s' if len(bare) > 1 else ''} {', '.join(bare)}: without differential privacy; what left then "
+                "has no bound on what it tells about a patient."
             )
         return lines or ["Nothing has left the building."]
 
@@ -211,6 +220,7 @@ def build_report(journal: Path, public_key: bytes, *, party: str, federation: st
         verified=verified,
         sound=sound,
         synthetic=synthetic,
+        privacy=privacy_losses(read_records(journal), consents),
     )
 
 

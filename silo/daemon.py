@@ -16,15 +16,17 @@ from algorithms.models import build
 from algorithms.registry import make
 from algorithms.tensors import Part, Payload, payload_tensors
 from algorithms.transfer import check_finite
-from privacy.consent import ConsentFile, ConsentGate
+from privacy.consent import ConsentFile, ConsentGate, Missing
 from privacy.door import Door
-from privacy.errors import RefusedError, TrainingError
+from privacy.errors import BudgetError, DataError, RefusedError, TrainingError
 from privacy.exposure import Exposure
 from privacy.journal import Journal
+from privacy.ledger import Ledger, Subject
 from privacy.pki import Credentials, load_audit_key, load_credentials
 from privacy.plan import RunPlan
 from privacy.retention import SentArchive
 from protos.medsilo.v1 import coordinator_pb2 as wire
+from silo.account import Account, budget_of, check_promise
 from silo.config import SiloConfig
 from silo.display import Display
 from silo.run_state import Measured, RunState
@@ -78,8 +80,8 @@ def train(config: SiloConfig, display: Display) -> Outcome:
         )
         uplink = Uplink(config, credentials, door, notice=display.notice)
         try:
-            plan = _join(uplink, consent, door)
-            participation = _Participation(config, plan, consent, dataset, device, uplink, display)
+            plan, account = _join(config, uplink, consent, dataset, door)
+            participation = _Participation(config, plan, consent, dataset, device, uplink, display, account)
             uplink.use(door.through(ConsentGate(consent, config.coordinator_identity, plan)), plan)
             participation.run()
         finally:
@@ -95,7 +97,9 @@ def _archive(config: SiloConfig) -> SentArchive | None:
     return archive
 
 
-def _join(uplink: Uplink, consent: ConsentFile, door: Door) -> RunPlan:
+def _join(
+    config: SiloConfig, uplink: Uplink, consent: ConsentFile, dataset: ImageDataset, door: Door
+) -> tuple[RunPlan, Account | None]:
     plan = uplink.get_plan()
     method = make(plan.method.name, plan.method.parameters)
     if not set(method.required) <= set(plan.required):
@@ -103,6 +107,7 @@ def _join(uplink: Uplink, consent: ConsentFile, door: Door) -> RunPlan:
             f"the plan asks for {', '.join(plan.required)}, but {method.name} exposes {', '.join(method.required)}: a "
             "plan must name all that its method exposes"
         )
+    check_promise(plan, method)
     missing = consent.missing_for(plan)
     summary = {"run": plan.run, "plan_sha256": plan.sha256.hex(), "plan": plan.model_dump(mode="json")}
     if missing:
@@ -110,8 +115,30 @@ def _join(uplink: Uplink, consent: ConsentFile, door: Door) -> RunPlan:
         door.note("refusal", **summary, reason=str(error))
         uplink.answer(plan, missing)
         raise error
+    try:
+        account = _open_account(config, plan, consent, dataset, door)
+        if account is not None:
+            account.check_covers(method)
+    except (BudgetError, DataError) as error:
+        door.note("refusal", **summary, reason=str(error))
+        uplink.answer(plan, Missing(privacy=(str(error),)))
+        raise
     door.note("run", **summary)
-    return plan
+    return plan, account
+
+
+def _open_account(
+    config: SiloConfig, plan: RunPlan, consent: ConsentFile, dataset: ImageDataset, door: Door
+) -> Account | None:
+    if plan.privacy is None:
+        return None
+    from silo.private_training import owners_of  # Opacus takes seconds to load
+
+    owners_of(dataset, plan.privacy.unit)
+    ledger = Ledger(config.ledgers, Subject(dataset.fingerprint, plan.privacy.unit))
+    account = Account(ledger, plan, plan.privacy, budget_of(consent.consent, plan.privacy), door)
+    door.paid_by = account.paid_by
+    return account
 
 
 class _Participation:
@@ -126,6 +153,7 @@ class _Participation:
         device: torch.device,
         uplink: Uplink,
         display: Display,
+        account: Account | None,
     ) -> None:
         self._plan = plan
         self._uplink = uplink
@@ -138,6 +166,7 @@ class _Participation:
             plan,
             device=device,
             progress=self._progress,
+            charge=account.charge if account is not None else None,
         )
         self._half: SiloHalf = make(plan.method.name, plan.method.parameters).silo_half(self._site)
         self._state = RunState(config.runs / plan.run, plan, config.name, dataset)

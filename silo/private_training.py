@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from opacus.grad_sample.grad_sample_module import GradSampleHooks
-from opacus.validators import ModuleValidator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -43,28 +42,6 @@ Charge = Callable[[int, str, SampledGaussian], None]
 """Charges a training (round, phase, its cost) to the account; raises ``BudgetError`` if it may not happen."""
 
 
-def check_private(model: nn.Module, name: str) -> None:
-    """Raises ``ConfigurationError`` for a model with a layer in which one image changes another's gradient.
-
-    Only layers can be checked: code of a user's own module that mixes the images of a batch goes unnoticed.
-    """
-    mixing = [
-        f"{path or 'the model'} ({type(module).__name__})"
-        for path, module in model.named_modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) or getattr(module, "track_running_stats", False)
-    ]
-    if mixing:
-        raise ConfigurationError(
-            f"model {name} cannot be trained with differential privacy: {', '.join(mixing[:3])}"
-            f"{' …' if len(mixing) > 3 else ''} mix the images of a batch, so that no image's gradient is its own. Use "
-            "a model with group normalisation, for example lenet5-gn or resnet8-gn"
-        )
-    if errors := ModuleValidator.validate(model):
-        raise ConfigurationError(
-            f"model {name} cannot be trained with differential privacy: {errors[0]}; use another architecture"
-        )
-
-
 def owners_of(dataset: ImageDataset, unit: Unit) -> npt.NDArray[np.int64]:
     """Whose each training image is: ``int64 [n]``, units numbered from 0 without gaps.
 
@@ -78,16 +55,6 @@ def owners_of(dataset: ImageDataset, unit: Unit) -> npt.NDArray[np.int64]:
             "whose (train_patients); cut the shard again with patients, or ask for a run with unit: image"
         )
     return np.unique(dataset.train.patients, return_inverse=True)[1].astype(np.int64)
-
-
-def largest_group(dataset: ImageDataset) -> int | None:
-    """The most training images of one patient; None where the shard does not say whose they are.
-
-    With the image as unit, a patient with k images is protected as a group of k is: less.
-    """
-    if dataset.train.patients is None:
-        return None
-    return int(np.unique(dataset.train.patients, return_counts=True)[1].max())
 
 
 class PrivateTrainer:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +16,13 @@ from torch.nn import functional as F
 from algorithms.datasets import ImageDataset, ImageSplit, image_hashes, to_tensor
 from algorithms.method import Correction, Objective, derive_seed
 from algorithms.models import Layout
+from algorithms.private_methods import check_model
 from privacy.errors import ConfigurationError, DataError, RefusedError, TrainingError
-from privacy.noise import NoiseSource
 from privacy.plan import RunPlan, TrainingPlan
-from silo.private_training import Charge, PrivateTrainer, check_private, owners_of
+
+if TYPE_CHECKING:
+    from privacy.noise import NoiseSource
+    from silo.private_training import Charge, PrivateTrainer
 
 EVALUATION_BATCH = 1024
 REPORT_SECONDS = 0.5
@@ -108,7 +112,9 @@ class LocalSite:
         if plan.privacy is not None:
             if charge is None:
                 raise ValueError("a plan with privacy needs an account to charge")
-            check_private(model, plan.model.name)
+            from silo.private_training import PrivateTrainer, owners_of  # Opacus takes seconds to load
+
+            check_model(model, plan.model.name)
             self._private = PrivateTrainer(plan.privacy, owners_of(dataset, plan.privacy.unit), charge, noise=noise)
 
     @property

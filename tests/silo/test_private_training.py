@@ -12,15 +12,16 @@ import torch
 from test_local_training import dataset, plan
 from torch import Tensor, nn
 
-from algorithms.datasets import ImageDataset, ImageSplit
+from algorithms.datasets import ImageDataset, ImageSplit, largest_group
 from algorithms.method import Correction
 from algorithms.models import ARCHITECTURES, build, state_of
+from algorithms.private_methods import check_model
 from privacy.accounting import SampledGaussian, Unit
 from privacy.errors import BudgetError, ConfigurationError, DataError, RefusedError
 from privacy.noise import NoiseSource
 from privacy.plan import ModelPlan, PrivacyPlan, RunPlan
 from silo import private_training
-from silo.private_training import check_private, clipped_sum, per_image_gradients
+from silo.private_training import clipped_sum, per_image_gradients
 from silo.training import LocalSite
 
 CPU = torch.device("cpu")
@@ -320,7 +321,7 @@ def test_group_normalisation_keeps_the_parameters_names(private: str, plain: str
     one, other = (ARCHITECTURES[name]((3, 28, 28), 9) for name in (private, plain))
     assert {n: p.shape for n, p in one.named_parameters()} == {n: p.shape for n, p in other.named_parameters()}
     assert not list(one.buffers())
-    check_private(one, private)
+    check_model(one, private)
 
 
 def test_objectives_modules_and_images_are_refused_with_the_reason() -> None:
@@ -351,8 +352,8 @@ def test_whoever_reads_clean_gradients_is_refused() -> None:
 def test_the_patient_as_unit_needs_a_shard_that_names_patients() -> None:
     with pytest.raises(DataError, match="train_patients"):
         private_site(private_plan(unit="patient"))
-    assert private_training.largest_group(dataset()) is None
-    assert private_training.largest_group(with_patients(dataset(4), ["a", "b", "b", "b"])) == 3
+    assert largest_group(dataset()) is None
+    assert largest_group(with_patients(dataset(4), ["a", "b", "b", "b"])) == 3
 
 
 def test_a_plan_with_privacy_cannot_be_trained_without_an_account() -> None:
