@@ -4,9 +4,7 @@ budget."""
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +12,8 @@ from federation import Federation
 from test_kills import run_with_kills
 from test_runs import assert_every_round_counted_once, assert_journals_sound
 
-from privacy.accounting import SampledGaussian, epsilon
-from privacy.ledger import Ledger, ledgers, replay
+from privacy.accounting import GaussianRelease, SampledGaussian, epsilon
+from privacy.ledger import Budget, Ledger, Purpose, Subject, ledgers, replay
 
 Make = Callable[..., Federation]
 
@@ -173,24 +171,26 @@ def test_a_kill_between_charge_and_upload_never_undercounts(federation: Make) ->
     assert account.guarantee(1e-5).epsilon >= ledger(one, "hospital1").guarantee(1e-5).epsilon
 
 
-def test_a_budget_exhausted_in_mid_run_trains_nothing_more(federation: Make, tmp_path: Path) -> None:
-    one = private(federation, budget=4.5)
-    one.start_coordinator()
+def test_a_budget_exhausted_in_mid_run_ends_that_silos_part_and_the_others_go_on(federation: Make) -> None:
+    one = private(federation, budget=4.5, run={"quorum": 2, "deadline_minutes": 0})
+    coordinator = one.start_coordinator()
     one.wait_to_say("coordinator", "listening")
-    # Hospital 3's images were used elsewhere meanwhile: its ledger is nearly full when the round begins.
-    running = [one.start_silo(name) for name in ("hospital1", "hospital2")]
-    one.write_consent("hospital3", privacy={"epsilon": 4.0, "delta": 1e-5})
     third = one.start_silo("hospital3")
-    one.wait_to_say("hospital3", "round 1/2")
-    del running
-    third.kill()
-    third.wait(10)
-    assert third.poll() == -signal.SIGKILL
-    account = ledger(one, "hospital3")
-    # A consent that was lowered on the way: what is spent already is more than it allows.
-    one.write_consent("hospital3", privacy={"epsilon": 3.0, "delta": 1e-5})
-    assert one.start_silo("hospital3").wait(60) in (4, 10)
-    assert ledger(one, "hospital3").entries() == account.entries()
+    one.wait_to_say("hospital3", "joined run")
+    # Meanwhile another federation's run is charged to the same images.
+    subject = Subject(one.shards[2].fingerprint, "image")
+    elsewhere = Ledger(one.folder / "state/hospital3/ledger", subject)
+    elsewhere.charge(GaussianRelease(1.1), Purpose("other", "run", "00" * 32, 0, "training"), Budget(9.0, 1e-5))
+    others = [one.start_silo(name) for name in ("hospital1", "hospital2")]
+    assert third.wait(120) == 10, one.everything_said()
+    assert "round 1 of run test would make it" in one.said("hospital3").replace("\n", " ")
+    assert len(ledger(one, "hospital3").entries()) == 1, "nothing was charged"
+    assert not [r for r in one.messages("hospital3", "sent") if r["rpc"] == "SubmitUpdate"]
+    one.processes.remove(third)
+    one.finish(*others)
+    one.wait_to_say("coordinator", "all 2 rounds have ended")
+    coordinator.kill()  # it would wait for the third to fetch the end
+    assert len(ledger(one, "hospital1").entries()) == 2
 
 
 def test_a_run_without_privacy_is_refused_where_the_consent_demands_it(federation: Make) -> None:
