@@ -8,7 +8,14 @@ import math
 from typing import Any, Literal
 
 import rfc8785
-from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, field_validator, model_serializer
+from pydantic import (
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+)
 
 from privacy.accounting import Adjacency, Guarantee, SampledGaussian, Unit
 from privacy.configuration import Name, StrictModel, explain
@@ -99,6 +106,9 @@ class RunPlan(StrictModel):
     as well; a silo without consent to them takes part all the same. ``downlink``: what the coordinator sends.
     ``privacy``: with what differential privacy silos train; none without it.
     """
+
+    # As they are, not as null: numbers that are not finite have no canonical form, and their plan is refused.
+    model_config = ConfigDict(ser_json_inf_nan="constants")
 
     federation: Name
     coordinator: Name
