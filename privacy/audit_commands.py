@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,11 +13,14 @@ import typer
 
 from privacy.bundle import Selection, UnreadableError, export, sha256_of
 from privacy.console import output
+from privacy.crate import write_crate
 from privacy.errors import ConfigurationError, MedsiloError
+from privacy.findings import Verification
 from privacy.pki import load_audit_public
 from privacy.verification import verify_evidence
 
 SOUND, BROKEN, UNREADABLE = 0, 1, 2
+_ROUND = re.compile(r"[1-9][0-9]{0,8}")
 out = output()
 
 
@@ -58,9 +62,11 @@ def audit_app(read: Callable[[Path], AuditParty]) -> typer.Typer:
         try:
             result = verify_evidence(source, peer=peer, key=load_audit_public(trusted) if trusted else None)
         except UnreadableError as error:
-            _say(as_json, {"sound": False, "problem": str(error)}, [str(error)])
+            unread = Verification(str(source), problem=str(error))
+            _say(as_json, {"sound": False, "readable": False, **asdict(unread)}, [str(error)])
             raise typer.Exit(UNREADABLE) from None
-        _say(as_json, {"sound": result.sound, **asdict(result)}, [str(source), *result.sentences()])
+        content = {"sound": result.sound, "readable": True, **asdict(result)}
+        _say(as_json, content, [str(source), *result.sentences()])
         raise typer.Exit(SOUND if result.sound else BROKEN)
 
     @app.command("export")
@@ -70,6 +76,10 @@ def audit_app(read: Callable[[Path], AuditParty]) -> typer.Typer:
         run: Annotated[str | None, typer.Option("--run", help="Only this run.")] = None,
         rounds: Annotated[
             str | None, typer.Option("--rounds", help="Only these rounds, counted from 1: 3 or 2-5.")
+        ] = None,
+        crate: Annotated[
+            Path | None,
+            typer.Option("--ro-crate", help="Also make this folder an RO-Crate: bundle, schema, report, provenance."),
         ] = None,
     ) -> None:
         """Write the evidence as one JSON file that proves itself, for an auditor or the other side."""
@@ -81,6 +91,8 @@ def audit_app(read: Callable[[Path], AuditParty]) -> typer.Typer:
             header = export(own.journal, path, select=select)
         except OSError as error:
             raise MedsiloError(f"{path}: cannot be written: {error.strerror}") from None
+        if crate is not None:
+            write_crate(crate, path, reports=own.state / "report")
         out.print(
             f"{header.count} of {header.size} signed records of {header.party}: {path}\nSHA-256 {sha256_of(path)}",
             markup=False,
@@ -94,9 +106,12 @@ def _rounds(text: str | None) -> tuple[int | None, int | None]:
     if text is None:
         return None, None
     first, dash, last = text.partition("-")
-    if not first.isdigit() or (dash and not last.isdigit()) or int(first) < 1:
+    if _ROUND.fullmatch(first) is None or _ROUND.fullmatch(last if dash else first) is None:
         raise ConfigurationError(f"--rounds {text}: should be a round or a range of rounds from 1, such as 3 or 2-5")
-    return int(first) - 1, int(last if dash else first) - 1
+    begin, end = int(first), int(last if dash else first)
+    if begin > end:
+        raise ConfigurationError(f"--rounds {text}: ends before it begins")
+    return begin - 1, end - 1
 
 
 def _say(as_json: bool, content: dict[str, object], lines: list[str]) -> None:
@@ -104,4 +119,6 @@ def _say(as_json: bool, content: dict[str, object], lines: list[str]) -> None:
         typer.echo(json.dumps(content, indent=2))
         return
     for line in lines:
-        out.print(line, markup=False, soft_wrap=True)
+        # Evidence is somebody else's: nothing in it may steer the terminal.
+        shown = "".join(sign if sign.isprintable() else "�" for sign in line)
+        out.print(shown, markup=False, soft_wrap=True)

@@ -8,6 +8,7 @@ out is stood for by the hashes of the perfect subtrees before and behind it.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,10 +18,10 @@ from typing import Any
 import rfc8785
 from pydantic import Field, ValidationError
 
-from privacy.checkpoint import read_note
+from privacy.checkpoint import Checkpoint, read_note
 from privacy.configuration import StrictModel
 from privacy.durable import replacing
-from privacy.errors import JournalError
+from privacy.errors import ConfigurationError, JournalError
 from privacy.journal import last_checkpoint, read_checkpoints, read_lines
 from privacy.merkle import MerkleTree, perfect_subtrees
 
@@ -28,11 +29,15 @@ VERSION = 1
 _OPENING = "{"
 _RECORDS = '"records":['
 _CLOSING = "]}"
-_LONGEST_LINE = 64 << 20
+_LONGEST_LINE = 16 << 20
 
 
 class UnreadableError(JournalError):
     """A file that is no bundle and no journal, or is cut off."""
+
+
+class NothingFitsError(ConfigurationError):
+    """No record is of the run and rounds that were asked for."""
 
 
 class Subtree(StrictModel):
@@ -54,9 +59,9 @@ class Header(StrictModel):
     party: str
     federation: str
     origin: str
-    size: int = Field(ge=1)
-    first: int = Field(ge=0)
-    count: int = Field(ge=1)
+    size: int = Field(ge=1, lt=2**53)
+    first: int = Field(ge=0, lt=2**53)
+    count: int = Field(ge=1, lt=2**53)
     before: tuple[Subtree, ...] = Field(default=(), max_length=64)
     behind: tuple[Subtree, ...] = Field(default=(), max_length=128)
     checkpoint: str
@@ -67,6 +72,18 @@ class Header(StrictModel):
     def whole(self) -> bool:
         """Whether every record of the journal is here."""
         return self.first == 0 and self.count == self.size
+
+    def check(self) -> None:
+        """Raises ``ValueError`` unless its parts make up the journal, each in the one way that there is."""
+        end = self.first + self.count
+        parts = ((self.before, 0, self.first), (self.behind, end, self.size))
+        if end > self.size or any(
+            [subtree.level for subtree in subtrees] != [level for _, level in perfect_subtrees(*span)]
+            for subtrees, *span in parts
+        ):
+            raise ValueError("its parts do not make up the journal")
+        if self.whole != (self.public_key is None) or (self.whole and self.schemas):
+            raise ValueError("a stretch names its key and schemas, a whole journal has them in its records")
 
 
 @dataclass
@@ -103,38 +120,32 @@ class Selection:
 def export(journal: Path, target: Path, *, select: Selection | None = None) -> Header:
     """Writes the bundle of a journal, up to its last signed checkpoint; returns its header.
 
-    Raises ``JournalError`` if there is no journal, nothing in it was signed yet, or nothing fits ``select``.
+    Raises ``JournalError`` if there is no journal, nothing in it was signed yet, or it is not what was signed;
+    ``NothingFitsError`` if nothing fits ``select``.
     """
     note = last_checkpoint(journal)
     checkpoint = read_note(note) if note else None
     if note is None or checkpoint is None or checkpoint.size == 0:
         raise JournalError(f"{journal}: there is no signed journal yet; the daemon begins one")
-    size = checkpoint.size
-    identity = json.loads(next(read_lines(journal)))
-    first, end, public_key, schemas = (0, size, None, ()) if select is None else _stretch(journal, size, select)
-    before, behind = _left_out(journal, first, end, size)
-    header = Header(
-        v=VERSION,
-        party=identity["self"],
-        federation=identity["federation"],
-        origin=checkpoint.origin,
-        size=size,
-        first=first,
-        count=end - first,
-        before=before,
-        behind=behind,
-        checkpoint=note,
-        public_key=public_key,
-        schemas=schemas,
-    )
-    with replacing(target) as file:
-        file.write(f"{_OPENING}\n".encode())
-        file.write(b'"header":' + rfc8785.dumps(header.model_dump(mode="json")) + b",\n")
-        file.write(f"{_RECORDS}\n".encode())
-        for index, line in enumerate(read_lines(journal)):
-            if first <= index < end:
-                file.write(line + (b",\n" if index + 1 < end else b"\n"))
-        file.write(f"{_CLOSING}\n".encode())
+    try:
+        header = _header(journal, note, checkpoint, select)
+        with replacing(target) as file:
+            file.write(f'{_OPENING}\n"header":'.encode() + rfc8785.dumps(header.model_dump(mode="json")) + b",\n")
+            file.write(f"{_RECORDS}\n".encode())
+            end = header.first + header.count
+            tree = MerkleTree()
+            for index, line in enumerate(itertools.islice(read_lines(journal), header.size)):
+                tree.append(line)
+                if header.first <= index < end:
+                    file.write(line + (b",\n" if index + 1 < end else b"\n"))
+            file.write(f"{_CLOSING}\n".encode())
+            if (tree.size, tree.root()) != (checkpoint.size, checkpoint.root):
+                raise ValueError("the records are not those that were signed")
+    except (ValueError, KeyError, TypeError, StopIteration, RecursionError) as error:
+        raise JournalError(
+            f"{journal}: is damaged, and cannot be exported ({error}); `audit verify` says where. Keep the folder as "
+            "evidence"
+        ) from None
     return header
 
 
@@ -195,27 +206,65 @@ def _bundle_lines(path: Path) -> Iterator[bytes]:
             raise fail("does not end as a bundle")
 
 
-def _stretch(journal: Path, size: int, select: Selection) -> tuple[int, int, str | None, tuple[tuple[str, ...], ...]]:
-    """First record, end, the key that signs the checkpoint, and the schemas of the messages in between."""
+def _header(journal: Path, note: str, checkpoint: Checkpoint, select: Selection | None) -> Header:
+    size = checkpoint.size
+    identity = json.loads(next(read_lines(journal)))
+    stretch = _Stretch(0, size) if select is None else _stretch(journal, size, select)
+    before, behind = _left_out(journal, stretch.first, stretch.end, size)
+    return Header(
+        v=VERSION,
+        party=identity["self"],
+        federation=identity["federation"],
+        origin=checkpoint.origin,
+        size=size,
+        first=stretch.first,
+        count=stretch.end - stretch.first,
+        before=before,
+        behind=behind,
+        checkpoint=note,
+        public_key=stretch.public_key,
+        schemas=stretch.schemas,
+    )
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """``public_key``: the one that signed the checkpoint. ``schemas``: those before it that its messages need."""
+
+    first: int
+    end: int
+    public_key: str | None = None
+    schemas: tuple[tuple[str, ...], ...] = ()
+
+
+def _stretch(journal: Path, size: int, select: Selection) -> _Stretch:
     first = last = None
     key = ""
     schemas: dict[str, tuple[str, ...]] = {}
-    for index, line in enumerate(read_lines(journal)):
-        if index == size:
-            break
+    used: set[str] = set()
+    since: set[str] = set()
+    for index, line in enumerate(itertools.islice(read_lines(journal), size)):
         record = json.loads(line)
-        if select.fits(record):
+        kind = record["kind"]
+        fits = select.fits(record)
+        if fits:
             first = index if first is None else first
             last = index
-        if record["kind"] == "key" or (record["kind"] == "key-rotation" and index + 2 <= size):
+        if first is not None and kind == "message":
+            since.add(record["schema_sha256"])
+        if fits:
+            used |= since
+            since.clear()
+        if kind == "key" or (kind == "key-rotation" and index + 2 <= size):
             key = record["public_key"]
-        elif record["kind"] == "schema" and first is None:
+        elif kind == "schema" and first is None:
             schemas[record["schema_sha256"]] = tuple(record["files"])
     if first is None or last is None:
-        raise JournalError(f"{journal}: no signed record is of that run and those rounds")
+        raise NothingFitsError(f"{journal}: no signed record is of that run and those rounds")
     if (first, last + 1) == (0, size):
-        return 0, size, None, ()
-    return first, last + 1, key, tuple(schemas.values())
+        return _Stretch(0, size)
+    needed = tuple(files for name, files in sorted(schemas.items()) if name in used)
+    return _Stretch(first, last + 1, key, needed)
 
 
 def _left_out(journal: Path, first: int, end: int, size: int) -> tuple[tuple[Subtree, ...], tuple[Subtree, ...]]:

@@ -11,6 +11,7 @@ import base64
 import binascii
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -19,6 +20,8 @@ from privacy.errors import JournalError
 
 _ED25519 = b"\x01"
 _COSIGNATURE = b"\x04"
+_LARGEST_SIZE = 2**53
+_ROOT_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -40,15 +43,18 @@ class Checkpoint:
         return f"{self.text()}\n— {self.origin} {base64.b64encode(signature).decode()}\n"
 
 
+@lru_cache(maxsize=256)
 def read_note(note: str) -> Checkpoint:
     """The checkpoint of a note, its signature unseen; raises ``JournalError`` if it is malformed."""
-    lines = note.split("\n")
+    lines = note.split("\n", 5)
     try:
         if len(lines) < 5 or lines[3]:
             raise ValueError("it does not have the three lines of a checkpoint and a signature")
         checkpoint = Checkpoint(lines[0], int(lines[1]), base64.b64decode(lines[2], validate=True))
         if not note.startswith(checkpoint.text() + "\n"):
             raise ValueError("it is not in canonical form")
+        if not 0 <= checkpoint.size < _LARGEST_SIZE or len(checkpoint.root) != _ROOT_BYTES or not checkpoint.origin:
+            raise ValueError("it does not name a journal, its size and its root hash")
     except (ValueError, binascii.Error) as error:
         raise JournalError(f"the checkpoint cannot be used: {error}") from None
     return checkpoint
@@ -58,7 +64,11 @@ def verify(note: str, public_key: bytes) -> Checkpoint:
     """The checkpoint of a signed note; raises ``JournalError`` if it is malformed or the signature does not hold."""
     checkpoint = read_note(note)
     try:
-        blob = _signature_of(checkpoint.origin, note.partition("\n\n")[2])
+        # Exactly one signature, and nothing besides: what stands in a note must be what was signed.
+        signature = note[len(checkpoint.text()) + 1 :]
+        if not signature.endswith("\n"):
+            raise ValueError("it does not end with a signature")
+        blob = _signature_of(checkpoint.origin, signature[:-1])
         if blob[:4] != _key_hash(checkpoint.origin, public_key):
             raise ValueError("it was not signed with this key")
         Ed25519PublicKey.from_public_bytes(public_key).verify(blob[4:], checkpoint.text().encode())
@@ -97,16 +107,15 @@ def _cosigned(note: str, time: int) -> bytes:
     return f"cosignature/v1\ntime {time}\n{text}\n".encode()
 
 
-def _signature_of(origin: str, signatures: str) -> bytes:
-    for line in signatures.splitlines():
-        dash, _, rest = line.partition(" ")
-        name, _, encoded = rest.partition(" ")
-        if dash == "—" and name == origin:
-            blob = base64.b64decode(encoded, validate=True)
-            if base64.b64encode(blob).decode() != encoded:
-                raise ValueError("its signature is not in canonical base64")
-            return blob
-    raise ValueError(f"it has no signature by {origin}")
+def _signature_of(name: str, line: str) -> bytes:
+    start = f"— {name} "
+    encoded = line.removeprefix(start)
+    if encoded == line:
+        raise ValueError(f"it has no signature by {name}")
+    blob = base64.b64decode(encoded, validate=True)
+    if base64.b64encode(blob).decode() != encoded:
+        raise ValueError("its signature is not in canonical base64")
+    return blob
 
 
 def _key_hash(name: str, public_key: bytes, kind: bytes = _ED25519) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -17,6 +17,11 @@ from privacy.errors import ConsentError, IdentityError
 from privacy.exposure import Exposure, expand
 from privacy.pki import Identity
 from privacy.plan import RunPlan
+
+
+def today() -> date:
+    """The day, UTC."""
+    return datetime.now(UTC).date()
 
 
 class PrivacyConsent(StrictModel):
@@ -57,8 +62,8 @@ class Consent(StrictModel):
 
     ``coordinator``: identity of the only coordinator that the silo speaks to. ``methods``: methods it takes part
     in. ``exposures``: classes of bytes that may leave (``MODEL_PARAMETERS`` stands for extractor and classifier).
-    ``rounds``: most rounds of one run. ``expires``: last day (UTC) on which anything may leave. ``privacy``: a budget
-    for differential privacy.
+    ``rounds``: most rounds of one run. ``expires``: last day (UTC) on which anything may leave. ``approval``: with
+    ``required`` each run waits for ``silo approve`` before it is joined. ``privacy``: a budget for it.
     """
 
     coordinator: str | None = None
@@ -66,6 +71,7 @@ class Consent(StrictModel):
     exposures: tuple[str, ...] = ()
     rounds: int = Field(default=0, ge=0)
     expires: date | None = None
+    approval: Literal["none", "required"] = "none"
     privacy: PrivacyConsent | None = None
 
     @field_validator("coordinator")
@@ -141,15 +147,15 @@ class ConsentFile:
         """The consent as it stands in the journal."""
         return {"sha256": self.sha256, **self.consent.model_dump(mode="json")}
 
-    def missing_to_ask(self, coordinator: Identity) -> Missing:
-        """What is missing to ask a coordinator for its plan."""
+    def missing_to_ask(self, coordinator: Identity, *, day: date | None = None) -> Missing:
+        """What is missing to ask a coordinator for its plan; ``day``: today by default."""
         needed = (Exposure.PROTOCOL, Exposure.IDENTITY)
-        return self._missing(coordinator, needed)
+        return self._missing(coordinator, needed, day)
 
-    def missing_for(self, plan: RunPlan) -> Missing:
-        """What is missing to take part in a run."""
+    def missing_for(self, plan: RunPlan, *, day: date | None = None) -> Missing:
+        """What is missing to take part in a run; ``day``: today by default."""
         consent = self.consent
-        base = self._missing(plan.coordinator_identity, plan.required)
+        base = self._missing(plan.coordinator_identity, plan.required, day)
         return Missing(
             classes=base.classes,
             method=None if plan.method.name in consent.methods else plan.method.name,
@@ -168,40 +174,12 @@ class ConsentFile:
             "What needs it is not sent. If the hospital agrees, add the lines; if not, there is nothing to do."
         )
 
-    def _missing(self, coordinator: Identity, needed: Iterable[Exposure]) -> Missing:
+    def _missing(self, coordinator: Identity, needed: Iterable[Exposure], day: date | None) -> Missing:
         consent = self.consent
         allowed = consent.classes
-        today = datetime.now(UTC).date()
+        day = day or today()
         return Missing(
             classes=tuple(exposure for exposure in Exposure if exposure in set(needed) - allowed),
             coordinator=None if consent.coordinator == coordinator.uri else coordinator.uri,
-            expired=consent.expires if consent.expires is not None and consent.expires < today else None,
+            expired=consent.expires if consent.expires is not None and consent.expires < day else None,
         )
-
-
-@dataclass(frozen=True)
-class ConsentGate:
-    """Decides message by message whether bytes may leave: what the consent allows, as long as it lasts.
-
-    Before a plan is joined only PROTOCOL and IDENTITY pass; afterwards the plan's classes, as far as the consent
-    holds them.
-    """
-
-    file: ConsentFile
-    coordinator: Identity
-    plan: RunPlan | None = None
-
-    def allowed(self) -> frozenset[Exposure]:
-        """The classes that may leave now."""
-        asked = {Exposure.PROTOCOL, Exposure.IDENTITY}
-        if self.plan:
-            asked.update(self.plan.required, self.plan.optional)
-        return frozenset(asked) & self.file.consent.classes
-
-    def check(self, classes: Iterable[Exposure]) -> None:
-        """Raises ``ConsentError`` if a class may not leave, or nothing may any more."""
-        missing = self.file.missing_to_ask(self.coordinator)
-        lacking = tuple(exposure for exposure in classes if exposure not in self.allowed())
-        if missing or lacking:
-            everything = Missing(lacking or missing.classes, None, missing.coordinator, None, missing.expired)
-            raise self.file.refusal(everything, "this message")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import copy
 import hashlib
+import re
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +31,7 @@ from protos.medsilo.v1 import journal_pb2
 
 NONCE_BYTES = 16
 AUDIT_KEY_BYTES = 32
+_AUDIT_KEY = re.compile(r"[0-9a-f]{64}")
 _LARGEST_SIZE = 2**53  # beyond it, JSON has no exact numbers
 
 
@@ -134,21 +136,33 @@ class Door:
             self.note("peer-key", peer=peer, public_key=public_key.hex(), rotations=chain)
             correspondence.peer_key = public_key
 
-    def attest(
-        self, call: Call | None, peer: str, *, since: int | None = None, durable: bool = False
-    ) -> journal_pb2.Envelope:
+    def attest(self, peer: str, *, since: int | None = None, durable: bool = False) -> journal_pb2.Envelope:
         """This party's signed word for another on what was exchanged and not yet acknowledged.
 
-        ``call``: the call that is being answered, if any. ``since``: size of the journal here that the other side
-        says it has seen. What it states is on disk once the message that carries it is released, or with ``durable``
-        when this returns. Raises ``ReceiptError`` (see ``Correspondence.attest``).
+        ``since``: size of the journal here that the other side says it has seen. What it states is on disk once the
+        message that carries it is released, or with ``durable`` when this returns. Raises ``ReceiptError`` (see
+        ``Correspondence.attest``).
         """
-        current = call.call_id if call else None
-        return to_message(self.correspondence(peer).attest(self.journal, current=current, since=since, durable=durable))
+        return to_message(self.correspondence(peer).attest(self.journal, since=since, durable=durable))
 
-    def check_attestation(self, envelope: journal_pb2.Envelope, peer: str) -> None:
-        """Raises ``ReceiptError`` unless this is an attestation that the other side has signed for this party."""
-        self.correspondence(peer).check_signed(from_message(envelope))
+    def check_earlier_receipt(self, envelope: journal_pb2.Envelope, call: Call) -> None:
+        """Raises ``ReceiptError`` unless the other side has signed there for an earlier call of the same RPC, run and
+        round: for all its messages, byte for byte as the journal here has them."""
+        document = self.correspondence(call.peer).check_signed(from_message(envelope))
+        given = {item.call_id: item for item in document.exchanges if item.direction == "received"}
+        sent: dict[str, list[bytes]] = {}
+        for record in read_records(self.journal.directory):
+            if record["kind"] == "message" and record["direction"] == "sent" and record["call_id"] in given:
+                same = all(record[key] == getattr(call, key) for key in ("peer", "rpc", "run", "round"))
+                if same and record["call_id"] != call.call_id:
+                    sent.setdefault(record["call_id"], []).append(bytes.fromhex(record["sha256"]))
+        for call_id, digests in sent.items():
+            if given[call_id].sha256 == hashlib.sha256(b"".join(digests)).hexdigest():
+                return
+        raise ReceiptError(
+            f"{call.peer} says that it has had {call.rpc} (round {call.round}) before, and its receipt for that is for "
+            "nothing that was sent to it; nothing more is sent. Ask its operator why, and keep both journals"
+        )
 
     def rotations(self) -> list[journal_pb2.Envelope]:
         """This party's changes of its audit key, oldest first."""
@@ -159,9 +173,9 @@ class Door:
         self.correspondence(call.peer).check_receipt(call.call_id or "")
 
     def all_signed(self) -> bool:
-        """Whether every other party has put its signature to all that came from it."""
+        """Whether every other party has put its signature to what came from it in rounds, and has no call open."""
         with self._adding:
-            return not any(correspondence.unsigned() for correspondence in self._correspondences.values())
+            return all(correspondence.parted() for correspondence in self._correspondences.values())
 
     def ended(self, call: Call) -> None:
         """A call has ended, in whatever way."""
@@ -336,7 +350,8 @@ def _chain(
             document = unseal(envelope, ROTATION, known)
         except JournalError:
             continue
-        if document.get("party") == peer and isinstance(new := document.get("new_key"), str):
+        new = document.get("new_key")
+        if document.get("party") == peer and isinstance(new, str) and _AUDIT_KEY.fullmatch(new):
             found.append(to_json(envelope))
             known = bytes.fromhex(new)
     if known != public_key:

@@ -19,10 +19,14 @@ def write_atomically(path: Path, content: bytes) -> None:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file to write, which takes the place of ``path`` in one step when the block ends without an error."""
     partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
     partial.replace(path)
     fsync_folder(path.parent)
 

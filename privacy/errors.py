@@ -48,6 +48,10 @@ class JournalError(MedsiloError):
     exit_code = 7
 
 
+class JournalInUseError(JournalError):
+    """Another process has the journal open."""
+
+
 class TrainingError(MedsiloError):
     """Local training failed (for example, it diverged to NaN); nothing of that round was sent."""
 

@@ -18,7 +18,6 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, NamedTuple, cast
 
-from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor
 
 from privacy.errors import RefusedError
@@ -177,33 +176,6 @@ def field_exposure(message_type: str, path: str) -> Exposure:
     for name in parents:
         message = message.fields_by_name[name].message_type
     return _table(message)[message.fields_by_name[last].number].exposure
-
-
-def field_exposures(files: Iterable[descriptor_pb2.FileDescriptorProto]) -> dict[str, dict[str, Exposure]]:
-    """The class of every field path of every message of a schema, by full message name; of whatever version it is.
-
-    Raises ``RefusedError`` for a field without a class, or of one that this release does not know.
-    """
-    messages: dict[str, descriptor_pb2.DescriptorProto] = {}
-    names: dict[int, str] = {}
-    for file in files:
-        messages.update({f".{file.package}.{message.name}": message for message in file.message_type})
-        for enum in file.enum_type:
-            if enum.name == "ExposureClass":
-                names = {value.number: value.name.removeprefix("EXPOSURE_CLASS_") for value in enum.value}
-
-    def paths(message: descriptor_pb2.DescriptorProto, prefix: str) -> dict[str, Exposure]:
-        found = {}
-        for item in message.field:
-            name = names.get(item.options.Extensions[exposure_pb2.exposure], "")  # type: ignore[index]
-            if name not in Exposure.__members__:
-                raise RefusedError(f"field {message.name}.{item.name} has no exposure class that this release knows")
-            found[prefix + item.name] = Exposure[name]
-            if item.type == FieldDescriptor.TYPE_MESSAGE:
-                found.update(paths(messages[item.type_name], f"{prefix}{item.name}."))
-        return found
-
-    return {name.removeprefix("."): paths(message, "") for name, message in messages.items()}
 
 
 @cache

@@ -304,21 +304,38 @@ def charges(records: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]
             yield from record["ledger"]
 
 
-def replay(records: Iterable[Mapping[str, Any]]) -> dict[Subject, list[Event]]:
-    """The events of each data set's account, from a journal's records alone; each charge once.
+class Charges:
+    """Charges as a journal tells of them, each counted once however often it is told."""
 
-    Raises ``ValueError`` for a charge that cannot be read, or of which two records say different things.
-    """
-    events: dict[tuple[Subject, int], Event] = {}
+    def __init__(self) -> None:
+        self._events: dict[tuple[Subject, int], Event] = {}
+
+    def add(self, charge: Any) -> None:
+        """Raises ``ValueError`` for a charge that cannot be read, or that was told in another way before."""
+        try:
+            subject, index = Subject.read(charge), charge["index"]
+            event = accounting.read(charge["event"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"the privacy ledger's charge cannot be read ({error})") from None
+        if type(index) is not int or index < 1:
+            raise ValueError(f"the privacy ledger's charge has the number {index!r:.40}")
+        if self._events.setdefault((subject, index), event) != event:
+            raise ValueError(f"charge {index} of data set {subject.data_sha256[:16]} is told in two ways")
+
+    def events(self) -> dict[Subject, list[Event]]:
+        """The events of each account, in order."""
+        found: dict[Subject, list[Event]] = {}
+        for (subject, _), event in sorted(self._events.items(), key=lambda item: item[0][1]):
+            found.setdefault(subject, []).append(event)
+        return found
+
+
+def replay(records: Iterable[Mapping[str, Any]]) -> dict[Subject, list[Event]]:
+    """The events of each data set's account, from a journal's records alone (see ``Charges``)."""
+    told = Charges()
     for charge in charges(records):
-        key = (Subject.read(charge), int(charge["index"]))
-        event = accounting.read(charge["event"])
-        if events.setdefault(key, event) != event:
-            raise ValueError(f"charge {key[1]} of data set {key[0].data_sha256[:16]} is told in two ways")
-    found: dict[Subject, list[Event]] = {}
-    for (subject, _), event in sorted(events.items(), key=lambda item: item[0][1]):
-        found.setdefault(subject, []).append(event)
-    return found
+        told.add(charge)
+    return told.events()
 
 
 def _line(content: Mapping[str, Any]) -> bytes:

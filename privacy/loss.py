@@ -9,7 +9,7 @@ from typing import Any
 from privacy import accounting
 from privacy.accounting import Guarantee, shown
 from privacy.errors import JournalError
-from privacy.ledger import charges, replay
+from privacy.ledger import replay
 
 DELTA = 1e-5
 """At which a loss is told where no consent names a δ."""
@@ -42,30 +42,26 @@ def privacy_losses(records: Iterable[Mapping[str, Any]], consents: Iterable[Mapp
 
     Raises ``JournalError`` for charges that cannot be read, or of which two records say different things.
     """
-    told = [record for record in records if record["kind"] in ("ledger", "message")]
     budget: Mapping[str, Any] = {}
     for record in consents:
         budget = record["consent"].get("privacy") or {}
     delta = float(budget.get("delta", DELTA))
     try:
-        events = replay(told)
-        indexes = {
-            (charge["data_sha256"], charge["unit"], charge["split"], charge["index"]) for charge in charges(told)
-        }
-        return [
-            PrivacyLoss(
-                subject.data_sha256,
-                subject.split,
-                Guarantee(
-                    accounting.epsilon(own, delta=delta, adjacency=subject.adjacency),
-                    delta,
-                    subject.unit,
-                    subject.adjacency,
-                ),
-                sum(index[:3] == (subject.data_sha256, subject.unit, subject.split) for index in indexes),
-                float(budget["epsilon"]) if budget.get("unit") == subject.unit else None,
-            )
-            for subject, own in events.items()
-        ]
-    except (ValueError, KeyError, TypeError) as error:
+        events = replay(records)
+    except ValueError as error:
         raise JournalError(f"the journal's records of privacy loss cannot be read: {error}") from None
+    return [
+        PrivacyLoss(
+            subject.data_sha256,
+            subject.split,
+            Guarantee(
+                accounting.epsilon(own, delta=delta, adjacency=subject.adjacency),
+                delta,
+                subject.unit,
+                subject.adjacency,
+            ),
+            len(own),
+            float(budget["epsilon"]) if budget.get("unit") == subject.unit else None,
+        )
+        for subject, own in events.items()
+    ]

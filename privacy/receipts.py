@@ -18,7 +18,7 @@ import json
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field, ValidationError
 from securesystemslib import dsse
@@ -31,6 +31,7 @@ from privacy.merkle import EMPTY_ROOT, check_consistency
 
 MOST_CALLS = 500
 """Calls in one attestation; what is left waits for the next."""
+_OF_A_ROUND = ("GetTask", "SubmitUpdate")
 _Hex32 = Field(pattern=r"^[0-9a-f]{64}$")
 Direction = Literal["sent", "received"]
 
@@ -54,7 +55,7 @@ class Consistency(StrictModel):
     """Proof that the signer's journal continues the one of ``size`` records that the other side saw last."""
 
     size: int = Field(ge=0)
-    proof: tuple[str, ...] = Field(max_length=128)
+    proof: tuple[Annotated[str, _Hex32], ...] = Field(max_length=128)
 
 
 class Witnessed(StrictModel):
@@ -101,7 +102,9 @@ class _Messages:
     attested: int = 0
     """How many of the messages were attested then."""
     vouched: int = 0
-    """How many of them the other side has put its signature to."""
+    """How many the other side has put its signature to; of what it sent, some may still be under way."""
+    claim: Exchange | None = None
+    """For what was received: the other side's word on what it sent in all, to be held against what still arrives."""
 
     def sha256(self, count: int) -> str:
         return hashlib.sha256(b"".join(self.digests[:count])).hexdigest()
@@ -134,9 +137,12 @@ class Correspondence:
         """Held from ``check`` to ``take``, so that no other attestation comes between."""
         self._open: dict[Key, _Messages] = {}
         self._in_progress: set[str] = set()
+        self._complete: dict[Key, int] = {}
+        """What both have put their signatures to, with the size of the own checkpoint that is to be witnessed yet."""
+        self._checked: tuple[Any, Attestation] | None = None
 
     def begin(self, call_id: str) -> None:
-        """A call has begun: what is received and sent in it is attested when it has ended.
+        """A call has begun: what is sent in it is attested when it has ended.
 
         Raises ``RefusedError`` if another call of that id is not settled yet.
         """
@@ -157,25 +163,36 @@ class Correspondence:
         with self.lock:
             self._in_progress.clear()
 
-    def check(self, record: Mapping[str, Any]) -> None:
-        """Checks the attestation in a message's record, before the record counts.
+    def check(self, record: Mapping[str, Any], *, own_key: bytes | None = None) -> Attestation | None:
+        """Checks the attestation in a message's record, before the record counts; returns it.
 
-        Raises ``ReceiptError`` if it is not acceptable or contradicts the own records.
+        ``own_key``: the own public audit key, for a journal that is verified afterwards: then own signatures are
+        checked as well; a checkpoint counts as signed by the document around it, and cosignatures are left to the last
+        one, which covers all (``check_cosignature``). Raises ``ReceiptError`` if it is not acceptable or contradicts
+        the own records.
         """
-        if record.get("attestation") is None:
-            return
-        envelope = from_json(record["attestation"])
         with self.lock:
+            if record["direction"] == "received":
+                self._check_claim(record)
+            if record.get("attestation") is None:
+                return None
+            envelope = from_json(record["attestation"])
             if record["direction"] == "sent":
-                for item in _parse(envelope).exchanges:
+                document = _parse(envelope, own_key)
+                for item in document.exchanges:
                     messages = self._open.get((item.call_id, item.direction))
                     if messages is not None:
                         _compare(item, messages, "this party's own attestation")
             else:
-                self._check_received(envelope)
+                document = self._check_received(envelope, signed_around=own_key is not None)
+            self._checked = record["attestation"], document
+        return document
 
-    def take(self, record: Mapping[str, Any]) -> None:
-        """Takes a message's record of the own journal, and what a checked attestation in it says."""
+    def take(self, record: Mapping[str, Any]) -> list[Key]:
+        """Takes a message's record of the own journal, and what a checked attestation in it says.
+
+        Returns what is settled by it: both sides have put their signatures to it, and know that of each other.
+        """
         with self.lock:
             direction: Direction = record["direction"]
             key = (record["call_id"], direction)
@@ -183,18 +200,23 @@ class Correspondence:
             messages.digests.append(bytes.fromhex(record["sha256"]))
             messages.length += record["length"]
             messages.last_index = record["index"]
-            if record.get("attestation") is not None:
+            self._complete.pop(key, None)
+            if record.get("attestation") is None:
+                return []
+            if self._checked is not None and self._checked[0] is record["attestation"]:
+                document = self._checked[1]
+            else:
                 document = _parse(from_json(record["attestation"]))
-                if direction == "sent":
-                    self._given(document)
-                else:
-                    self._received(document)
+            self._checked = None
+            if direction == "received":
+                return self._received(document)
+            self._given(document)
+            return []
 
     def attest(
         self,
         log: Log,
         *,
-        current: str | None = None,
         since: int | None = None,
         durable: bool = False,
     ) -> dsse.Envelope:
@@ -202,7 +224,6 @@ class Correspondence:
 
         Args:
             log: the own journal.
-            current: call that is being answered: what was received in it counts, what is sent does not yet.
             durable: wait until the records are on disk, and do not leave that to the message that carries this.
             since: size of the own journal that the other side says it saw last; by default what it is known to have.
 
@@ -220,7 +241,9 @@ class Correspondence:
                 self.acknowledged = since
             exchanges: list[Exchange] = []
             for (call_id, direction), messages in self._open.items():
-                waits = call_id in self._in_progress and not (call_id == current and direction == "received")
+                # What came in a call that another thread still answers is told as well: the answer to it may be lost,
+                # and the other side then holds this attestation, not that one.
+                waits = direction == "sent" and call_id in self._in_progress
                 count = len(messages.digests)
                 known = messages.attested == count and (messages.own_size or 0) <= self.acknowledged
                 if waits or known or messages.last_index >= size or len(exchanges) >= MOST_CALLS:
@@ -262,6 +285,13 @@ class Correspondence:
                     "operator why, and keep both journals"
                 )
 
+    def check_cosignature(self) -> None:
+        """Raises ``JournalError`` unless the other side's last cosignature holds for the own checkpoint."""
+        with self.lock:
+            if self.cosignature:
+                note = self._notes[self.acknowledged]
+                verify_cosignature(self.cosignature, note, self.seen.origin, self.peer_key or b"")
+
     def check_signed(self, envelope: dsse.Envelope) -> Attestation:
         """The attestation of an envelope that the other side signed for this party; raises ``ReceiptError``."""
         if self.peer_key is None:
@@ -277,6 +307,12 @@ class Correspondence:
             messages = self._open.get((call_id, direction))
             return len(messages.digests) if messages else 0
 
+    def vouched(self, call_id: str, direction: Direction) -> int:
+        """How many of these the other side has put its signature to."""
+        with self.lock:
+            messages = self._open.get((call_id, direction))
+            return messages.vouched if messages else 0
+
     def unsigned(self) -> list[str]:
         """Calls that have ended and for whose received messages the other side has not yet given its signature."""
         with self.lock:
@@ -287,6 +323,17 @@ class Correspondence:
                 and call_id not in self._in_progress
                 and messages.vouched < len(messages.digests)
             ]
+
+    def parted(self) -> bool:
+        """Whether the other side has no call under way and has signed for all tasks and updates.
+
+        What is left is its last word (Attest), for which nothing follows, or that it did not take part.
+        """
+        with self.lock:
+            return not self._in_progress and all(
+                direction == "sent" or messages.rpc not in _OF_A_ROUND or messages.vouched >= len(messages.digests)
+                for (_, direction), messages in self._open.items()
+            )
 
     def unconfirmed(self) -> dict[str, tuple[str, int, int]]:
         """Calls whose sent messages lack a receipt: (RPC, messages sent, messages acknowledged) by call."""
@@ -304,10 +351,18 @@ class Correspondence:
             messages = self._open.get((item.call_id, item.direction))
             if messages is not None and (messages.own_size is None or messages.attested < item.messages):
                 messages.own_size, messages.attested = size, item.messages
+                self._note_complete((item.call_id, item.direction), messages)
 
-    def _check_received(self, envelope: dsse.Envelope) -> None:
+    def _note_complete(self, key: Key, messages: _Messages) -> None:
+        held = len(messages.digests)
+        if messages.own_size is not None and messages.attested == held == messages.vouched:
+            self._complete[key] = messages.own_size
+
+    def _check_received(self, envelope: dsse.Envelope, *, signed_around: bool) -> Attestation:
         document = self.check_signed(envelope)
-        note = verify(document.checkpoint, self.peer_key or b"")
+        note = read_note(document.checkpoint)
+        if not signed_around:
+            verify(document.checkpoint, self.peer_key or b"")
         if self.seen.size and note.origin != self.seen.origin:
             raise ReceiptError(f"{self.peer} shows the journal {note.origin}; it was {self.seen.origin} before")
         given = document.consistency
@@ -326,10 +381,16 @@ class Correspondence:
             )
         if (witnessed := document.witnessed) is not None:
             if (own := self._notes.get(witnessed.size)) is None:
+                if witnessed.size > (shown := max(self._notes, default=0)):
+                    raise ReceiptError(
+                        f"{self.peer} has seen {witnessed.size} records of this journal, from which it was shown no "
+                        f"more than {shown}: it was put back to an earlier state; restore the newest copy"
+                    )
                 raise ReceiptError(
                     f"{self.peer} witnesses a checkpoint over {witnessed.size} records that it was not shown from here"
                 )
-            verify_cosignature(witnessed.cosignature, own, note.origin, self.peer_key or b"")
+            if not signed_around:
+                verify_cosignature(witnessed.cosignature, own, note.origin, self.peer_key or b"")
         for item in document.exchanges:
             messages = self._open.get((item.call_id, _OTHER[item.direction]))
             if messages is not None:
@@ -337,6 +398,25 @@ class Correspondence:
             elif item.direction == "received":
                 raise ReceiptError(
                     f"{self.peer} acknowledges {item.rpc} (call {item.call_id}), which was not sent to it"
+                )
+        return document
+
+    def _check_claim(self, record: Mapping[str, Any]) -> None:
+        """A message that comes after its sender's word on the whole call has to be what that word is for."""
+        messages = self._open.get((record["call_id"], "received"))
+        held = len(messages.digests) if messages else 0
+        claim = messages.claim if messages else None
+        if record["frame"] != held or (claim is not None and held >= claim.messages):
+            raise ReceiptError(
+                f"{record['rpc']} (call {record['call_id']}): message {record['frame']} came from {self.peer}, which "
+                f"has signed for no more than {held}"
+            )
+        if messages is not None and claim is not None and held + 1 == claim.messages:
+            digests = [*messages.digests, bytes.fromhex(record["sha256"])]
+            if hashlib.sha256(b"".join(digests)).hexdigest() != claim.sha256:
+                raise ReceiptError(
+                    f"the signature of {self.peer} is not for the bytes that came after it: {claim.rpc}, call "
+                    f"{claim.call_id}, {claim.messages} messages"
                 )
 
     def _check_exchange(self, item: Exchange, messages: _Messages) -> None:
@@ -352,31 +432,28 @@ class Correspondence:
                 f"{item.messages}"
             )
 
-    def _received(self, document: Attestation) -> None:
+    def _received(self, document: Attestation) -> list[Key]:
         self.seen, self.seen_note = read_note(document.checkpoint), document.checkpoint
         for item in document.exchanges:
-            messages = self._open.get((item.call_id, _OTHER[item.direction]))
+            key = (item.call_id, _OTHER[item.direction])
+            messages = self._open.get(key)
             if messages is not None:
-                messages.vouched = max(messages.vouched, min(item.messages, len(messages.digests)))
-        if document.witnessed is not None:
-            self._witnessed(document.witnessed)
+                if item.direction == "sent" and item.messages >= messages.vouched:
+                    messages.claim = item
+                messages.vouched = max(messages.vouched, item.messages)
+                self._note_complete(key, messages)
+        return [] if document.witnessed is None else self._witnessed(document.witnessed)
 
-    def _witnessed(self, witnessed: Witnessed) -> None:
+    def _witnessed(self, witnessed: Witnessed) -> list[Key]:
         if witnessed.size < self.acknowledged:
-            return
+            return []
         self.acknowledged = witnessed.size
         self.cosignature = witnessed.cosignature
         self._notes = {size: note for size, note in self._notes.items() if size >= witnessed.size}
-        done = [
-            key
-            for key, messages in self._open.items()
-            if messages.own_size is not None
-            and messages.own_size <= witnessed.size
-            and messages.attested == len(messages.digests)
-            and messages.vouched == len(messages.digests)
-        ]
+        done = [key for key, size in self._complete.items() if size <= witnessed.size]
         for key in done:
-            del self._open[key]
+            del self._open[key], self._complete[key]
+        return done
 
 
 class OutOfStepError(ReceiptError):

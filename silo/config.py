@@ -114,6 +114,16 @@ class SiloConfig(StrictModel):
         return self.state / "runs"
 
     @property
+    def withdrawal(self) -> Path:
+        """The file that exists while the consent is withdrawn; a daemon looks for it before every message."""
+        return self.state / "withdrawal.json"
+
+    @property
+    def approval(self) -> Path:
+        """The file in which ``silo approve`` leaves the hash of an approved plan for the daemon."""
+        return self.state / "approval.json"
+
+    @property
     def tls_files(self) -> TlsFiles:
         """Where certificate and key are."""
         return self.tls or TlsFiles.beside(self.keys)

@@ -178,7 +178,7 @@ class LocalSite:
                     optimizer.step()
                     steps += 1
                     total += loss.detach()
-                    if time.monotonic() - reported > REPORT_SECONDS:
+                    if step < len(batches) and time.monotonic() - reported > REPORT_SECONDS:
                         reported = time.monotonic()
                         mean = total.item() / step
                         self._progress(Progress(round_number, epoch + 1, epochs, step, len(batches), mean))

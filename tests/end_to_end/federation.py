@@ -40,6 +40,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def without_signatures(record: Mapping[str, Any]) -> int:
+    """A message's length without the signed word in its header on what was exchanged before."""
+    return sum(
+        count for field, count in record["fields"].items() if not {"attestation", "first"} & set(field.split("."))
+    )
+
+
 class Anything:
     """A gate that holds nothing back."""
 
@@ -163,7 +170,7 @@ class Federation:
 
     def start(self, *command: str, prefix: Sequence[str] = ()) -> Process:
         """Starts a console script; what it says goes to ``NAME.log``."""
-        log = self.log(command[-1] if command[0] == "silo" else "coordinator.yaml")
+        log = self.log(command[-1] if command[0] != "coordinator" else "coordinator.yaml")
         if self.forked and not prefix:
             self.processes.append(Forked(command, self.folder, log))
             return self.processes[-1]
@@ -231,6 +238,12 @@ class Federation:
         for process in processes:
             code = process.wait(timeout=PATIENCE)
             assert code == 0, self.everything_said()
+
+    def ends_with(self, process: Process, code: int) -> None:
+        """Waits for the end of a process that is meant to end early."""
+        found = process.wait(timeout=PATIENCE)
+        assert found == code, f"{found} instead of {code}\n{self.everything_said()}"
+        self.processes.remove(process)
 
     def run_to_the_end(self) -> None:
         coordinator = self.start_coordinator()

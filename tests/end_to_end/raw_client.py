@@ -19,6 +19,7 @@ from algorithms.tensors import Part, Payload
 from algorithms.transfer import CHUNK, chunk_message, manifest
 from coordinator.config import CoordinatorConfig
 from privacy.door import Call, Door, nonce
+from privacy.envelope import from_message
 from privacy.exposure import MODEL, Exposure
 from privacy.pki import load_audit_key
 from protos.medsilo.v1 import coordinator_pb2 as wire
@@ -71,9 +72,12 @@ class RawClient:
     def get_plan(self) -> bytes:
         return self.unary("GetPlan", wire.GetPlanRequest(nonce=nonce(), silo=self.name, protocol_version=1))
 
-    def join(self) -> None:
+    def enrol_coordinator(self) -> None:
         audit_key = load_audit_key(self._one.keys("coordinator") / "audit.key")
         self.door.enrol(COORDINATOR, audit_key.public_key().public_bytes_raw())
+
+    def join(self) -> None:
+        self.enrol_coordinator()
         request = wire.JoinRequest(
             nonce=nonce(),
             silo=self.name,
@@ -95,7 +99,7 @@ class RawClient:
             return None
         request = wire.AttestRequest(nonce=nonce(), silo=self.name, plan_sha256=self.plan.sha256, seen=self.seen)
         self.unary("Attest", request)
-        return self.door.attest(None, COORDINATOR)
+        return self.door.attest(COORDINATOR)
 
     def submit(self, payload: Payload, *, round_number: int = 0, cut: int | None = None) -> wire.SubmitUpdateResponse:
         return self.send(self.frames(payload, round_number)[:cut])
@@ -199,7 +203,7 @@ class HalfSent:
     def go_on(self) -> wire.SubmitUpdateResponse:
         self._go.set()
         answer = wire.SubmitUpdateResponse.FromString(self._call.result(timeout=60))
-        self._client.door.check_attestation(answer.attestation, COORDINATOR)
+        self._client.door.correspondence(COORDINATOR).check_signed(from_message(answer.attestation))
         self._client.door.ended(self._recorded)
         return answer
 

@@ -265,7 +265,7 @@ class Impostor:
         """The impostor's attestation, as the breach has it."""
         if breach == f"no receipt in {call.rpc}":
             return None
-        word = self._door.attest(call, call.peer, since=since)
+        word = self._door.attest(call.peer, since=since)
         if breach == f"a receipt for other bytes in {call.rpc}":
             document = json.loads(word.payload)
             for exchange in document["exchanges"]:
@@ -333,6 +333,9 @@ class Impostor:
             for data in messages:
                 self._take(data, wire.SubmitUpdateRequest, call)
             response = wire.SubmitUpdateResponse(nonce=nonce(), attestation=self._word(call, breach))
+            if breach == "says it had the update before":
+                response.repeated = True
+                response.first.CopyFrom(response.attestation)
             return self._door.release([response], call)[0]
 
 
@@ -392,6 +395,35 @@ def test_a_receipt_for_other_bytes_is_not_believed(federation: Make, impostor: C
     said = one.command("silo", "train", "--config", "hospital1.yaml", expect=9).replace("\n", " ")
     assert "the receipt of spiffe://test/coordinator/coordinator is not for the bytes in the record" in said
     assert "SubmitUpdate" in said
+
+
+def test_a_coordinator_that_gives_no_receipt_gets_nothing_more(
+    federation: Make, impostor: Callable[..., Impostor]
+) -> None:
+    """Each hospital is denied it at another step; no model leaves after that, least of all a next round's."""
+    denied = {"hospital1": "Join", "hospital2": "GetTask", "hospital3": "SubmitUpdate"}
+    one = federation()
+    server = impostor(one, "coordinator", tamper={name: f"no receipt in {rpc}" for name, rpc in denied.items()})
+    processes = {name: one.start_silo(name) for name in one.silos}
+    for name, process in processes.items():
+        assert process.wait(timeout=PATIENCE) == 9, one.said(name)
+        said = one.said(name).replace("\n", " ")
+        assert "has answered without a receipt for what was sent to it" in said
+        assert denied[name] in said
+    uploads = [wire.SubmitUpdateRequest.FromString(data) for rpc, data in server.seen if rpc == "SubmitUpdate"]
+    assert {(u.update.silo, u.update.round) for u in uploads if u.WhichOneof("frame") == "update"} == {("hospital3", 0)}
+    for name, rpc in denied.items():
+        assert one.messages(name, "sent")[-1]["rpc"] == rpc
+
+
+def test_a_coordinator_that_says_it_had_an_update_before_has_to_show_its_receipt(
+    federation: Make, impostor: Callable[..., Impostor]
+) -> None:
+    one = federation()
+    impostor(one, "coordinator", tamper={"hospital1": "says it had the update before"})
+    said = one.command("silo", "train", "--config", "hospital1.yaml", expect=9).replace("\n", " ")
+    assert "says that it has had SubmitUpdate (round 0) before" in said
+    assert "for nothing that was sent to it" in said
 
 
 def test_many_uploads_at_once_of_one_update_count_once(federation: Make) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from federation import Federation, Process
-from test_runs import assert_every_round_counted_once, assert_journals_sound, assert_models_are
+from test_runs import assert_every_round_counted_once, assert_journals_sound, assert_models_are, assert_signed
 
 Make = Callable[..., Federation]
 
@@ -41,7 +41,7 @@ def deadly(folder: Path, at: int, when: str) -> tuple[str, ...]:
     place = folder / "killer"
     place.mkdir(exist_ok=True)
     (place / "sitecustomize.py").write_text(_KILLER)
-    path = os.pathsep.join(filter(None, (str(place), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join([str(place), *filter(None, [os.environ.get("PYTHONPATH")])])
     return ("env", f"PYTHONPATH={path}", f"KILL_AT={at}", f"KILL_WHEN={when}")
 
 
@@ -84,6 +84,7 @@ def test_killed_again_and_again_at_its_steps_on_disk_nothing_is_lost(federation:
     assert_every_round_counted_once(one)
     assert_journals_sound(one)
     assert_models_are(one, one.simulate())
+    assert_signed(one)
     # A round is trained once, or again from the same start: never measured twice.
     measured = json.loads((one.run_folder("hospital2") / "results.json").read_text())["measured"]
     assert [m["rounds"] for m in measured] == sorted({m["rounds"] for m in measured})

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from federation import Federation
+from federation import Federation, without_signatures
 from proxy import Proxy
 from safetensors.torch import load_file
+from vouched import assert_vouched
 
 from privacy.journal import verify_records
 from privacy.pki import load_audit_key
@@ -47,6 +48,11 @@ def assert_models_are(one: Federation, expected: dict[str, dict[str, torch.Tenso
             assert torch.equal(tensor, expected[name][key]), f"{name}: {key} differs"
 
 
+def assert_signed(one: Federation) -> None:
+    for name in one.silos:
+        assert_vouched(one, name)
+
+
 def assert_every_round_counted_once(one: Federation) -> None:
     status = one.status()
     rounds = one.coordinator_config["run"]["rounds"]
@@ -62,6 +68,7 @@ def test_three_hospitals_train_together_and_each_keeps_the_record_of_what_left(f
     assert_journals_sound(one)
     assert_both_sides_agree(one)
     assert_models_are(one, one.simulate())
+    assert_signed(one)
     results = json.loads(one.command("coordinator", "results", "--config", "coordinator.yaml", "--json"))
     for name in one.silos:
         own = json.loads((one.run_folder(name) / "results.json").read_text())["measured"]
@@ -73,9 +80,9 @@ def test_three_hospitals_train_together_and_each_keeps_the_record_of_what_left(f
         assert "spiffe://test/coordinator/coordinator" in told
         assert "synthetic" in told.lower()
         report = json.loads((one.folder / "state" / name / "report" / "report.json").read_text())
-        assert report["sound"]
-        assert report["bytes_sent"] == sum(record["length"] for record in one.messages(name, "sent"))
-        classes = {flow["exposure"] for flow in report["sent"]}
+        assert report["verification"]["sound"]
+        assert report["bytes_left"] == sum(record["length"] for record in one.messages(name, "sent"))
+        classes = {flow["exposure"] for run in report["runs"] for flow in run["left"]}
         assert classes == {
             "PROTOCOL", "IDENTITY", "MODEL_PARAMETERS_EXTRACTOR", "MODEL_PARAMETERS_CLASSIFIER", "LOCAL_METRICS",
         }  # fmt: skip
@@ -83,8 +90,10 @@ def test_three_hospitals_train_together_and_each_keeps_the_record_of_what_left(f
     assert predicted.count("hospital1.npz#") == 30
     inspected = json.loads(one.command("silo", "inspect", "--config", "hospital1.yaml", "--json"))
     upload = [r for r in one.messages("hospital1", "sent") if r["rpc"] == "SubmitUpdate" and r["round"] == 0]
-    # The first round's number is not on the wire (zero is protobuf's default), so the dry run is exact.
-    assert inspected["bytes_per_round"] == sum(record["length"] for record in upload)
+    # The first round's number is not on the wire (zero is protobuf's default), so the dry run is exact; what it leaves
+    # out, as it says, are the signatures for earlier messages.
+    assert inspected["bytes_per_round"] == sum(without_signatures(record) for record in upload)
+    assert all(without_signatures(record) == record["length"] for record in upload[1:])
     assert inspected["messages_per_round"] == len(upload)
 
 
@@ -102,6 +111,7 @@ def test_a_silo_killed_in_mid_training_loses_nothing(federation: Make) -> None:
     assert_every_round_counted_once(one)
     assert_journals_sound(one)
     assert_models_are(one, one.simulate())
+    assert_signed(one)
 
 
 def test_a_silo_killed_in_mid_upload_loses_nothing_and_is_counted_once(federation: Make) -> None:
@@ -121,6 +131,7 @@ def test_a_silo_killed_in_mid_upload_loses_nothing_and_is_counted_once(federatio
     assert_every_round_counted_once(one)
     assert_journals_sound(one)
     assert_models_are(one, one.simulate())
+    assert_signed(one)
     sent = {record["sha256"] for record in one.messages("hospital2", "sent")}
     received = {r["sha256"] for r in one.messages("coordinator", "received") if r["peer"].endswith("/hospital2")}
     assert received < sent, "the killed upload's last messages were recorded, and never arrived"
@@ -148,6 +159,7 @@ def test_a_coordinator_that_was_killed_goes_on_in_its_round(federation: Make, mo
     assert_every_round_counted_once(one)
     assert_journals_sound(one)
     assert_models_are(one, one.simulate())
+    assert_signed(one)
 
 
 def test_a_round_ends_at_its_deadline_with_a_quorum_and_names_the_late(federation: Make) -> None:

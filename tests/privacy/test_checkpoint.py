@@ -8,7 +8,7 @@ import hashlib
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from privacy.checkpoint import Checkpoint, verify
+from privacy.checkpoint import Checkpoint, cosign, read_note, verify, verify_cosignature
 from privacy.errors import JournalError
 
 ORIGIN = "medsilo/test/silo/hospital1"
@@ -99,3 +99,79 @@ def test_a_signature_of_another_name_is_refused() -> None:
 def test_what_is_no_checkpoint_is_refused(note: str) -> None:
     with pytest.raises(JournalError, match="cannot be used"):
         verify(note, PUBLIC)
+
+
+def test_a_note_is_read_without_its_key_but_not_out_of_form() -> None:
+    note = CHECKPOINT.sign(KEY)
+    assert read_note(note) == CHECKPOINT
+    for change in (("\n12\n", "\n012\n"), ("\n12\n", "\n+12\n"), ("\n12\n", "\n 12\n"), ("\n12\n", "\n1_2\n")):
+        with pytest.raises(JournalError, match="not in canonical form"):
+            read_note(note.replace(*change))
+
+
+WITNESS = "medsilo/test/coordinator/coordinator"
+WITNESS_KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(1, 33)))
+WITNESS_PUBLIC = WITNESS_KEY.public_key().public_bytes_raw()
+TIME = 1_679_315_147
+
+
+def test_a_cosignature_has_the_form_of_c2sp() -> None:
+    """tlog-cosignature: key hash with 0x04, eight bytes of time, a signature over the checkpoint's own lines."""
+    note = CHECKPOINT.sign(KEY)
+    dash, name, encoded = cosign(note, WITNESS, WITNESS_KEY, TIME).split(" ")
+    assert (dash, name) == ("—", WITNESS)
+    blob = base64.b64decode(encoded)
+    assert len(blob) == 4 + 8 + 64
+    assert blob[:4] == hashlib.sha256(WITNESS.encode() + b"\n\x04" + WITNESS_PUBLIC).digest()[:4]
+    assert int.from_bytes(blob[4:12], "big") == TIME
+    body = "".join(f"{line}\n" for line in note.split("\n")[:3])
+    Ed25519PublicKey.from_public_bytes(WITNESS_PUBLIC).verify(
+        blob[12:], b"cosignature/v1\ntime 1679315147\n" + body.encode()
+    )
+
+
+def test_a_cosignature_says_when_the_checkpoint_was_seen() -> None:
+    note = CHECKPOINT.sign(KEY)
+    line = cosign(note, WITNESS, WITNESS_KEY, TIME)
+    assert verify_cosignature(line, note, WITNESS, WITNESS_PUBLIC) == TIME
+    # What is signed is one line, and nothing beside it: there is no room for bytes that nobody signed.
+    for more in (f"{note}{line}\n", f"{line}\n", f"{line}\n{line}"):
+        with pytest.raises(JournalError):
+            verify_cosignature(more, note, WITNESS, WITNESS_PUBLIC)
+    with pytest.raises(JournalError):
+        verify(f"{note}{line}\n", PUBLIC)
+
+
+def test_a_cosignature_is_for_one_checkpoint_of_one_name_and_key() -> None:
+    note = CHECKPOINT.sign(KEY)
+    line = cosign(note, WITNESS, WITNESS_KEY, TIME)
+    for other in (
+        Checkpoint(ORIGIN, 13, CHECKPOINT.root),
+        Checkpoint(ORIGIN, 12, bytes(32)),
+        Checkpoint("medsilo/test/silo/hospital2", 12, CHECKPOINT.root),
+    ):
+        with pytest.raises(JournalError, match=f"cosignature of {WITNESS} is not for this checkpoint"):
+            verify_cosignature(line, other.sign(KEY), WITNESS, WITNESS_PUBLIC)
+    with pytest.raises(JournalError, match="not made with this key"):
+        verify_cosignature(line, note, WITNESS, PUBLIC)
+    with pytest.raises(JournalError, match="no signature by somebody-else"):
+        verify_cosignature(line, note, "somebody-else", WITNESS_PUBLIC)
+    # The owner's own signature under the note is no cosignature.
+    with pytest.raises(JournalError, match="not made with this key"):
+        verify_cosignature(note.splitlines()[-1], note, ORIGIN, PUBLIC)
+
+
+def test_every_change_of_a_cosignatures_bytes_is_refused() -> None:
+    note = CHECKPOINT.sign(KEY)
+    line = cosign(note, WITNESS, WITNESS_KEY, TIME)
+    head, _, encoded = line.rpartition(" ")
+    blob = base64.b64decode(encoded)
+    for position in range(len(blob)):
+        for bit in range(8):
+            changed = bytearray(blob)
+            changed[position] ^= 1 << bit
+            with pytest.raises(JournalError):
+                verify_cosignature(f"{head} {base64.b64encode(changed).decode()}", note, WITNESS, WITNESS_PUBLIC)
+    for changed_line in ("", "rubbish", head, line[:-4], f"{line}AAAA", line.replace("—", "-"), f" {line}"):
+        with pytest.raises(JournalError):
+            verify_cosignature(changed_line, note, WITNESS, WITNESS_PUBLIC)

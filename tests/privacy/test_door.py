@@ -57,7 +57,7 @@ def records_of(journal: Journal) -> list[dict[str, Any]]:
 def attested(door: Door, call: Call) -> list[dict[str, Any]]:
     """What the door's owner puts its signature to once a call has ended."""
     door.ended(call)
-    exchanges: list[dict[str, Any]] = json.loads(door.attest(None, PEER).payload)["exchanges"]
+    exchanges: list[dict[str, Any]] = json.loads(door.attest(PEER).payload)["exchanges"]
     return exchanges
 
 

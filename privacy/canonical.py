@@ -1,0 +1,63 @@
+"""Canonical JSON (RFC 8785), read back: only the one spelling that a document has is accepted.
+
+>>> read_canonical(b'{"a":1,"b":[true,null]}')
+{'a': 1, 'b': [True, None]}
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import rfc8785
+
+_EXACT_DIGITS = 15
+"""Whole numbers of so many digits are exact in every reader of JSON."""
+_BEYOND_16_BITS = re.compile("[\U00010000-\U0010ffff]")
+
+
+class _UncommonError(Exception):
+    """Something that Python's own JSON may spell in another way than RFC 8785."""
+
+
+def _fraction(text: str) -> float:
+    raise _UncommonError(text)
+
+
+def _whole(text: str) -> int:
+    if len(text) > _EXACT_DIGITS:
+        raise _UncommonError(text)
+    return int(text)
+
+
+def _refuse(text: str) -> float:
+    raise ValueError(f"{text} is not a number in JSON")
+
+
+_READER = json.JSONDecoder(parse_float=_fraction, parse_int=_whole, parse_constant=_refuse)
+_WRITER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+
+
+def read_canonical(data: bytes) -> Any:
+    """The document in ``data``.
+
+    Raises ``ValueError`` for what is not JSON, or not in canonical form: another order of keys, a key that stands
+    twice, white space, another spelling of a number or a character, a number beyond 2^53.
+    """
+    try:
+        text = data.decode()
+        try:
+            # Without fractions, large numbers and rare characters Python's own JSON is canonical, and far faster.
+            if not text.isascii() and _BEYOND_16_BITS.search(text):
+                raise _UncommonError
+            found = _READER.decode(text)
+            canonical = _WRITER.encode(found).encode()
+        except _UncommonError:
+            found = json.loads(text, parse_constant=_refuse)
+            canonical = rfc8785.dumps(found)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if canonical != data:
+        raise ValueError("it is not in canonical form (RFC 8785)")
+    return found

@@ -1,0 +1,69 @@
+"""What ``audit verify`` has found: the result, in fields and in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from privacy.errors import MedsiloError
+
+
+class BrokenError(MedsiloError):
+    """Evidence that does not hold. ``index``: the first bad record, or None where no single record is to blame."""
+
+    exit_code = 1
+
+    def __init__(self, index: int | None, what: str) -> None:
+        super().__init__(what if index is None else f"record {index}: {what}")
+        self.index = index
+        self.what = what
+
+
+@dataclass
+class Verification:
+    """What was verified, and found.
+
+    ``key``: SHA-256 of the public audit key that signed last. ``signed``: records covered by the last checkpoint.
+    ``remarks``: what is in order and should be known all the same. ``problem`` is empty if the evidence is sound;
+    ``index``: the first bad record's. ``peer``: the other side's identity, if it was compared.
+    """
+
+    source: str
+    party: str = ""
+    federation: str = ""
+    key: str = ""
+    records: int = 0
+    signed: int = 0
+    whole: bool = True
+    root: str = ""
+    first_time: str | None = None
+    last_time: str | None = None
+    sent: int = 0
+    received: int = 0
+    refused: int = 0
+    acknowledged: int = 0
+    peer: str | None = None
+    remarks: list[str] = field(default_factory=list)
+    problem: str = ""
+    index: int | None = None
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing was found against it."""
+        return not self.problem
+
+    def sentences(self) -> list[str]:
+        """The result in words."""
+        if not self.sound:
+            where = "" if self.index is None else f" The first bad record is number {self.index}."
+            return [f"The record is NOT sound: {self.problem}.{where}", *self.remarks]
+        extent = f"All {self.records} records are" if self.whole else f"The {self.records} records of this stretch are"
+        return [
+            f"{extent} in place and unchanged: they give the root that {self.party} signed with the audit key "
+            f"{self.key[:16]}….",
+            *(
+                [f"{self.acknowledged} of {self.sent} messages sent have the other side's signed receipt."]
+                if self.whole
+                else []
+            ),
+            *self.remarks,
+        ]
