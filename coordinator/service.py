@@ -137,6 +137,8 @@ class CoordinatorService:
             missing.insert(0, f"method {self._plan.method.name}")
         if request.missing_rounds:
             missing.append(f"{self._plan.rounds} rounds")
+        if request.missing_privacy:
+            missing.append("the run's privacy loss" if self._plan.privacy else "a run without differential privacy")
         self._store.answer(
             self._plan.run,
             silo,

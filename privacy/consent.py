@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from privacy.accounting import Guarantee, Unit, epsilon, shown
 from privacy.configuration import StrictModel, load
 from privacy.errors import ConsentError, IdentityError
 from privacy.exposure import Exposure, expand
@@ -23,13 +24,46 @@ def today() -> date:
     return datetime.now(UTC).date()
 
 
+class PrivacyConsent(StrictModel):
+    """What all releases from a data set may cost together, over all runs, and how it is counted.
+
+    ``epsilon``, ``delta``: the budget; adjacency zero-out, accountant PLD. ``unit``: whose contribution is hidden.
+    ``clipping_norm``: the largest that a plan may have; any by default. ``demanded``: whether runs without differential
+    privacy are refused.
+    """
+
+    epsilon: float = Field(gt=0, allow_inf_nan=False)
+    delta: float = Field(gt=0, lt=1)
+    unit: Unit = "image"
+    clipping_norm: float | None = Field(default=None, gt=0)
+    demanded: bool = True
+
+    def missing_for(self, plan: RunPlan) -> tuple[str, ...]:
+        """What a plan needs beyond this, each in words with the line that would allow it."""
+        found = plan.privacy
+        if found is None:
+            return ("a run without differential privacy (`privacy: demanded: false`)",) if self.demanded else ()
+        lines = []
+        if found.unit != self.unit:
+            lines.append(f"the {found.unit} as unit of privacy (`privacy: unit: {found.unit}`)")
+        if self.clipping_norm is not None and found.clipping_norm > self.clipping_norm:
+            lines.append(
+                f"a clipping norm of {found.clipping_norm:g} (`privacy: clipping_norm: {found.clipping_norm:g}`)"
+            )
+        cost = epsilon([found.training(found.steps)], delta=self.delta)
+        if cost > self.epsilon:
+            guarantee = Guarantee(cost, self.delta, found.unit)
+            lines.append(f"a privacy loss of {guarantee} (`privacy: epsilon: {shown(cost)}`)")
+        return tuple(lines)
+
+
 class Consent(StrictModel):
     """What a silo agrees to. An empty file agrees to nothing, not even to ask for a plan.
 
     ``coordinator``: identity of the only coordinator that the silo speaks to. ``methods``: methods it takes part
     in. ``exposures``: classes of bytes that may leave (``MODEL_PARAMETERS`` stands for extractor and classifier).
     ``rounds``: most rounds of one run. ``expires``: last day (UTC) on which anything may leave. ``approval``: with
-    ``required`` each run waits for ``silo approve`` before it is joined.
+    ``required`` each run waits for ``silo approve`` before it is joined. ``privacy``: a budget for it.
     """
 
     coordinator: str | None = None
@@ -38,6 +72,7 @@ class Consent(StrictModel):
     rounds: int = Field(default=0, ge=0)
     expires: date | None = None
     approval: Literal["none", "required"] = "none"
+    privacy: PrivacyConsent | None = None
 
     @field_validator("coordinator")
     @classmethod
@@ -71,9 +106,10 @@ class Missing:
     coordinator: str | None = None
     rounds: int | None = None
     expired: date | None = None
+    privacy: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return any((self.classes, self.method, self.coordinator, self.rounds is not None, self.expired))
+        return any((self.classes, self.method, self.coordinator, self.rounds is not None, self.expired, self.privacy))
 
     def lines(self) -> list[str]:
         """Each thing that is missing, in words, with the line that would allow it."""
@@ -87,6 +123,7 @@ class Missing:
         if self.rounds is not None:
             lines.append(f"{self.rounds} rounds (`rounds: {self.rounds}`)")
         lines += [f"exposure class {exposure} (under `exposures:`)" for exposure in self.classes]
+        lines += self.privacy
         return lines
 
 
@@ -125,6 +162,7 @@ class ConsentFile:
             coordinator=base.coordinator,
             rounds=plan.rounds if plan.rounds > consent.rounds else None,
             expired=base.expired,
+            privacy=consent.privacy.missing_for(plan) if consent.privacy is not None else (),
         )
 
     def refusal(self, missing: Missing, purpose: str) -> ConsentError:

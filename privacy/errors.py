@@ -63,3 +63,10 @@ class ReceiptError(MedsiloError):
     journal that it showed before."""
 
     exit_code = 9
+
+
+class BudgetError(MedsiloError):
+    """The privacy budget does not cover what is asked for, or the ledger that says so cannot be relied on; nothing was
+    charged and nothing of it was sent."""
+
+    exit_code = 10

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from privacy.exposure import Exposure
+from privacy.loss import PrivacyLoss
 from privacy.pki import Identity
 from privacy.report_words import NO_DIFFERENTIAL_PRIVACY, RISK, TELLING, classify, number_of
 
@@ -268,6 +269,7 @@ class Report:
     other_runs: list[str]
     answers: Sequence[Answer] = ()
     accuracies: Sequence[SharedAccuracy] = ()
+    privacy: Sequence[PrivacyLoss] = ()
 
     @property
     def of_silo(self) -> bool:
@@ -284,6 +286,34 @@ class Report:
         left = {flow.exposure for flow in self.left if flow.bytes}
         measured = {flow.exposure for flow in self.came_back} & {Exposure.DERIVED_ACCURACY}
         return (left | measured) & set(TELLING)
+
+    def without_privacy(self) -> list[str]:
+        """Runs of which something about patients left without differential privacy."""
+        return [
+            run.name
+            for run in self.runs
+            if not (run.plan or {}).get("privacy") and any(e in TELLING and f.bytes for e, f in run.left.items())
+        ]
+
+    def privacy_statements(self) -> list[str]:
+        """What is known of the privacy loss, in sentences, each with all that it takes to read its number."""
+        found = [str(loss) for loss in self.privacy]
+        if not self.of_silo:
+            found += [
+                f"Run {run.name} promises each hospital ε = {plan['epsilon']:g} at δ = {plan['delta']:g} (unit "
+                f"{plan['unit']}, adjacency {plan['adjacency']}, accountant {plan['accountant']}); each hospital's own "
+                "report says what it has spent."
+                for run in self.runs
+                if (plan := (run.plan or {}).get("privacy"))
+            ]
+        if not found:
+            return [NO_DIFFERENTIAL_PRIVACY]
+        if bare := self.without_privacy():
+            found.append(
+                f"That does not cover {number_of(len(bare), 'run')} without differential privacy ({', '.join(bare)}): "
+                "no limit can be stated to what could be worked out from what left there (ε = ∞)."
+            )
+        return found
 
     def hospitals(self) -> dict[str, dict[Exposure, int]]:
         """Bytes that left, by hospital and class; of a silo's report, its own."""
@@ -342,7 +372,14 @@ class Report:
             "outside_consent": {exposure.value: count for exposure, count in self.outside_consent.items()},
             "refusals": [asdict(refusal) for refusal in self.refusals],
             "refusals_unlisted": self.refusals_unlisted,
-            "privacy_loss": {"epsilon": None, "statement": NO_DIFFERENTIAL_PRIVACY},
+            "privacy_loss": {
+                # One number only where it is the whole truth.
+                "epsilon": self.privacy[0].spent.epsilon
+                if len(self.privacy) == 1 and not self.without_privacy()
+                else None,
+                "statement": " ".join(self.privacy_statements()),
+                "accounts": [{**asdict(loss), "left": loss.left} for loss in self.privacy],
+            },
             "risks": {exposure.value: RISK[exposure] for exposure in telling},
         }
         if not self.of_silo:

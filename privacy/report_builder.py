@@ -11,6 +11,7 @@ from typing import Any
 from privacy.errors import ConfigurationError, JournalError
 from privacy.exposure import Exposure, expand, field_exposure
 from privacy.journal import RECORDS, read_lines, read_records
+from privacy.loss import privacy_losses
 from privacy.merkle import MerkleTree
 from privacy.pki import Identity
 from privacy.report import BEFORE, Answer, Flow, Peer, Refusal, Report, Run, SharedAccuracy, Verification, add_counts
@@ -93,6 +94,7 @@ def build_report(
         other_runs=[name for name in sums.plans if run is not None and name != run],
         answers=[answer for answer in answers if run in (None, answer.run)],
         accuracies=[accuracy for accuracy in accuracies if run in (None, accuracy.run)],
+        privacy=privacy_losses(sums.charged, sums.consents),
     )
 
 
@@ -118,12 +120,15 @@ class _Sums:
         self.refusals_unlisted = 0
         self.open_calls: OrderedDict[str, list[tuple[_Flows, str, Mapping[str, Any]]]] = OrderedDict()
         self.synthetic: list[str] = []
+        self.charged: list[Mapping[str, Any]] = []
 
     def add(self, record: Mapping[str, Any]) -> None:
         self.count += 1
         self.first_time = self.first_time or record["time"]
         self.last_time = record["time"]
         kind = record["kind"]
+        if charges := [record["charge"]] if kind == "ledger" else record.get("ledger"):
+            self.charged += [{"kind": "ledger", "charge": charge} for charge in charges]
         if kind == "run":
             self.plans[record["run"]] = record["plan"], record["plan_sha256"]
         elif kind == "consent":

@@ -175,6 +175,12 @@ def _risk_in_short(report: Report) -> Answered:
     if not telling:
         return Answered(question, "None known", ["Nothing that says anything about patients left."], "good")
     reasons = [sentence for classes, sentence in SHORT_RISK if telling & set(classes)]
+    if report.privacy and not report.without_privacy():
+        return Answered(question, "Some, within a proven limit", [*reasons, *report.privacy_statements()], "attention")
+    if report.privacy:
+        return Answered(
+            question, "Some, and no limit to it can be stated", [*reasons, *report.privacy_statements()], "attention"
+        )
     return Answered(
         question,
         "Some, and no limit to it can be stated",

@@ -11,7 +11,6 @@ from privacy.report_blocks import Block, Fold, Heading, Paragraph, Picture, Sect
 from privacy.report_plots import Strip, bars_by_round
 from privacy.report_words import (
     NAME,
-    NO_DIFFERENTIAL_PRIVACY,
     RISK,
     TELLING,
     capital,
@@ -406,7 +405,8 @@ def _risk(report: Report) -> Iterator[Block]:
         "back”. Who has received something can keep it, and try on it later whatever becomes known by then."
     )
     yield Heading("Privacy loss")
-    yield Paragraph(NO_DIFFERENTIAL_PRIVACY)
+    for statement in report.privacy_statements():
+        yield Paragraph(statement)
     yield Heading("Kind by kind")
     back = {exposure for run in report.runs for exposure in run.came_back} & set(TELLING)
     yield Table(

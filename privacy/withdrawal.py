@@ -33,6 +33,7 @@ class Cause(StrEnum):
     EXPIRED = "consent expired"
     NARROWED = "consent narrowed"
     ROUNDS = "round cap reached"
+    BUDGET = "privacy budget used up"
 
 
 class EndedError(ConsentError):

@@ -136,6 +136,32 @@ def inspect(
 
 
 @app.command()
+def budget(
+    config: Config,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Show what the privacy ledgers say: spent and left, per run and per release. Sends nothing."""
+    from silo import budget as view
+
+    settings = SiloConfig.read(config)
+    found = view.read_accounts(settings)
+    if as_json:
+        typer.echo(json.dumps([view.as_json(account) for account in found], indent=2))
+        return
+    if not found:
+        out.print(
+            f"There is no privacy ledger in {settings.ledgers}: nothing was trained with differential privacy. What "
+            "left without it has no bound; see `silo report`.",
+            soft_wrap=True,
+        )
+    for account in found:
+        for table in view.tables(account):
+            out.print(table)
+        for line in view.lines(account):
+            out.print(line, markup=False, soft_wrap=True)
+
+
+@app.command()
 def report(
     config: Config,
     output: Annotated[

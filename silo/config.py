@@ -36,6 +36,8 @@ class SiloConfig(StrictModel):
     PyTorch's choice by default, and fewer where several silos share a machine. ``insecure``: plain text, only to a
     loopback address. ``trusted_models``: own model factories that a plan may name. ``keep_sent_days``: keep what was
     sent, encrypted with the silo's own key, for so many days (`silo audit open`); by default nothing is kept.
+    ``ledger``: folder of the privacy ledgers, ``state/ledger`` by default; several silos that train on the same images
+    (in several federations) must share one.
     """
 
     federation: Name
@@ -50,6 +52,7 @@ class SiloConfig(StrictModel):
     insecure: bool = False
     trusted_models: tuple[str, ...] = ()
     keep_sent_days: float | None = Field(default=None, gt=0)
+    ledger: FilePath | None = None
 
     @field_validator("device")
     @classmethod
@@ -99,6 +102,11 @@ class SiloConfig(StrictModel):
     def sent_archive(self) -> SentArchive:
         """What was sent, as far as it is kept."""
         return SentArchive(self.state / "sent", self.keys / "sent.key")
+
+    @property
+    def ledgers(self) -> Path:
+        """The folder of the privacy ledgers."""
+        return self.ledger or self.state / "ledger"
 
     @property
     def runs(self) -> Path:

@@ -20,17 +20,19 @@ from algorithms.models import build
 from algorithms.registry import make
 from algorithms.tensors import Part, Payload, payload_tensors
 from algorithms.transfer import check_finite
-from privacy.consent import ConsentFile, today
+from privacy.consent import ConsentFile, Missing, today
 from privacy.door import Door
-from privacy.errors import ConsentError, MedsiloError, RefusedError, TrainingError
+from privacy.errors import BudgetError, ConsentError, DataError, MedsiloError, RefusedError, TrainingError
 from privacy.exposure import Exposure
 from privacy.gate import ConsentGate
 from privacy.journal import Journal
+from privacy.ledger import Ledger, Subject
 from privacy.pki import load_audit_key
 from privacy.plan import RunPlan
 from privacy.retention import SentArchive
 from privacy.withdrawal import Cause, EndedError, History
 from protos.medsilo.v1 import coordinator_pb2 as wire
+from silo.account import Account, budget_of, check_promise
 from silo.approval import await_approval
 from silo.config import SiloConfig
 from silo.display import Display
@@ -96,17 +98,21 @@ def train(config: SiloConfig, display: Display, *, day: Callable[[], date] = tod
         uplink = Uplink(config, credentials, door, notice=display.notice)
         joined = False
         try:
-            plan, gate = _agree(uplink, gate, door, history)
-            participation = _Participation(config, plan, gate, dataset, device, uplink, display)
+            plan, gate, account = _agree(config, uplink, gate, dataset, door, history)
+            participation = _Participation(config, plan, gate, dataset, device, uplink, display, account)
             with _watching(gate, uplink):
                 await_approval(config, plan, gate, door, history, display.notice)
                 door.note("run", **_summary(plan))
                 joined = True
-                participation.run()
+                with _ending_with_the_budget():
+                    participation.run()
         except ConsentError as error:
             if not joined and not isinstance(error, EndedError):
                 raise  # the plan was declined
-            raise Ending(config, door, audit_key, uplink, display.notice).conclude(error) from None
+            ended = Ending(config, door, audit_key, uplink, display.notice).conclude(error)
+            if isinstance(ended, EndedError) and ended.cause == Cause.BUDGET:
+                raise BudgetError(str(ended)) from None
+            raise ended from None
         finally:
             uplink.close()
     return Outcome(plan, config.runs / plan.run, uplink.bytes_sent)
@@ -120,8 +126,10 @@ def _archive(config: SiloConfig) -> SentArchive | None:
     return archive
 
 
-def _agree(uplink: Uplink, gate: ConsentGate, door: Door, history: History) -> tuple[RunPlan, ConsentGate]:
-    """The plan, if the consent covers it, and the gate of its run."""
+def _agree(
+    config: SiloConfig, uplink: Uplink, gate: ConsentGate, dataset: ImageDataset, door: Door, history: History
+) -> tuple[RunPlan, ConsentGate, Account | None]:
+    """The plan, if consent and privacy budget cover it, with its gate and, where it has privacy, its account."""
     plan = uplink.get_plan()
     method = make(plan.method.name, plan.method.parameters)
     if not set(method.required) <= set(plan.required):
@@ -129,6 +137,7 @@ def _agree(uplink: Uplink, gate: ConsentGate, door: Door, history: History) -> t
             f"the plan asks for {', '.join(plan.required)}, but {method.name} exposes {', '.join(method.required)}: a "
             "plan must name all that its method exposes"
         )
+    check_promise(plan, method)
     consent = gate.file
     missing = consent.missing_for(plan)
     part = history.parts.get(plan.sha256.hex())
@@ -143,9 +152,43 @@ def _agree(uplink: Uplink, gate: ConsentGate, door: Door, history: History) -> t
         if consent.consent.approval == "none":
             uplink.answer(plan, missing)
         raise error
+    try:
+        account = _open_account(config, plan, consent, dataset, door)
+        if account is not None:
+            account.check_covers(method)
+    except (BudgetError, DataError) as error:
+        door.note("refusal", **_summary(plan), reason=str(error))
+        if part and part.is_open:
+            raise EndedError(Cause.BUDGET, str(error)) from None
+        if consent.consent.approval == "none":
+            uplink.answer(plan, Missing(privacy=(str(error),)))
+        raise
     joining = gate.joining(plan, rounds=part.sent if part else ())
     uplink.use(door.through(joining), plan)
-    return plan, joining
+    return plan, joining, account
+
+
+def _open_account(
+    config: SiloConfig, plan: RunPlan, consent: ConsentFile, dataset: ImageDataset, door: Door
+) -> Account | None:
+    if plan.privacy is None:
+        return None
+    from silo.private_training import owners_of  # Opacus takes seconds to load
+
+    owners_of(dataset, plan.privacy.unit)
+    ledger = Ledger(config.ledgers, Subject(dataset.fingerprint, plan.privacy.unit))
+    account = Account(ledger, plan, plan.privacy, budget_of(consent.consent, plan.privacy), door)
+    door.paid_by = account.paid_by
+    return account
+
+
+@contextmanager
+def _ending_with_the_budget() -> Iterator[None]:
+    """A budget that is used up on the way ends the hospital's part in the run, as any other end of its consent."""
+    try:
+        yield
+    except BudgetError as error:
+        raise EndedError(Cause.BUDGET, str(error)) from error
 
 
 def _summary(plan: RunPlan) -> dict[str, object]:
@@ -185,6 +228,7 @@ class _Participation:
         device: torch.device,
         uplink: Uplink,
         display: Display,
+        account: Account | None,
     ) -> None:
         self._plan = plan
         self._uplink = uplink
@@ -198,6 +242,7 @@ class _Participation:
             plan,
             device=device,
             progress=self._progress,
+            charge=account.charge if account is not None else None,
         )
         self._half: SiloHalf = make(plan.method.name, plan.method.parameters).silo_half(self._site)
         self._state = RunState(config.runs / plan.run, plan, config.name, dataset)

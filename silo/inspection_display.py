@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from privacy.accounting import shown
 from silo.config import SiloConfig
-from silo.inspection import Inspection
+from silo.inspection import Inspection, Leaving
 
 
 def show(found: Inspection, settings: SiloConfig, out: Console, *, as_json: bool) -> None:
@@ -22,7 +24,8 @@ def show(found: Inspection, settings: SiloConfig, out: Console, *, as_json: bool
             "messages_per_round": found.messages,
             "bytes_per_round": found.total,
             "bytes_per_request_for_a_task": found.asking,
-            "content": [{**asdict(item), "epsilon": _epsilon(item.exposure.value)} for item in found.content],
+            "content": [{**asdict(item), "loss": _loss(item)} for item in found.content],
+            "privacy": _privacy(found),
             "also_in_other_rounds": [exposure.value for exposure in found.other_rounds],
             "missing": found.missing.lines(),
         }
@@ -33,7 +36,7 @@ def show(found: Inspection, settings: SiloConfig, out: Console, *, as_json: bool
         f"first of {found.plan.rounds} rounds, to {settings.coordinator_identity.uri}",
         title_justify="left",
     )
-    for column in ("exposure class", "what", "bytes", "ε", "consented"):
+    for column in ("exposure class", "what", "bytes", "ε of the run", "consented"):
         table.add_column(column, justify="right" if column == "bytes" else "left", overflow="fold")
     for item in found.content:
         what = [f"{name} {'×'.join(map(str, shape)) or 'one number'} {dtype}" for name, shape, dtype in item.tensors]
@@ -42,10 +45,12 @@ def show(found: Inspection, settings: SiloConfig, out: Console, *, as_json: bool
             item.exposure.value,
             "\n".join(what or fields),
             str(item.bytes),
-            _epsilon(item.exposure.value),
+            str(item.loss),
             "yes" if item.leaves else "no: stays here",
         )
     out.print(table)
+    for line in _privacy_lines(found):
+        out.print(line, markup=False, soft_wrap=True)
     if found.other_rounds:
         also = ", ".join(exposure.value for exposure in found.other_rounds)
         out.print(f"In another round, as the method's phases have it, also: {also}.")
@@ -62,6 +67,33 @@ def show(found: Inspection, settings: SiloConfig, out: Console, *, as_json: bool
         )
 
 
-def _epsilon(exposure: str) -> str:
-    """Privacy loss: without a mechanism there is no bound for what tells about patients."""
-    return "0" if exposure in ("PROTOCOL", "IDENTITY", "INITIAL_MODEL") else "∞ (no noise)"
+def _loss(item: Leaving) -> dict[str, object]:
+    epsilon = item.loss.epsilon
+    return {"epsilon": None if math.isinf(epsilon) else epsilon, "mechanism": item.loss.mechanism}
+
+
+def _privacy(found: Inspection) -> dict[str, object] | None:
+    if found.guarantee is None or found.spent is None or found.after is None:
+        return None
+    return {
+        "run": asdict(found.guarantee),
+        "spent": asdict(found.spent),
+        "after": asdict(found.after),
+        "largest_group": found.largest_group,
+    }
+
+
+def _privacy_lines(found: Inspection) -> list[str]:
+    if found.guarantee is None or found.spent is None or found.after is None:
+        return ["The run has no differential privacy: there is no bound on what its content tells about a patient."]
+    lines = [
+        f"The run promises {found.guarantee}: one cost for all that comes from the noised training.",
+        f"These images have cost {found.spent} so far; after this run, from its first round, it would be "
+        f"{shown(found.after.epsilon)}.",
+    ]
+    if found.guarantee.unit == "image" and (found.largest_group or 1) > 1:
+        lines.append(
+            f"The unit is the image, and one patient has up to {found.largest_group} images here: a patient is "
+            "protected less than the number says."
+        )
+    return lines

@@ -136,6 +136,7 @@ class Uplink:
                     missing_classes=[exposure.number for exposure in missing.classes] if missing else [],
                     missing_method=bool(missing and missing.method),
                     missing_rounds=bool(missing and missing.rounds is not None),
+                    missing_privacy=bool(missing and missing.privacy),
                     synthetic=synthetic,
                     rotations=self._door.rotations(),
                     seen=self._door.correspondence(self._peer).seen.size,

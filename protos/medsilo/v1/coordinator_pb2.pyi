@@ -47,7 +47,7 @@ class GetPlanResponse(_message.Message):
     def __init__(self, nonce: _Optional[bytes] = ..., plan: _Optional[_Union[_plan_pb2.RunPlan, _Mapping]] = ..., coordinator_certificate: _Optional[bytes] = ..., coordinator_audit_key: _Optional[bytes] = ..., rotations: _Optional[_Iterable[_Union[_journal_pb2.Envelope, _Mapping]]] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("nonce", "silo", "plan_sha256", "audit_key", "accepted", "missing_classes", "missing_method", "missing_rounds", "rotations", "seen", "synthetic")
+    __slots__ = ("nonce", "silo", "plan_sha256", "audit_key", "accepted", "missing_classes", "missing_method", "missing_rounds", "rotations", "seen", "synthetic", "missing_privacy")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     SILO_FIELD_NUMBER: _ClassVar[int]
     PLAN_SHA256_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,7 @@ class JoinRequest(_message.Message):
     ROTATIONS_FIELD_NUMBER: _ClassVar[int]
     SEEN_FIELD_NUMBER: _ClassVar[int]
     SYNTHETIC_FIELD_NUMBER: _ClassVar[int]
+    MISSING_PRIVACY_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     silo: str
     plan_sha256: bytes
@@ -70,7 +71,8 @@ class JoinRequest(_message.Message):
     rotations: _containers.RepeatedCompositeFieldContainer[_journal_pb2.Envelope]
     seen: int
     synthetic: bool
-    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., audit_key: _Optional[bytes] = ..., accepted: _Optional[bool] = ..., missing_classes: _Optional[_Iterable[_Union[_exposure_pb2.ExposureClass, str]]] = ..., missing_method: _Optional[bool] = ..., missing_rounds: _Optional[bool] = ..., rotations: _Optional[_Iterable[_Union[_journal_pb2.Envelope, _Mapping]]] = ..., seen: _Optional[int] = ..., synthetic: _Optional[bool] = ...) -> None: ...
+    missing_privacy: bool
+    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., audit_key: _Optional[bytes] = ..., accepted: _Optional[bool] = ..., missing_classes: _Optional[_Iterable[_Union[_exposure_pb2.ExposureClass, str]]] = ..., missing_method: _Optional[bool] = ..., missing_rounds: _Optional[bool] = ..., rotations: _Optional[_Iterable[_Union[_journal_pb2.Envelope, _Mapping]]] = ..., seen: _Optional[int] = ..., synthetic: _Optional[bool] = ..., missing_privacy: _Optional[bool] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
     __slots__ = ("nonce", "round", "attestation")
