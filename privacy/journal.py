@@ -354,8 +354,9 @@ def read_lines(directory: Path) -> Iterator[bytes]:
     """The complete records of a journal as they stand in its files, in order."""
     for path in _files(directory):
         for line, complete in _lines(path):
-            if complete:
-                yield line
+            if not complete:
+                break  # being written at this moment: what follows in the file is the rest of it, and no record
+            yield line
 
 
 def current_key(directory: Path) -> bytes | None:

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from google.protobuf.message import Message
 
 from privacy.bundle import export
 from privacy.door import Call, Door, nonce
 from privacy.exposure import Exposure
-from privacy.journal import Journal
+from privacy.journal import SEGMENT_BYTES, Journal
+from privacy.key_rotation import rotate
+from privacy.pki import Identity, create_keys, load_audit_key
 from privacy.plan import RunPlan
 from protos.medsilo.v1 import coordinator_pb2 as wire
 from protos.medsilo.v1 import tensor_pb2
@@ -72,16 +75,29 @@ class Party:
     identity: str
     folder: Path
     key: Ed25519PrivateKey
+    segment_bytes: int = SEGMENT_BYTES
 
     def __post_init__(self) -> None:
         self.open()
 
     def open(self) -> None:
-        self.journal = Journal(self.folder, key=self.key, origin=origin_of(self.identity))
+        self.journal = Journal(
+            self.folder, key=self.key, origin=origin_of(self.identity), segment_bytes=self.segment_bytes
+        )
         self.door = Door(self.journal, identity=self.identity, federation=FEDERATION, gate=Anything())
 
     def restart(self) -> None:
         self.journal.close()
+        self.open()
+
+    def rotate(self, keys: Path) -> None:
+        """Changes the audit key, as ``keys --rotate`` does; ``keys``: a new folder."""
+        self.journal.close()
+        identity = Identity.parse(self.identity)
+        path = create_keys(keys, identity).audit_key
+        path.write_bytes(self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        rotate(keys, self.folder, origin=origin_of(self.identity), identity=identity)
+        self.key = load_audit_key(path)
         self.open()
 
     @property

@@ -54,7 +54,8 @@ def plan(run: str, method: str, rounds: int) -> RunPlan:
         training=TrainingPlan(),
         rounds=rounds,
         seed=1,
-        required=tuple(Exposure),
+        required=(Exposure.PROTOCOL, Exposure.IDENTITY),
+        optional=tuple(exposure for exposure in Exposure if exposure not in (Exposure.PROTOCOL, Exposure.IDENTITY)),
     )
 
 

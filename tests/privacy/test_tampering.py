@@ -721,3 +721,74 @@ def test_a_stretch_of_a_rewritten_past_differs_from_the_other_side(federation: F
     export(tmp_path / "forged", target, select=Selection(first_round=1, last_round=1))
     assert verify_evidence(target).sound
     assert is_noticed(target, peer=federation.coordinators_bundle)
+
+
+@pytest.fixture(scope="module")
+def segmented(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    """Journals in several files, of parties that have both changed their keys."""
+    folder = tmp_path_factory.mktemp("segmented")
+    coordinator = Party(COORDINATOR, folder / "coordinator", key_of(200), segment_bytes=40_000)
+    exchange = meet(folder, coordinator=coordinator)
+    exchange.silo.segment_bytes = 40_000
+    for number, party in enumerate((exchange.silo, exchange.coordinator)):
+        exchange.rounds([3 * number, 3 * number + 1])
+        exchange.attest()
+        exchange.silo.restart()
+        party.rotate(folder / f"keys{number}")
+        exchange.in_step = False
+        exchange.begin()
+        exchange.rounds([3 * number + 2])
+    exchange.attest()
+    return ended(exchange, folder)
+
+
+def test_several_files_and_changes_of_keys(segmented: Federation, tmp_path: Path) -> None:
+    one = segmented
+    public = one.key.public_key().public_bytes_raw()
+    assert len(list(one.silo.glob("records*.jsonl"))) > 2
+    for mine, theirs in ((one.silo, one.coordinator), (one.bundle, one.coordinators_bundle)):
+        for path, peer in ((mine, None), (mine, theirs), (theirs, mine)):
+            found = verify_evidence(path, peer=peer, key=public if path == mine else None)
+            assert found.sound, found.sentences()
+    for select in (Selection(first_round=0, last_round=1), Selection(first_round=5, last_round=5)):
+        path = tmp_path / "stretch.json"
+        export(one.silo, path, select=select)
+        assert verify_evidence(path, key=public, peer=one.coordinator).sound
+    old = key_of(1).public_key().public_bytes_raw()
+    assert is_noticed(one.bundle, key=old)
+
+
+def test_edited_files_of_a_journal_in_several_files(segmented: Federation, tmp_path: Path) -> None:
+    def edit(chance: random.Random) -> bool:
+        folder = copy_of(segmented.silo, tmp_path / "journal")
+        files = sorted(folder.glob("records*.jsonl"))
+        at, other = chance.sample(range(len(files)), 2)
+        match chance.randrange(4):
+            case 0:
+                files[at].unlink()
+            case 1:
+                content = files[at].read_bytes()
+                files[at].write_bytes(files[other].read_bytes())
+                files[other].write_bytes(content)
+            case 2:
+                files[at].write_bytes(altered(files[at].read_bytes(), chance))
+            case _:
+                shutil.copy(files[at], folder / f"records-{chance.randrange(10**6):012d}.jsonl")
+        noticed = is_noticed(folder)
+        shutil.rmtree(folder)
+        return noticed
+
+    campaign(60, edit, "files of a journal")
+
+
+def test_a_change_of_keys_that_the_earlier_key_did_not_sign(segmented: Federation, scratch: Path) -> None:
+    original = records_of(segmented.bundle)
+    at = next(record["index"] for record in original if record["kind"] == "key-rotation")
+
+    def edit(chance: random.Random) -> bool:
+        records = copy.deepcopy(original)
+        records[at] = changed(records[at], chance)
+        resigned(scratch, records, segmented.bundle, segmented.key)
+        return is_noticed(scratch)
+
+    campaign(30, edit, "a change of keys")

@@ -103,17 +103,17 @@ def test_an_answer_without_a_receipt_is_broken_and_says_which_message(tmp_path: 
     exchange = meet(tmp_path)
     exchange.rounds([0])
     door = exchange.coordinator.door
-    attest = door.attest
+    correspondence, attest = door.correspondence(SILO), door.attest
 
-    def leave_out(peer: str, **options: Any) -> Any:
-        owed = door.correspondence(peer)
-        current = {key: owed._open.pop(key) for key in list(owed._open) if key[0] in owed._in_progress}
+    def forgetful(peer: str, **options: Any) -> Any:
+        held = correspondence._open
+        correspondence._open = {key: value for key, value in held.items() if key[1] != "received"}
         try:
             return attest(peer, **options)
         finally:
-            owed._open.update(current)
+            correspondence._open = held
 
-    door.attest = leave_out  # type: ignore[method-assign]
+    door.attest = forgetful  # type: ignore[method-assign]
     silo = exchange.silo.door
     silo.check_receipt = lambda call: None  # type: ignore[method-assign]
     exchange.get_task(1)
