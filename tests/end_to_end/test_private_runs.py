@@ -96,7 +96,9 @@ def test_a_private_run_charges_the_ledger_and_tells_what_it_cost(federation: Mak
         ):
             assert part in flat or (part.startswith("of the") and "budget is 4.5" in flat), (part, flat)
     written = json.loads((one.folder / "state/hospital1/report/report.json").read_text())
-    assert written["privacy"][0]["spent"]["unit"] == "image"
+    loss = written["privacy_loss"]
+    assert loss["epsilon"] == loss["accounts"][0]["spent"]["epsilon"] == said[0]["spent"]["epsilon"]
+    assert loss["accounts"][0]["spent"]["unit"] == "image"
     assert one.command("silo", "audit", "verify", "--config", "hospital1.yaml")
 
 
