@@ -31,6 +31,10 @@ if [ "${1:-}" = "--tests" ] && ! command -v ip >/dev/null; then
     # Network namespaces, for the test that puts every party on a host of its own.
     debian iproute2 || echo "iproute2 could not be installed: the test across network namespaces will be skipped" >&2
 fi
+if [ "${1:-}" = "--tests" ] && ! command -v chromium >/dev/null; then
+    # A browser, for the report's accessibility check.
+    debian chromium || echo "Chromium could not be installed: the report's accessibility check will be skipped" >&2
+fi
 
 if [ ! -e "$venv/.ready" ] || [ pyproject.toml -nt "$venv/.ready" ] || [ constraints.txt -nt "$venv/.ready" ]; then
     python=$(find_python)

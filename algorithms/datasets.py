@@ -192,6 +192,16 @@ class ImageDataset:
         return digest.hexdigest()
 
 
+def largest_group(dataset: ImageDataset) -> int | None:
+    """The most training images of one patient; None where the shard does not say whose they are.
+
+    Where the image is the unit of privacy, a patient with k images is protected as a group of k is: less.
+    """
+    if dataset.train.patients is None:
+        return None
+    return int(np.unique(dataset.train.patients, return_counts=True)[1].max())
+
+
 def to_tensor(images: Images) -> torch.Tensor:
     """uint8 [n, H, W, C] to float32 [n, C, H, W] in [-1, 1]: (x / 255 - 0.5) / 0.5, MedMNIST's scaling."""
     channels_first = np.ascontiguousarray(images.transpose(0, 3, 1, 2))

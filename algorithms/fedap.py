@@ -182,6 +182,8 @@ class FedAPCoordinator(CoordinatorHalf):
     asked and what is expected agree also after a restart.
     """
 
+    by_silo: ClassVar[tuple[str, ...]] = (_STATISTICS, _WANTED)
+
     def __init__(self, method: FedAP, federation: Federation) -> None:
         super().__init__(federation)
         self.method = method

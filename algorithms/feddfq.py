@@ -206,6 +206,8 @@ class FedDFQSilo(SiloHalf):
 class FedDFQCoordinator(CoordinatorHalf):
     """Keeps identifiers; mixes extractors and passes on gradients."""
 
+    by_silo: ClassVar[tuple[str, ...]] = (_IDENTIFIER,)
+
     def __init__(self, method: FedDFQ, federation: Federation) -> None:
         super().__init__(federation)
         self.method = method

@@ -236,6 +236,16 @@ class FedFomoCoordinator(PeerCoordinator):
         super().__init__(federation)
         self.method = method
 
+    by_silo: ClassVar[tuple[str, ...]] = (_SENT,)
+
+    def forget(self, silo: str) -> None:
+        """Its ratings, and the others' of it, count no more."""
+        super().forget(silo)
+        if _AFFINITY in self.memory:
+            matrix = self._matrix().clone()
+            matrix[self._place(silo), :] = matrix[:, self._place(silo)] = 0
+            self.memory[_AFFINITY] = {_MATRIX: matrix}
+
     def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
         """The whole model and M ratings."""
         ratings = (TensorSpec(_RATINGS, (self.method.models,)),)

@@ -153,6 +153,8 @@ class FedPDCSilo(SiloHalf):
 class FedPDCCoordinator(CoordinatorHalf):
     """Remembers each silo's last accuracy and when it was measured."""
 
+    by_silo: ClassVar[tuple[str, ...]] = ("accuracy", "measured")
+
     def __init__(self, method: FedPDC, federation: Federation) -> None:
         super().__init__(federation)
         self.method = method

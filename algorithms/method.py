@@ -228,7 +228,12 @@ class Downloads:
 
 
 class CoordinatorHalf(ABC):
-    """A method's half at the coordinator. ``memory`` is kept across restarts by the runtime."""
+    """A method's half at the coordinator. ``memory`` is kept across restarts by the runtime.
+
+    ``by_silo``: groups of the memory whose tensors go by the names of silos.
+    """
+
+    by_silo: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
@@ -257,6 +262,11 @@ class CoordinatorHalf(ABC):
         """
         del round_number, uploads, latest, workspace
         return Downloads()
+
+    def forget(self, silo: str) -> None:
+        """A silo has withdrawn: what the memory holds of it goes, and ``latest`` does not name it any more."""
+        for group in self.by_silo:
+            self.memory.get(group, {}).pop(silo, None)
 
     def downloads(self, round_number: int, participants: Sequence[str], kept: Downloads) -> Downloads:
         """Begins a round: what each participant gets with its task; by default what ``aggregate`` left."""

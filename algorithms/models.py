@@ -32,16 +32,16 @@ def diversifed_cnn(input_shape: tuple[int, int, int], classes: int) -> nn.Module
 
 
 def _lenet_body(
-    name: str, input_shape: tuple[int, int, int], *, normalised: bool = False
+    name: str, input_shape: tuple[int, int, int], *, normalise: Callable[[int], nn.Module] | None = None
 ) -> OrderedDict[str, nn.Module]:
-    """LeNet-5's layers up to its 84 features, with batch normalisation after the convolutions if ``normalised``."""
+    """LeNet-5's layers up to its 84 features; ``normalise`` makes the layer after a convolution with so many maps."""
     channels, height, width = input_shape
     flat = 16 * _after_two_convolutions(name, height) * _after_two_convolutions(name, width)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for number, (inputs, outputs) in enumerate([(channels, 6), (6, 16)], start=1):
         layers[f"convolution{number}"] = nn.Conv2d(inputs, outputs, 5)
-        if normalised:
-            layers[f"norm{number}"] = nn.BatchNorm2d(outputs)
+        if normalise is not None:
+            layers[f"norm{number}"] = normalise(outputs)
         layers[f"relu{number}"] = nn.ReLU()
         layers[f"pool{number}"] = nn.MaxPool2d(2)
     layers["flatten"] = nn.Flatten()
@@ -78,9 +78,22 @@ def lenet5(input_shape: tuple[int, int, int], classes: int) -> nn.Module:
     fully connected layers of 120, 84 and ``classes`` units. The paper's table leaves the first pooling out and its
     code has it; the flattened size (400 for 32×32) needs it.
     """
-    layers = _lenet_body("lenet5", input_shape, normalised=True)
+    layers = _lenet_body("lenet5", input_shape, normalise=nn.BatchNorm2d)
     layers["classifier"] = nn.Linear(84, classes)
     return nn.Sequential(layers)
+
+
+def lenet5_gn(input_shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """``lenet5`` with group normalisation in place of batch normalisation, for differential privacy: no image changes
+    what happens to another, and there are no running statistics. The parameters' names are the same."""
+    layers = _lenet_body("lenet5-gn", input_shape, normalise=_group_norm)
+    layers["classifier"] = nn.Linear(84, classes)
+    return nn.Sequential(layers)
+
+
+def _group_norm(maps: int) -> nn.Module:
+    """Groups of at least two maps, and at most 16 groups: with one map each, a constant image would become nothing."""
+    return nn.GroupNorm(next(groups for groups in range(min(16, maps // 2), 0, -1) if maps % groups == 0), maps)
 
 
 def cifar_cnn(input_shape: tuple[int, int, int], classes: int) -> nn.Module:
@@ -146,18 +159,18 @@ def fedpdc_cnn(input_shape: tuple[int, int, int], classes: int) -> nn.Module:
 
 
 class _ResidualBlock(nn.Module):
-    """Two 3×3 convolutions with batch norm and a shortcut, which is a 1×1 convolution where the shape changes."""
+    """Two normalised 3×3 convolutions and a shortcut, which is a 1×1 convolution where the shape changes."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, normalise: Callable[[int], nn.Module]) -> None:
         super().__init__()
         self.convolution1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
-        self.norm1 = nn.BatchNorm2d(outputs)
+        self.norm1 = normalise(outputs)
         self.convolution2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(outputs)
+        self.norm2 = normalise(outputs)
         self.shortcut = (
             nn.Identity()
             if stride == 1 and inputs == outputs
-            else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs))
+            else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), normalise(outputs))
         )
 
     def forward(self, images: Tensor) -> Tensor:
@@ -169,14 +182,23 @@ class _ResidualBlock(nn.Module):
 def resnet8(input_shape: tuple[int, int, int], classes: int) -> nn.Module:
     """ResNet-8: one convolution and three residual blocks of 16, 32 and 64 channels (He et al. 2016, section 4.2, with
     n = 1), as used on CIFAR-100 in the DiversiFed paper."""
+    return _resnet8(input_shape, classes, nn.BatchNorm2d)
+
+
+def resnet8_gn(input_shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """``resnet8`` with group normalisation in place of batch normalisation, for differential privacy."""
+    return _resnet8(input_shape, classes, _group_norm)
+
+
+def _resnet8(input_shape: tuple[int, int, int], classes: int, normalise: Callable[[int], nn.Module]) -> nn.Module:
     return nn.Sequential(
         OrderedDict(
             convolution=nn.Conv2d(input_shape[0], 16, 3, padding=1, bias=False),
-            norm=nn.BatchNorm2d(16),
+            norm=normalise(16),
             relu=nn.ReLU(),
-            block1=_ResidualBlock(16, 16, 1),
-            block2=_ResidualBlock(16, 32, 2),
-            block3=_ResidualBlock(32, 64, 2),
+            block1=_ResidualBlock(16, 16, 1, normalise),
+            block2=_ResidualBlock(16, 32, 2, normalise),
+            block3=_ResidualBlock(32, 64, 2, normalise),
             pool=nn.AdaptiveAvgPool2d(1),
             flatten=nn.Flatten(),
             classifier=nn.Linear(64, classes),
@@ -188,7 +210,9 @@ ARCHITECTURES: dict[str, Callable[[tuple[int, int, int], int], nn.Module]] = {
     "diversifed-cnn": diversifed_cnn,
     "mlp-64": mlp,
     "lenet5": lenet5,
+    "lenet5-gn": lenet5_gn,
     "resnet8": resnet8,
+    "resnet8-gn": resnet8_gn,
     "cifar-cnn": cifar_cnn,
     "mnist-cnn": mnist_cnn,
     "fedpdc-cnn": fedpdc_cnn,

@@ -179,6 +179,15 @@ class PFedSimCoordinator(CoordinatorHalf):
             own={silos[index]: {Exposure.PEER_DERIVED: row} for index, row in zip(known, rows, strict=True)}
         )
 
+    def forget(self, silo: str) -> None:
+        """Its similarities to others go; with a new update they are computed anew."""
+        super().forget(silo)
+        if "similarity" in self.memory:
+            matrix = self.memory["similarity"]["matrix"].clone()
+            place = self.federation.silos.index(silo)
+            matrix[place, :] = matrix[:, place] = 0
+            self.memory["similarity"] = {"matrix": matrix}
+
     def _update(self, uploads: Mapping[str, Payload]) -> Tensor:
         """Φ with the pairs of this round's participants computed anew; a silo without a row has 0 on the diagonal."""
         silos = self.federation.silos

@@ -16,9 +16,13 @@ from coordinator.store import RoundState, Store
 from privacy.audit_commands import AuditParty, audit_app
 from privacy.console import application, output
 from privacy.console import run as run_app
-from privacy.errors import ConfigurationError
+from privacy.errors import ConfigurationError, JournalError
 from privacy.key_rotation import rotate as rotate_key
-from privacy.pki import create_keys
+from privacy.pki import create_keys, load_audit_key
+from privacy.report import Answer, SharedAccuracy
+from privacy.report_builder import build_report, verify_journal
+from privacy.report_pages import Format, print_report, write_report
+from privacy.withdrawal import Cause
 
 app = application("The coordinator of a federation: leads runs, and never sees an image.")
 app.add_typer(ca_app, name="ca")
@@ -89,14 +93,20 @@ def status(config: Config, as_json: AsJson = False) -> None:
     rounds = store.rounds(run)
     current = rounds[-1] if rounds else None
     finished = store.is_finished(run)
+    withdrawals = store.withdrawals(run)
     silos: list[dict[str, Any]] = []
     for name in settings.silos:
         member = members.get(name)
         own = [state.participants[name] for state in rounds if name in state.participants]
+        withdrawn = withdrawals.get(name)
+        state = "withdrawn" if withdrawn else _state(name, member.accepted if member else None, current, finished)
         silos.append(
             {
                 "silo": name,
-                "state": _state(name, member.accepted if member else None, current, finished),
+                "state": state,
+                "withdrawal": {"at": withdrawn.at, "reason": withdrawn.reason, "rounds_used": withdrawn.rounds_used}
+                if withdrawn
+                else None,
                 "missing": list(member.missing) if member else [],
                 "rounds_delivered": sum(p.delivered_at is not None and p.round < settings.run.rounds for p in own),
                 "rounds_late": sum(p.late for p in own),
@@ -120,8 +130,12 @@ def status(config: Config, as_json: AsJson = False) -> None:
         table.add_column(column)
     for silo in silos:
         note = f" (lacks {', '.join(silo['missing'])})" if silo["missing"] else ""
+        if silo["withdrawal"] and silo["withdrawal"]["reason"] != Cause.WITHDRAWN:
+            note = f" ({silo['withdrawal']['reason']})"
         table.add_row(silo["silo"], silo["state"] + note, str(silo["rounds_delivered"]), str(silo["rounds_late"]))
     out.print(table)
+    if all(silo["withdrawal"] for silo in silos):
+        out.print("Every hospital has withdrawn; the run has ended.")
     for refusal in content["refusals"][:5]:
         out.print(
             f"refused {refusal['at']} {refusal['rpc']} by {refusal['peer']}: {refusal['reason']}",
@@ -164,16 +178,66 @@ def results(config: Config, as_json: AsJson = False) -> None:
     out.print(table)
 
 
+@app.command()
+def report(
+    config: Config,
+    output: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the files (default: `report` in the state folder).")
+    ] = None,
+    formats: Annotated[
+        list[Format], typer.Option("--format", help="Write this format only; repeat for several.")
+    ] = list(Format),  # noqa: B006 Typer copies it
+    only: Annotated[str | None, typer.Option("--run", help="Only this run.")] = None,
+) -> None:
+    """Say what left which hospital, by the coordinator's own record: in words here; as HTML, PDF and JSON in files."""
+    settings, store = _open_store(config)
+    key = load_audit_key(settings.keys / "audit.key").public_key().public_bytes_raw()
+    journal = settings.journal
+    found = build_report(
+        journal,
+        key,
+        party=settings.identity,
+        verification=verify_journal(journal, key),
+        run=only,
+        answers=[
+            Answer(run, member.silo, member.accepted, list(member.missing), member.answered_at)
+            for run, _, _ in store.runs()
+            for member in store.members(run).values()
+        ],
+        accuracies=[shared for run, _, _ in store.runs() if (shared := _shared_accuracy(store, run))],
+    )
+    written = write_report(found, output or settings.state / "report", formats)
+    print_report(found, out)
+    for path in written:
+        out.print(str(path), markup=False, soft_wrap=True)
+    if not found.verification.sound:
+        raise typer.Exit(JournalError.exit_code)
+
+
+def _shared_accuracy(store: Store, run: str) -> SharedAccuracy | None:
+    last = {
+        name: participation.accuracy
+        for state in store.rounds(run)
+        for name, participation in state.participants.items()
+        if participation.accuracy is not None
+    }
+    return SharedAccuracy(run, len(last), sum(last.values()) / len(last)) if last else None
+
+
 def _open(config: Path) -> tuple[CoordinatorConfig, Store]:
+    settings, store = _open_store(config)
+    if settings.run.name not in [name for name, _, _ in store.runs()]:
+        raise ConfigurationError(f"run {settings.run.name} has not been started yet; see `coordinator serve`")
+    return settings, store
+
+
+def _open_store(config: Path) -> tuple[CoordinatorConfig, Store]:
     settings = CoordinatorConfig.read(config)
     if settings.store is None and not (settings.state / "coordinator.db").exists():
         raise ConfigurationError(
             f"{settings.state}: no run has been started there yet; begin with `coordinator serve --config {config}`"
         )
-    store = Store(settings.database)
-    if settings.run.name not in [name for name, _, _ in store.runs()]:
-        raise ConfigurationError(f"run {settings.run.name} has not been started yet; see `coordinator serve`")
-    return settings, store
+    return settings, Store(settings.database)
 
 
 def _state(name: str, accepted: bool | None, current: RoundState | None, finished: bool) -> str:

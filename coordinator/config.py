@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,14 +12,50 @@ from torch import nn
 
 from algorithms.datasets import load_npz
 from algorithms.method import Method
+from algorithms.models import build
+from algorithms.private_methods import check_model, planned_steps
 from algorithms.public_set import PublicImages
 from algorithms.registry import make
+from privacy.accounting import SampledGaussian, Unit, noise_multiplier_for
 from privacy.configuration import FilePath, Name, StrictModel, load
 from privacy.endpoint import TlsFiles, is_loopback
 from privacy.errors import ConfigurationError
 from privacy.exposure import Exposure, expand
 from privacy.pki import Identity
-from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from privacy.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
+
+
+class PrivacyConfig(StrictModel):
+    """Differential privacy of a run (adjacency zero-out, accountant PLD).
+
+    ``epsilon``, ``delta``: what all of the run's releases may cost a silo together; the noise is chosen for that. A δ
+    well below one over a silo's number of units is usual. ``unit``: whose contribution is hidden; ``patient`` needs
+    shards that say whose each image is. ``clipping_norm``: C, the most that one unit's gradient counts.
+    ``sampling_rate``: q, with which a step takes each unit; an epoch then has 1/q steps, and ``training.batch_size``
+    counts for nothing.
+    """
+
+    epsilon: float = Field(gt=0, allow_inf_nan=False)
+    delta: float = Field(gt=0, lt=1)
+    unit: Unit = "image"
+    clipping_norm: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    sampling_rate: float = Field(gt=0, le=1)
+
+    def plan(self, method: Method, training: TrainingPlan, rounds: int) -> PrivacyPlan:
+        """The plan with the least noise that keeps to the target; raises ``BudgetError`` if none does."""
+        steps = planned_steps(method, training, rounds, self.sampling_rate)
+        return PrivacyPlan(
+            **self.model_dump(),
+            noise_multiplier=_noise_multiplier(self.epsilon, self.delta, self.sampling_rate, steps),
+            steps=steps,
+        )
+
+
+@lru_cache(maxsize=64)
+def _noise_multiplier(epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
+    return noise_multiplier_for(
+        epsilon, delta=delta, events=lambda noise: [SampledGaussian(sampling_rate, noise, steps)]
+    )
 
 
 class RunConfig(StrictModel):
@@ -27,7 +64,7 @@ class RunConfig(StrictModel):
     ``method``: ``name`` and any of the method's hyper-parameters. ``quorum``: how many of a round's silos must
     deliver before it may end: a number, or ``all``. ``deadline_minutes``: how long the round waits for the rest
     once it is open; without one it waits for all. ``ask_for``: exposure classes that silos may add if they
-    consent (``LOCAL_METRICS`` fills ``coordinator results``).
+    consent (``LOCAL_METRICS`` fills ``coordinator results``). ``privacy``: differential privacy; none by default.
     """
 
     name: Name
@@ -40,6 +77,16 @@ class RunConfig(StrictModel):
     quorum: int | Literal["all"] = "all"
     deadline_minutes: float | None = Field(default=None, ge=0)
     ask_for: tuple[str, ...] = ()
+    privacy: PrivacyConfig | None = None
+
+    @model_validator(mode="after")
+    def _measured_nowhere(self) -> RunConfig:
+        if self.privacy is not None and self.ask_for:
+            raise ValueError(
+                "with `privacy`, `ask_for` must be empty: accuracies on a silo's own images have no mechanism of "
+                "differential privacy here"
+            )
+        return self
 
     @field_validator("method")
     @classmethod
@@ -161,6 +208,8 @@ class CoordinatorConfig(StrictModel):
         run = self.run
         if run.training.batch_size < 2:
             raise ConfigurationError("run.training.batch_size should be at least 2")
+        if run.privacy is not None:
+            check_model(build(run.model, seed=run.seed, trusted=self.trusted_models), run.model.name)
         return RunPlan(
             federation=self.federation,
             coordinator=self.name,
@@ -174,4 +223,5 @@ class CoordinatorConfig(StrictModel):
             optional=tuple(sorted(expand(run.ask_for) - set(method.required))),
             downlink=tuple(exposure for exposure in Exposure if exposure in method.downlink | {Exposure.INITIAL_MODEL}),
             participation=run.participation,
+            privacy=run.privacy.plan(method, run.training, run.rounds) if run.privacy is not None else None,
         )

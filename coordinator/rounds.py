@@ -8,11 +8,12 @@ condition.
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,7 +25,7 @@ from algorithms.models import Layout, build, state_of
 from algorithms.tensor_files import FileWorkspace, Spares, read_payload, write_payload
 from algorithms.tensors import FileSource, Part, Payload, TensorSpec
 from coordinator.config import CoordinatorConfig
-from coordinator.store import EVERYONE, RoundState, Store
+from coordinator.store import EVERYONE, RoundState, Store, Withdrawal
 from privacy.errors import MedsiloError, RefusedError
 from privacy.exposure import Exposure
 from privacy.plan import RunPlan
@@ -75,7 +76,9 @@ class Rounds:
         self._stopping = False
         self._closing = False
         self._readers: Counter[Path] = Counter()
-        self._members = {name for name, m in store.members(plan.run).items() if m.accepted} & set(config.silos)
+        self._withdrawn = set(store.withdrawals(plan.run))
+        accepted = {name for name, m in store.members(plan.run).items() if m.accepted} - self._withdrawn
+        self._members = accepted & set(config.silos)
         self._restore()
         self._thread = threading.Thread(target=self._run, name="rounds", daemon=True)
 
@@ -106,6 +109,7 @@ class Rounds:
         """A silo has accepted the plan."""
         with self._changed:
             self._members.add(silo)
+            self._withdrawn.discard(silo)
             if self._finished and self._round is not None and silo not in self._round.participants:
                 self.store.admit_participant(self.plan.run, self.plan.rounds, silo)
                 self._refresh()
@@ -114,6 +118,62 @@ class Rounds:
     def is_member(self, silo: str) -> bool:
         """Whether the silo has accepted the plan."""
         return silo in self._members
+
+    def has_withdrawn(self, silo: str) -> bool:
+        """Whether the silo has taken its consent to the run back."""
+        return silo in self._withdrawn
+
+    def withdraw(
+        self, run: str, silo: str, *, reason: str, rounds_used: Sequence[int], statement: Mapping[str, Any]
+    ) -> Withdrawal:
+        """Ends a silo's part in a run for good, this one or an earlier one; again, it changes nothing.
+
+        The open round goes on without it. What was made of earlier rounds stays; the updates themselves are deleted.
+        A round that is just being closed counts as an earlier one.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not self._closing or self._stopping or self.failure is not None)
+            if (earlier := self.store.withdrawals(run).get(silo)) is not None:
+                return earlier
+            files = self.store.withdraw(
+                run,
+                silo,
+                reason=reason,
+                rounds_used=rounds_used,
+                statement=statement,
+                open_round=self._left_by(silo) if run == self.plan.run else None,
+            )
+            for name in files:
+                (self.config.state / name).unlink(missing_ok=True)
+            if run == self.plan.run:
+                self._withdrawn.add(silo)
+                self._members.discard(silo)
+                self._let_go(silo)
+                self._refresh()
+                self._changed.notify_all()
+            return self.store.withdrawals(run)[silo]
+
+    def _left_by(self, silo: str) -> int | None:
+        """The round that is to go on without a silo: an open one; at the end, if the end was not fetched."""
+        state = self._round
+        mine = state.participants.get(silo) if state else None
+        if state is None or mine is None or state.closed_at is not None:
+            return None
+        return None if self._finished and mine.delivered_at is not None else state.number
+
+    def _let_go(self, silo: str) -> None:
+        """What is left of a silo that has withdrawn is not used, nor handed out, any more."""
+        self._half.forget(silo)
+        self._kept.pop(silo, None)
+        pattern = re.compile(rf"upload-{re.escape(silo)}-[0-9a-f]{{16}}\.safetensors")
+        for path in self.folder.glob("round-*/upload-*"):
+            if pattern.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+        if Exposure.PEER_MODELS in self._method.downlink and self._kept:
+            # These hold single hospitals' models as they are: until the round ends, nobody gets any.
+            self.store.forget_downloads(self.plan.run)
+            self._kept.clear()
+            self._prepare()
 
     def wake(self) -> None:
         """Makes every waiting call look again."""
@@ -192,6 +252,10 @@ class Rounds:
         """Takes a complete, checked and durable update; returns its receipt, or that of an earlier equal one."""
         measured = metrics[Exposure.LOCAL_METRICS].tensors() if Exposure.LOCAL_METRICS in metrics else {}
         with self._changed:
+            if silo in self._withdrawn:
+                if file is not None:
+                    file.unlink(missing_ok=True)
+                raise RefusedError(f"{silo} has withdrawn from run {self.plan.run}; this update is not used")
             if (earlier := self.earlier_receipt(silo, round_number)) is not None:
                 return earlier
             self.store.deliver(
@@ -228,6 +292,9 @@ class Rounds:
                 self._changed.wait(self._seconds_to_deadline())
             if self._stopping or self._finished:
                 return False
+            if self._deserted():
+                self._end_early()
+                return True
             if self._round is None or self._round.closed_at is not None:
                 self._open_next()
                 return True
@@ -238,10 +305,11 @@ class Rounds:
         return True
 
     def _ready(self) -> bool:
-        if self._finished:
+        if self._finished or self._deserted():
             return True
         if self._round is None:
-            return len(self._members) >= (self.config.start_with or len(self.config.silos))
+            here = len(self.config.silos) - len(self._withdrawn)
+            return len(self._members) >= min(self.config.start_with or here, here)
         return self._round.closed_at is not None or self._may_close(self._round)
 
     def _may_close(self, state: RoundState) -> bool:
@@ -268,6 +336,29 @@ class Rounds:
             return False
         delivered = sum(p.delivered_at is not None for p in self._round.participants.values())
         return delivered >= min(self.config.run.quorum, len(self._round.participants))
+
+    def _deserted(self) -> bool:
+        """Whether all hospitals have withdrawn: before the start all that may take part, later all that did."""
+        if self._members or not self._withdrawn:
+            return False
+        return self._round is not None or self._withdrawn >= set(self.config.silos)
+
+    def _end_early(self) -> None:
+        run, state = self.plan.run, self._round
+        if state is not None and state.closed_at is None:
+            self.store.close_round(run, state.number, downloads={}, memory_file=self.store.memory_file(run))
+        self.store.open_round(run, self.plan.rounds, [])
+        self.store.finish_run(run)
+        self._finished = True
+        log.warning(
+            "run %s: every hospital has withdrawn, so it ends after %d of %d rounds; what was made of them stays",
+            run,
+            state.number if state else 0,
+            self.plan.rounds,
+        )
+        self._refresh()
+        self._prepare()
+        self._changed.notify_all()
 
     def _open_next(self) -> None:
         number = 0 if self._round is None else self._round.number + 1
@@ -346,6 +437,8 @@ class Rounds:
         for partial in self.folder.glob("round-*/.*.partial"):
             partial.unlink()
         self._prepare()
+        for silo in sorted(self._withdrawn):
+            self._let_go(silo)
 
     def _refresh(self) -> None:
         self._round = self.store.last_round(self.plan.run)
@@ -403,8 +496,9 @@ class Rounds:
                 if path in needed:
                     continue
                 with self._changed:
-                    # A file that a slow silo is still being sent must not be written over under its hands.
-                    if self._readers[path] == 0:
+                    # A file that a slow silo is still being sent must not be written over under its hands; one of a
+                    # silo that withdrew just now is gone.
+                    if self._readers[path] == 0 and path.exists():
                         self.spares.give(path)
             if not any(folder.iterdir()):
                 folder.rmdir()

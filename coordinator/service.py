@@ -29,6 +29,7 @@ from privacy.errors import ConsentError, IdentityError, MedsiloError, ReceiptErr
 from privacy.exposure import Exposure
 from privacy.pki import Credentials, Identity, fingerprint, identity_of_certificate
 from privacy.receipts import OutOfStepError
+from privacy.withdrawal import Tombstone
 from protos.medsilo.v1 import coordinator_pb2 as wire
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ SERVICE = wire.DESCRIPTOR.services_by_name["CoordinatorService"]
 ALLOWED_ROLE: dict[str, str] = {
     "GetPlan": "silo",
     "Join": "silo",
+    "Withdraw": "silo",
     "GetTask": "silo",
     "SubmitUpdate": "silo",
     "Attest": "silo",
@@ -54,6 +56,10 @@ class BusyError(MedsiloError):
 
 class UnsignedError(MedsiloError):
     """A silo has not yet put its signature to what it sent."""
+
+
+_TOLD = (IdentityError, RefusedError, ReceiptError, LateError, BusyError, UnsignedError)
+"""Errors whose words go to the silo that they are about: they name it, its message and the run, nobody else."""
 
 
 class PlanGate:
@@ -97,6 +103,7 @@ class CoordinatorService:
             {
                 "GetPlan": grpc.unary_unary_rpc_method_handler(self._guard("GetPlan", self._get_plan)),
                 "Join": grpc.unary_unary_rpc_method_handler(self._guard("Join", self._join)),
+                "Withdraw": grpc.unary_unary_rpc_method_handler(self._guard("Withdraw", self._withdraw)),
                 "GetTask": grpc.unary_stream_rpc_method_handler(self._guard_stream("GetTask", self._get_task)),
                 "Attest": grpc.unary_unary_rpc_method_handler(self._guard("Attest", self._attest)),
                 "SubmitUpdate": grpc.stream_unary_rpc_method_handler(self._guard("SubmitUpdate", self._submit)),
@@ -130,6 +137,8 @@ class CoordinatorService:
             missing.insert(0, f"method {self._plan.method.name}")
         if request.missing_rounds:
             missing.append(f"{self._plan.rounds} rounds")
+        if request.missing_privacy:
+            missing.append("the run's privacy loss" if self._plan.privacy else "a run without differential privacy")
         self._store.answer(
             self._plan.run,
             silo,
@@ -152,13 +161,42 @@ class CoordinatorService:
 
     def _attest(self, data: bytes, call: Call, context: grpc.ServicerContext) -> bytes:
         request = self._door.admit(data, wire.AttestRequest, call)
-        silo = self._identify(request.silo, context)
-        self._check_plan(request.plan_sha256)
-        self._check_member(silo)
+        self._identify(request.silo, context)
         if request.HasField("attestation"):
             self._check_signed(call)
         response = wire.AttestResponse(nonce=nonce(), attestation=self._door.attest(call.peer, since=request.seen))
         return self._door.release([response], call)[0]
+
+    def _withdraw(self, data: bytes, call: Call, context: grpc.ServicerContext) -> bytes:
+        request = self._door.admit(data, wire.WithdrawRequest, call, durable=True)
+        silo = self._identify(request.silo, context)
+        run = self._store.run_of_plan(request.plan_sha256.hex())
+        member = self._store.members(run).get(silo) if run else None
+        if run is None or member is None or not member.accepted:
+            raise RefusedError(f"{silo} has not joined a run with this plan")
+        envelope = from_message(request.statement)
+        tombstone = Tombstone.open(envelope, bytes.fromhex(member.audit_key))
+        claimed = (tombstone.silo, tombstone.coordinator, tombstone.run, tombstone.plan_sha256)
+        own = Identity(self._config.federation, "silo", silo).uri
+        if claimed != (own, self._config.identity.uri, run, request.plan_sha256.hex()):
+            raise RefusedError("the signed withdrawal is of another hospital, coordinator or run than the call")
+        kept = self._rounds.withdraw(
+            run, silo, reason=tombstone.reason.value, rounds_used=tombstone.rounds_used, statement=to_json(envelope)
+        )
+        call.run, call.plan_sha256 = run, request.plan_sha256.hex()
+        self._door.note(
+            "withdrawal",
+            run=run,
+            plan_sha256=call.plan_sha256,
+            silo=own,
+            rounds_used=list(kept.rounds_used),
+            dropped_round=kept.dropped_round,
+            cause=kept.reason,
+            statement=kept.statement,
+        )
+        log.warning("%s takes no further part in run %s: %s", silo, run, kept.reason)
+        attestation = self._door.attest(call.peer, since=request.seen, durable=True)
+        return self._door.release([wire.WithdrawResponse(nonce=nonce(), attestation=attestation)], call)[0]
 
     def _get_task(self, data: bytes, call: Call, context: grpc.ServicerContext) -> Iterator[bytes]:
         request = self._door.admit(data, wire.GetTaskRequest, call)
@@ -306,6 +344,10 @@ class CoordinatorService:
             raise RefusedError("the silo has another plan than this run's; start it again to read the new one")
 
     def _check_member(self, silo: str) -> None:
+        if self._rounds.has_withdrawn(silo):
+            raise RefusedError(
+                f"{silo} has withdrawn from run {self._plan.run}; it takes part again when it joins again"
+            )
         if not self._rounds.is_member(silo):
             raise RefusedError(f"{silo} has not joined run {self._plan.run}")
 
@@ -348,11 +390,13 @@ class CoordinatorService:
             log.info("%s: the caller has gone", rpc)
             context.abort(grpc.StatusCode.CANCELLED, "the caller has gone")
         peer = (call.peer if call else "") or context.peer()
-        if isinstance(error, OSError):
+        if not isinstance(error, _TOLD):
+            # The words of any other error may name paths, hosts or other hospitals: they stay in the log.
             log.exception("%s by %s failed", rpc, peer)
-            context.abort(grpc.StatusCode.UNAVAILABLE, f"the coordinator cannot store it: {error.strerror}")
-        if not isinstance(error, MedsiloError):
-            log.exception("%s by %s failed", rpc, peer)
+            if isinstance(error, OSError):
+                context.abort(grpc.StatusCode.UNAVAILABLE, "the coordinator cannot store it; its log says why")
+            if isinstance(error, MedsiloError):
+                context.abort(grpc.StatusCode.UNAVAILABLE, "the coordinator cannot answer now; its log says why")
             context.abort(grpc.StatusCode.INTERNAL, "the coordinator failed; its log says how")
         code = (
             grpc.StatusCode.PERMISSION_DENIED
@@ -368,7 +412,10 @@ class CoordinatorService:
             else grpc.StatusCode.UNAVAILABLE
         )
         log.warning("%s by %s refused: %s", rpc, peer, error)
-        self._store.refuse(peer, rpc, str(error))
+        try:
+            self._store.refuse(peer, rpc, str(error))
+        except MedsiloError:
+            log.exception("the refusal could not be stored")  # gRPC would send the words of this error
         context.abort(code, str(error))
         raise AssertionError("unreachable: abort raises")
 

@@ -76,6 +76,19 @@ class _Download(_Base):
     files: Mapped[dict[str, Any]] = mapped_column(JSON)
 
 
+class _Withdrawal(_Base):
+    __tablename__ = "withdrawal"
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    run: Mapped[str] = mapped_column(String(63))
+    silo: Mapped[str] = mapped_column(String(63))
+    at: Mapped[str] = mapped_column(String(32))
+    reason: Mapped[str] = mapped_column(String(64))
+    rounds_used: Mapped[list[int]] = mapped_column(JSON)
+    dropped_round: Mapped[int | None]
+    statement: Mapped[dict[str, Any]] = mapped_column(JSON)
+    renewed_at: Mapped[str | None] = mapped_column(String(32))
+
+
 class _Refusal(_Base):
     __tablename__ = "refusal"
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
@@ -119,6 +132,22 @@ class RoundState:
     opened_at: str
     closed_at: str | None
     participants: Mapping[str, Participation]
+
+
+@dataclass(frozen=True)
+class Withdrawal:
+    """The end of a silo's part before the run's: ``statement`` is its own signed word (a DSSE envelope).
+
+    ``rounds_used``: rounds whose updates had been acknowledged to it. ``dropped_round``: the one among them that was
+    still open, so that its update is used for nothing.
+    """
+
+    silo: str
+    at: str
+    reason: str
+    rounds_used: tuple[int, ...]
+    dropped_round: int | None
+    statement: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -190,8 +219,10 @@ class Store:
         audit_key: str,
         certificate_sha256: str,
     ) -> None:
-        """Keeps a silo's answer to the plan; a later answer replaces an earlier one."""
+        """Keeps a silo's answer to the plan; a later answer replaces an earlier one, and a yes a withdrawal."""
         with self._session() as session:
+            if accepted and (earlier := _withdrawal_in_force(session, run, silo)) is not None:
+                earlier.renewed_at = now()
             session.merge(
                 _Member(
                     run=run,
@@ -212,6 +243,63 @@ class Store:
                 m.silo: Member(m.silo, m.accepted, tuple(m.missing), m.audit_key, m.certificate_sha256, m.answered_at)
                 for m in rows
             }
+
+    def run_of_plan(self, plan_sha256: str) -> str | None:
+        """The run with this plan."""
+        with self._session() as session:
+            return session.scalar(select(_Run.name).where(_Run.plan_sha256 == plan_sha256))
+
+    def withdraw(
+        self,
+        run: str,
+        silo: str,
+        *,
+        reason: str,
+        rounds_used: Sequence[int],
+        statement: Mapping[str, Any],
+        open_round: int | None,
+    ) -> list[str]:
+        """Ends a silo's part: its tombstone stays, ``open_round`` goes on without it, and none of its updates is named
+        any more. Returns the files that are to be deleted.
+        """
+        with self._session() as session:
+            rows = session.scalars(select(_Participant).where(_Participant.run == run, _Participant.silo == silo)).all()
+            files = [row.file for row in rows if row.file is not None]
+            dropped = None
+            for row in rows:
+                row.file = None
+                if row.round == open_round:
+                    dropped = open_round if row.delivered_at is not None else None
+                    session.delete(row)
+            if (download := session.get(_Download, (run, silo))) is not None:
+                session.delete(download)
+            session.add(
+                _Withdrawal(
+                    run=run,
+                    silo=silo,
+                    at=now(),
+                    reason=reason,
+                    rounds_used=list(rounds_used),
+                    dropped_round=dropped,
+                    statement=dict(statement),
+                )
+            )
+            return files
+
+    def withdrawals(self, run: str) -> dict[str, Withdrawal]:
+        """The withdrawals in force, by silo."""
+        with self._session() as session:
+            rows = session.scalars(select(_Withdrawal).where(_Withdrawal.run == run, _Withdrawal.renewed_at.is_(None)))
+            return {
+                w.silo: Withdrawal(w.silo, w.at, w.reason, tuple(w.rounds_used), w.dropped_round, w.statement)
+                for w in rows
+            }
+
+    def forget_downloads(self, run: str) -> None:
+        """Forgets what all silos were last given."""
+        with self._session() as session:
+            for row in session.scalars(select(_Download).where(_Download.run == run)):
+                session.delete(row)
 
     def open_round(self, run: str, number: int, silos: Sequence[str]) -> None:
         """Opens a round for its participants."""
@@ -332,6 +420,12 @@ class Store:
                 yield session
         except OperationalError as error:
             raise ConfigurationError(f"store: the database does not answer: {error.orig}") from error
+
+
+def _withdrawal_in_force(session: Session, run: str, silo: str) -> _Withdrawal | None:
+    return session.scalar(
+        select(_Withdrawal).where(_Withdrawal.run == run, _Withdrawal.silo == silo, _Withdrawal.renewed_at.is_(None))
+    )
 
 
 def _sqlite_pragmas(connection: Any, _: Any) -> None:

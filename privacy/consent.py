@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from privacy.accounting import Guarantee, Unit, epsilon, shown
 from privacy.configuration import StrictModel, load
 from privacy.errors import ConsentError, IdentityError
 from privacy.exposure import Exposure, expand
@@ -18,12 +19,51 @@ from privacy.pki import Identity
 from privacy.plan import RunPlan
 
 
+def today() -> date:
+    """The day, UTC."""
+    return datetime.now(UTC).date()
+
+
+class PrivacyConsent(StrictModel):
+    """What all releases from a data set may cost together, over all runs, and how it is counted.
+
+    ``epsilon``, ``delta``: the budget; adjacency zero-out, accountant PLD. ``unit``: whose contribution is hidden.
+    ``clipping_norm``: the largest that a plan may have; any by default. ``demanded``: whether runs without differential
+    privacy are refused.
+    """
+
+    epsilon: float = Field(gt=0, allow_inf_nan=False)
+    delta: float = Field(gt=0, lt=1)
+    unit: Unit = "image"
+    clipping_norm: float | None = Field(default=None, gt=0)
+    demanded: bool = True
+
+    def missing_for(self, plan: RunPlan) -> tuple[str, ...]:
+        """What a plan needs beyond this, each in words with the line that would allow it."""
+        found = plan.privacy
+        if found is None:
+            return ("a run without differential privacy (`privacy: demanded: false`)",) if self.demanded else ()
+        lines = []
+        if found.unit != self.unit:
+            lines.append(f"the {found.unit} as unit of privacy (`privacy: unit: {found.unit}`)")
+        if self.clipping_norm is not None and found.clipping_norm > self.clipping_norm:
+            lines.append(
+                f"a clipping norm of {found.clipping_norm:g} (`privacy: clipping_norm: {found.clipping_norm:g}`)"
+            )
+        cost = epsilon([found.training(found.steps)], delta=self.delta)
+        if cost > self.epsilon:
+            guarantee = Guarantee(cost, self.delta, found.unit)
+            lines.append(f"a privacy loss of {guarantee} (`privacy: epsilon: {shown(cost)}`)")
+        return tuple(lines)
+
+
 class Consent(StrictModel):
     """What a silo agrees to. An empty file agrees to nothing, not even to ask for a plan.
 
     ``coordinator``: identity of the only coordinator that the silo speaks to. ``methods``: methods it takes part
     in. ``exposures``: classes of bytes that may leave (``MODEL_PARAMETERS`` stands for extractor and classifier).
-    ``rounds``: most rounds of one run. ``expires``: last day (UTC) on which anything may leave.
+    ``rounds``: most rounds of one run. ``expires``: last day (UTC) on which anything may leave. ``approval``: with
+    ``required`` each run waits for ``silo approve`` before it is joined. ``privacy``: a budget for it.
     """
 
     coordinator: str | None = None
@@ -31,6 +71,8 @@ class Consent(StrictModel):
     exposures: tuple[str, ...] = ()
     rounds: int = Field(default=0, ge=0)
     expires: date | None = None
+    approval: Literal["none", "required"] = "none"
+    privacy: PrivacyConsent | None = None
 
     @field_validator("coordinator")
     @classmethod
@@ -64,9 +106,10 @@ class Missing:
     coordinator: str | None = None
     rounds: int | None = None
     expired: date | None = None
+    privacy: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return any((self.classes, self.method, self.coordinator, self.rounds is not None, self.expired))
+        return any((self.classes, self.method, self.coordinator, self.rounds is not None, self.expired, self.privacy))
 
     def lines(self) -> list[str]:
         """Each thing that is missing, in words, with the line that would allow it."""
@@ -80,6 +123,7 @@ class Missing:
         if self.rounds is not None:
             lines.append(f"{self.rounds} rounds (`rounds: {self.rounds}`)")
         lines += [f"exposure class {exposure} (under `exposures:`)" for exposure in self.classes]
+        lines += self.privacy
         return lines
 
 
@@ -103,21 +147,22 @@ class ConsentFile:
         """The consent as it stands in the journal."""
         return {"sha256": self.sha256, **self.consent.model_dump(mode="json")}
 
-    def missing_to_ask(self, coordinator: Identity) -> Missing:
-        """What is missing to ask a coordinator for its plan."""
+    def missing_to_ask(self, coordinator: Identity, *, day: date | None = None) -> Missing:
+        """What is missing to ask a coordinator for its plan; ``day``: today by default."""
         needed = (Exposure.PROTOCOL, Exposure.IDENTITY)
-        return self._missing(coordinator, needed)
+        return self._missing(coordinator, needed, day)
 
-    def missing_for(self, plan: RunPlan) -> Missing:
-        """What is missing to take part in a run."""
+    def missing_for(self, plan: RunPlan, *, day: date | None = None) -> Missing:
+        """What is missing to take part in a run; ``day``: today by default."""
         consent = self.consent
-        base = self._missing(plan.coordinator_identity, plan.required)
+        base = self._missing(plan.coordinator_identity, plan.required, day)
         return Missing(
             classes=base.classes,
             method=None if plan.method.name in consent.methods else plan.method.name,
             coordinator=base.coordinator,
             rounds=plan.rounds if plan.rounds > consent.rounds else None,
             expired=base.expired,
+            privacy=consent.privacy.missing_for(plan) if consent.privacy is not None else (),
         )
 
     def refusal(self, missing: Missing, purpose: str) -> ConsentError:
@@ -129,40 +174,12 @@ class ConsentFile:
             "What needs it is not sent. If the hospital agrees, add the lines; if not, there is nothing to do."
         )
 
-    def _missing(self, coordinator: Identity, needed: Iterable[Exposure]) -> Missing:
+    def _missing(self, coordinator: Identity, needed: Iterable[Exposure], day: date | None) -> Missing:
         consent = self.consent
         allowed = consent.classes
-        today = datetime.now(UTC).date()
+        day = day or today()
         return Missing(
             classes=tuple(exposure for exposure in Exposure if exposure in set(needed) - allowed),
             coordinator=None if consent.coordinator == coordinator.uri else coordinator.uri,
-            expired=consent.expires if consent.expires is not None and consent.expires < today else None,
+            expired=consent.expires if consent.expires is not None and consent.expires < day else None,
         )
-
-
-@dataclass(frozen=True)
-class ConsentGate:
-    """Decides message by message whether bytes may leave: what the consent allows, as long as it lasts.
-
-    Before a plan is joined only PROTOCOL and IDENTITY pass; afterwards the plan's classes, as far as the consent
-    holds them.
-    """
-
-    file: ConsentFile
-    coordinator: Identity
-    plan: RunPlan | None = None
-
-    def allowed(self) -> frozenset[Exposure]:
-        """The classes that may leave now."""
-        asked = {Exposure.PROTOCOL, Exposure.IDENTITY}
-        if self.plan:
-            asked.update(self.plan.required, self.plan.optional)
-        return frozenset(asked) & self.file.consent.classes
-
-    def check(self, classes: Iterable[Exposure]) -> None:
-        """Raises ``ConsentError`` if a class may not leave, or nothing may any more."""
-        missing = self.file.missing_to_ask(self.coordinator)
-        lacking = tuple(exposure for exposure in classes if exposure not in self.allowed())
-        if missing or lacking:
-            everything = Missing(lacking or missing.classes, None, missing.coordinator, None, missing.expired)
-            raise self.file.refusal(everything, "this message")

@@ -88,7 +88,8 @@ class Door:
     """The door of one party. ``identity`` is its own URI; ``gate`` decides what may leave.
 
     What was exchanged with each other party is kept in ``Correspondence``s, as far as one side's word is still due.
-    ``archive`` keeps what is sent, if the party wants that.
+    ``archive`` keeps what is sent, if the party wants that. ``paid_by`` gives the privacy ledger's charges that
+    paid for what a call sends; they stand with its first message.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Door:
         self._correspondences: dict[str, Correspondence] = {}
         self._adding = threading.Lock()
         self._rotations: list[journal_pb2.Envelope] = []
+        self.paid_by: Callable[[Call], list[dict[str, Any]]] = lambda _: []
         self._resume()
 
     def through(self, gate: Gate) -> Door:
@@ -284,7 +286,7 @@ class Door:
             "length": len(data),
             "fields": attribution.fields,
             "classes": {exposure.value: count for exposure, count in attribution.classes.items()},
-            "ledger": [],
+            "ledger": self.paid_by(call) if direction == "sent" and frame == 0 else [],
         }
         if tensors := _manifest(message):
             record["tensors"] = tensors

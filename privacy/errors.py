@@ -48,6 +48,10 @@ class JournalError(MedsiloError):
     exit_code = 7
 
 
+class JournalInUseError(JournalError):
+    """Another process has the journal open."""
+
+
 class TrainingError(MedsiloError):
     """Local training failed (for example, it diverged to NaN); nothing of that round was sent."""
 
@@ -59,3 +63,10 @@ class ReceiptError(MedsiloError):
     journal that it showed before."""
 
     exit_code = 9
+
+
+class BudgetError(MedsiloError):
+    """The privacy budget does not cover what is asked for, or the ledger that says so cannot be relied on; nothing was
+    charged and nothing of it was sent."""
+
+    exit_code = 10

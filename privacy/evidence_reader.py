@@ -18,6 +18,7 @@ from privacy.envelope import ATTESTATION, ROTATION, from_json, key_id, unseal
 from privacy.errors import JournalError, MedsiloError
 from privacy.exposure import SCHEMA_SHA256
 from privacy.findings import BrokenError, Verification
+from privacy.ledger import Charges
 from privacy.merkle import EMPTY_ROOT, MerkleTree, root_of
 from privacy.permission import Permissions
 from privacy.receipts import Attestation
@@ -34,7 +35,7 @@ _HEX32 = re.compile(r"[0-9a-f]{64}")
 KINDS = frozenset(
     {
         *("key", "key-rotation", "peer-key", "schema", "segment"),
-        *("message", "refusal", "run", "consent", "approval", "withdrawal"),
+        *("message", "refusal", "run", "consent", "approval", "withdrawal", "ledger"),
     }
 )
 """The kinds of records that this release knows."""
@@ -46,6 +47,7 @@ class EvidenceReader:
     def __init__(self, evidence: Evidence, side: Side) -> None:
         self.result = Verification(str(evidence.source))
         self.header = evidence.header
+        self._charges = Charges()
         self.side: Side = side
         self.keys: list[tuple[int, bytes]] = []
         """(first size that it signs, key), in order."""
@@ -275,6 +277,8 @@ class EvidenceReader:
                 self._take_message(record)
             case "refusal":
                 self._take_refusal(record)
+            case "ledger":
+                self._charges.add(record["charge"])
             case "consent":
                 self._permissions.consented(record)
             case "withdrawal":
@@ -299,6 +303,8 @@ class EvidenceReader:
 
     def _take_message(self, record: dict[str, Any]) -> None:
         _check_form(record)
+        for charge in record["ledger"]:
+            self._charges.add(charge)
         result, whole = self.result, self.result.whole
         sent = record["direction"] == "sent"
         classes = self._attribute(record)

@@ -31,7 +31,7 @@ from privacy.canonical import read_canonical
 from privacy.checkpoint import Checkpoint, cosign, read_note, verify
 from privacy.durable import fsync_folder
 from privacy.envelope import seal
-from privacy.errors import JournalError
+from privacy.errors import JournalError, JournalInUseError
 from privacy.merkle import TILE, MerkleTree, ProvingTree
 
 RECORDS = "records.jsonl"
@@ -280,7 +280,7 @@ class Journal:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise JournalError(
+            raise JournalInUseError(
                 f"{self.directory}: another process has this journal open; stop it first (one daemon per state folder)"
             ) from None
 

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from typing import Any, Literal
 
 import rfc8785
-from pydantic import Field, ValidationError, field_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+)
 
+from privacy.accounting import Adjacency, Guarantee, SampledGaussian, Unit
 from privacy.configuration import Name, StrictModel, explain
 from privacy.errors import RefusedError
 from privacy.exposure import Exposure
@@ -49,12 +58,57 @@ class MethodPlan(StrictModel):
     parameters: dict[str, str | bool | int | float | None]
 
 
+class PrivacyPlan(StrictModel):
+    """Differential privacy of a run: what it promises each silo, and the DP-SGD that keeps the promise.
+
+    Attributes:
+        epsilon: what all of the run's releases cost a silo together, at most, at ``delta`` for one ``unit`` under
+            ``adjacency``, by ``accountant``.
+        clipping_norm: C, the most that one unit's gradient counts (its Euclidean norm over all trained parameters).
+        noise_multiplier: z; the noise on a step's sum of gradients has standard deviation z · C.
+        sampling_rate: q; a step takes each unit with this probability, independently (Poisson sampling).
+        steps: T, of all trainings in all rounds.
+    """
+
+    epsilon: float = Field(gt=0, allow_inf_nan=False)
+    delta: float = Field(gt=0, lt=1)
+    unit: Unit = "image"
+    adjacency: Literal["zero-out"] = "zero-out"
+    accountant: Literal["PLD"] = "PLD"
+    clipping_norm: float = Field(gt=0, allow_inf_nan=False)
+    noise_multiplier: float = Field(ge=0.1, allow_inf_nan=False)
+    sampling_rate: float = Field(gt=0, le=1)
+    steps: int = Field(ge=1, lt=2**31)
+
+    def steps_of(self, epochs: int) -> int:
+        """The steps of a training: an epoch has as many as take each unit once on average."""
+        return steps_of(epochs, self.sampling_rate)
+
+    def training(self, steps: int) -> SampledGaussian:
+        """What so many steps cost."""
+        return SampledGaussian(self.sampling_rate, self.noise_multiplier, steps)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What the run promises."""
+        return Guarantee(self.epsilon, self.delta, self.unit, Adjacency(self.adjacency), self.accountant)
+
+
+def steps_of(epochs: int, sampling_rate: float) -> int:
+    """Steps of ``epochs`` epochs under Poisson sampling; 1/q that is whole but for rounding counts as whole."""
+    return epochs * math.ceil(1 / sampling_rate - 1e-9)
+
+
 class RunPlan(StrictModel):
     """A run's method, model, training and exposure, fixed before the run starts.
 
     ``required``: classes that a silo's consent must hold. ``optional``: classes that the coordinator would like
     as well; a silo without consent to them takes part all the same. ``downlink``: what the coordinator sends.
+    ``privacy``: with what differential privacy silos train; none without it.
     """
+
+    # As they are, not as null: numbers that are not finite have no canonical form, and their plan is refused.
+    model_config = ConfigDict(ser_json_inf_nan="constants")
 
     federation: Name
     coordinator: Name
@@ -68,6 +122,15 @@ class RunPlan(StrictModel):
     optional: tuple[Exposure, ...] = ()
     downlink: tuple[Exposure, ...] = ()
     participation: float = Field(default=1.0, gt=0, le=1)
+    privacy: PrivacyPlan | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A plan without privacy is written, and hashed, as before there was any."""
+        content: dict[str, Any] = serialise(self)
+        if content.get("privacy", self) is None:
+            del content["privacy"]
+        return content
 
     @property
     def coordinator_identity(self) -> Identity:
@@ -100,6 +163,7 @@ class RunPlan(StrictModel):
             optional=[exposure.number for exposure in self.optional],
             downlink=[exposure.number for exposure in self.downlink],
             participation=self.participation,
+            privacy=None if self.privacy is None else plan_pb2.Privacy(**self.privacy.model_dump()),
         )
 
     @classmethod
@@ -123,6 +187,9 @@ class RunPlan(StrictModel):
             "rounds": message.rounds,
             "seed": message.seed,
             "participation": message.participation,
+            "privacy": {name: getattr(message.privacy, name) for name in PrivacyPlan.model_fields}
+            if message.HasField("privacy")
+            else None,
         }
         for kind in ("required", "optional", "downlink"):
             fields[kind] = tuple(Exposure.from_number(number) for number in getattr(message, kind))

@@ -1,26 +1,60 @@
-"""The report of what left: from a journal to plain words, a page, and JSON."""
+"""The report of what left: what a journal's records add up to.
+
+A report is made by one pass over a journal and holds sums by run, other party, exposure class and round, so that its
+size does not grow with the number of messages. It says the same for the same journal, to the byte.
+
+Both parties' journals tell what left the hospitals: a silo's in the messages that it sent, a coordinator's in those
+that it received. ``privacy.report_document`` puts a report into words, ``privacy.report_pages`` writes it out.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
-import jinja2
+from privacy.exposure import Exposure
+from privacy.loss import PrivacyLoss
+from privacy.pki import Identity
+from privacy.report_words import NO_DIFFERENTIAL_PRIVACY, RISK, TELLING, classify, number_of
 
-from privacy.errors import JournalError
-from privacy.exposure import MEANING, Exposure, field_exposure
-from privacy.journal import RECORDS, read_records, verify_records
+BEFORE = ""
+"""In place of a run's name: what is exchanged before a run is joined."""
+
+LISTED_REFUSALS = 100
+"""Refusals that differ in reason, run or party are listed up to this number, and beyond it counted."""
+
+_LONGEST_REASON = 600
+FORM = "medsilo-report"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Whether a journal is what its owner signed, in sentences; ``first_bad_record`` is an index, where known."""
+
+    sound: bool
+    sentences: list[str]
+    first_bad_record: int | None = None
+
+
+@dataclass
+class Tensor:
+    """A tensor in a message's manifest; the rounds (from 0) in which it first and last travelled, if in any."""
+
+    shape: list[int]
+    dtype: str
+    first_round: int | None = None
+    last_round: int | None = None
 
 
 @dataclass
 class Flow:
-    """What went to, or came from, one party in one run, in one exposure class (``BEFORE`` any run: an empty name).
+    """Bytes of one exposure class between two parties in one run (``BEFORE`` any run: an empty name).
 
-    ``rounds``: the first and last round with such bytes. ``tensors``: names with shapes and dtypes.
+    ``rounds``: bytes by round, counted from 0; a round as large as the plan's number of rounds is the exchange after
+    the last one. What was sent outside rounds (joining) is in ``bytes`` alone.
     """
 
     run: str
@@ -28,223 +62,347 @@ class Flow:
     exposure: Exposure
     bytes: int = 0
     messages: int = 0
+    rounds: dict[int, int] = field(default_factory=dict)
     fields: dict[str, int] = field(default_factory=dict)
-    tensors: dict[str, str] = field(default_factory=dict)
-    rounds: list[int] = field(default_factory=list)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(self, other: Flow) -> None:
+        """Takes in another flow of the same class."""
+        self.bytes += other.bytes
+        self.messages += other.messages
+        add_counts(self.rounds, other.rounds)
+        add_counts(self.fields, other.fields)
+        for name, tensor in other.tensors.items():
+            for number in (tensor.first_round, tensor.last_round):
+                self.note_tensor(name, tensor.shape, tensor.dtype, number)
+
+    def note_tensor(self, name: str, shape: list[int], dtype: str, round_number: int | None) -> None:
+        """Notes that a tensor travelled in a round."""
+        known = self.tensors.setdefault(name, Tensor(shape, dtype))
+        if round_number is not None:
+            known.first_round = round_number if known.first_round is None else min(known.first_round, round_number)
+            known.last_round = round_number if known.last_round is None else max(known.last_round, round_number)
+
+    def to_json(self) -> dict[str, Any]:
+        """The flow as it stands in the report's JSON; rounds count from 1 there."""
+        return {
+            "peer": self.peer,
+            "exposure": self.exposure.value,
+            "bytes": self.bytes,
+            "messages": self.messages,
+            "per_round": [{"round": number + 1, "bytes": count} for number, count in sorted(self.rounds.items())],
+            "outside_rounds": self.bytes - sum(self.rounds.values()),
+            "fields": self.fields,
+            "tensors": [
+                {
+                    "name": name,
+                    "shape": tensor.shape,
+                    "dtype": tensor.dtype,
+                    "first_round": None if tensor.first_round is None else tensor.first_round + 1,
+                    "last_round": None if tensor.last_round is None else tensor.last_round + 1,
+                }
+                for name, tensor in self.tensors.items()
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run (or what came before any), all parties together: flows by exposure class, the telling ones first.
+
+    ``plan`` is the run's plan where the record has it.
+    """
+
+    name: str
+    plan: Mapping[str, Any] | None
+    plan_sha256: str | None
+    peers: list[str]
+    left: dict[Exposure, Flow]
+    came_back: dict[Exposure, Flow]
+
+    @property
+    def method(self) -> str | None:
+        """The method's name."""
+        return str(self.plan["method"]["name"]) if self.plan else None
+
+    @property
+    def rounds(self) -> int | None:
+        """How many rounds the plan has."""
+        return int(self.plan["rounds"]) if self.plan else None
+
+    @property
+    def bytes_left(self) -> int:
+        """All bytes that left hospitals in this run."""
+        return sum(flow.bytes for flow in self.left.values())
+
+    @property
+    def last_layer_apart(self) -> bool:
+        """Whether last layers left, but in the end were not mixed into what came back (pFedSim)."""
+        classifier = self.left.get(Exposure.MODEL_PARAMETERS_CLASSIFIER)
+        mixed = self.came_back.get(Exposure.PEER_DERIVED)
+        if classifier is None or mixed is None:
+            return False
+        latest = {name: tensor.last_round for name, tensor in mixed.tensors.items() if tensor.last_round is not None}
+        if not latest or not classifier.tensors:
+            return False
+        end = max(latest.values())
+        return all(latest.get(name, -1) < end for name in classifier.tensors)
+
+    @property
+    def statement(self) -> str:
+        """What left, in a few words that follow from the bytes on record, not from the method's name."""
+        return classify(
+            {exposure for exposure, flow in self.left.items() if flow.bytes},
+            {exposure for exposure, flow in self.came_back.items() if flow.bytes},
+            last_layer_apart=self.last_layer_apart,
+        )
+
+    @property
+    def occasion(self) -> str:
+        """What it was, at a sentence's beginning."""
+        if self.name == BEFORE:
+            return "Before any run, to ask for its plan"
+        return f"Run {self.name}" + (f" (method {self.method})" if self.method else "")
+
+    @property
+    def in_words(self) -> str:
+        """The same, short, within a sentence."""
+        return "before any run" if self.name == BEFORE else f"run {self.name}"
+
+    @property
+    def during(self) -> str:
+        """`` in 8 of 10 rounds``; empty where nothing left in a round."""
+        numbers = {number for flow in self.left.values() for number in flow.rounds}
+        trained = sum(1 for number in numbers if self.rounds is None or number < self.rounds)
+        if not trained:
+            return ""
+        if self.rounds is None or trained >= self.rounds:
+            return f" in {number_of(trained, 'round')}"
+        return f" in {trained} of {number_of(self.rounds, 'round')}"
+
+    def spoken_rounds(self, numbers: Iterable[int]) -> str:
+        """``1–10, end``: from the first to the last of some rounds, counted from 1; "end" is after the last one."""
+        found = sorted(numbers)
+        if not found:
+            return "joining"
+        first, last = found[0] + 1, found[-1] + 1
+        if self.rounds is None or last <= self.rounds:
+            return str(first) if first == last else f"{first}–{last}"
+        if first > self.rounds:
+            return "end"
+        return f"{first}, end" if first == self.rounds else f"{first}–{self.rounds}, end"
+
+
+@dataclass
+class Peer:
+    """Another party as the record shows it."""
+
+    identity: str
+    certificates: list[str] = field(default_factory=list)
+    first_time: str = ""
+    last_time: str = ""
+    bytes_left: int = 0
+    bytes_came_back: int = 0
+
+
+@dataclass
+class Refusal:
+    """What was refused for one reason, and how often. ``peer`` and ``rpc`` are empty where it was no message."""
+
+    run: str
+    peer: str
+    rpc: str
+    direction: str
+    reason: str
+    first_time: str
+    last_time: str
+    times: int = 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A hospital's answer to a run's plan, as the coordinator keeps it; ``missing`` is what its consent lacked."""
+
+    run: str
+    silo: str
+    accepted: bool
+    missing: list[str]
+    time: str
+
+
+@dataclass(frozen=True)
+class SharedAccuracy:
+    """The mean, over the hospitals that shared it, of the last accuracy on each one's own test images (0 … 1)."""
+
+    run: str
+    silos: int
+    mean: float
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a party sent and received, on which consent, what was refused, and whether the record is sound."""
+    """What left, to whom, on which consent, what was refused, and whether the record is sound.
 
-    party: str
-    federation: str
-    journal: str
+    ``outside_consent``: bytes by class that a silo sent although the consent in force then did not list the class;
+    empty unless something is very wrong. ``synthetic``: the hospitals whose images were generated by a program, as they
+    told when they joined. ``other_runs``: runs on record that a report limited to one run leaves out.
+    """
+
+    party: Identity
+    key_sha256: str
     records: int
+    root_sha256: str
     first_time: str | None
     last_time: str | None
-    sent: list[Flow]
-    received: list[Flow]
-    bytes_sent: int
-    bytes_per_round: dict[str, dict[int, int]]
+    verification: Verification
+    runs: list[Run]
+    left: list[Flow]
+    came_back: list[Flow]
+    peers: dict[str, Peer]
     consents: list[Mapping[str, Any]]
-    refusals: list[Mapping[str, Any]]
-    peers: dict[str, list[str]]
-    plans: dict[str, Mapping[str, Any]]
-    verified: str
-    sound: bool
-    synthetic: bool
+    decisions: list[Mapping[str, Any]]
+    outside_consent: dict[Exposure, int]
+    refusals: list[Refusal]
+    refusals_unlisted: int
+    synthetic: list[str]
+    limited_to: str | None
+    other_runs: list[str]
+    answers: Sequence[Answer] = ()
+    accuracies: Sequence[SharedAccuracy] = ()
+    privacy: Sequence[PrivacyLoss] = ()
 
-    def to_json(self) -> str:
-        """The report for machines."""
-        return json.dumps(asdict(self), indent=2, default=str)
+    @property
+    def of_silo(self) -> bool:
+        """Whether this is one hospital's report, not the coordinator's of all hospitals."""
+        return self.party.role == "silo"
 
-    def to_html(self) -> str:
-        """The report as one page that needs nothing else."""
-        environment = jinja2.Environment(
-            autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-        )
-        environment.filters["bytes"] = readable_bytes
-        template = (files("privacy") / "templates" / "report.html").read_text(encoding="utf-8")
-        return environment.from_string(template).render(
-            report=self, summary=self.summary(), meaning=MEANING, telling=TELLING
-        )
+    @property
+    def bytes_left(self) -> int:
+        """All bytes that left hospitals."""
+        return sum(flow.bytes for flow in self.left)
 
-    def summary(self) -> list[str]:
-        """What left, in sentences for someone who does not know what a gradient is; one a run and receiver."""
-        lines = []
-        for group in self.groups():
-            telling = [_PLAIN[flow.exposure] for flow in group.flows if flow.exposure in TELLING]
-            what = " and ".join([", ".join(telling[:-1]), telling[-1]] if len(telling) > 1 else telling)
-            lines.append(
-                f"{group.when}, {readable_bytes(group.bytes)} went to {group.peer}: {what or NOTHING}. "
-                "No image, no label of an image and no patient's name left the building."
-            )
-        return lines or ["Nothing has left the building."]
+    def telling(self) -> set[Exposure]:
+        """The classes about patients of which something left, or was measured on what left."""
+        left = {flow.exposure for flow in self.left if flow.bytes}
+        measured = {flow.exposure for flow in self.came_back} & {Exposure.DERIVED_ACCURACY}
+        return (left | measured) & set(TELLING)
 
-    def groups(self, *, received: bool = False) -> list[Group]:
-        """What left (or came back), a group for each run and other party."""
-        flows = self.received if received else self.sent
-        keys = dict.fromkeys((flow.run, flow.peer) for flow in flows)
+    def without_privacy(self) -> list[str]:
+        """Runs of which something about patients left without differential privacy."""
         return [
-            Group(run, peer, self.plans.get(run), [flow for flow in flows if (flow.run, flow.peer) == (run, peer)])
-            for run, peer in keys
+            run.name
+            for run in self.runs
+            if not (run.plan or {}).get("privacy") and any(e in TELLING and f.bytes for e, f in run.left.items())
         ]
 
+    def privacy_statements(self) -> list[str]:
+        """What is known of the privacy loss, in sentences, each with all that it takes to read its number."""
+        found = [str(loss) for loss in self.privacy]
+        if not self.of_silo:
+            found += [
+                f"Run {run.name} promises each hospital ε = {plan['epsilon']:g} at δ = {plan['delta']:g} (unit "
+                f"{plan['unit']}, adjacency {plan['adjacency']}, accountant {plan['accountant']}); each hospital's own "
+                "report says what it has spent."
+                for run in self.runs
+                if (plan := (run.plan or {}).get("privacy"))
+            ]
+        if not found:
+            return [NO_DIFFERENTIAL_PRIVACY]
+        if bare := self.without_privacy():
+            found.append(
+                f"That does not cover {number_of(len(bare), 'run')} without differential privacy ({', '.join(bare)}): "
+                "no limit can be stated to what could be worked out from what left there (ε = ∞)."
+            )
+        return found
 
-NOTHING = "nothing about patients"
-BEFORE = ""
-"""In place of a run's name: what is exchanged before a run is joined."""
+    def hospitals(self) -> dict[str, dict[Exposure, int]]:
+        """Bytes that left, by hospital and class; of a silo's report, its own."""
+        found: dict[str, dict[Exposure, int]] = {}
+        for flow in self.left:
+            add_counts(found.setdefault(self.party.uri if self.of_silo else flow.peer, {}), {flow.exposure: flow.bytes})
+        return dict(sorted(found.items()))
 
+    def methods(self) -> dict[str, dict[Exposure, int]]:
+        """Bytes that left, by method and class; runs whose plan is not on record do not count."""
+        found: dict[str, dict[Exposure, int]] = {}
+        for run in self.runs:
+            if run.method:
+                add_counts(found.setdefault(run.method, {}), {e: flow.bytes for e, flow in run.left.items()})
+        return found
 
-@dataclass(frozen=True)
-class Group:
-    """All flows between two parties in one run; ``plan`` is the run's plan where it was joined."""
-
-    run: str
-    peer: str
-    plan: Mapping[str, Any] | None
-    flows: list[Flow]
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all flows."""
-        return sum(flow.bytes for flow in self.flows)
-
-    @property
-    def when(self) -> str:
-        """The occasion, at the beginning of a sentence."""
-        if self.run == BEFORE:
-            return "Before any run, to ask for its plan"
-        return f"In run {self.run}" + (f" (method {self.plan['method']['name']})" if self.plan else "")
-
-    def rounds(self, flow: Flow) -> str:
-        """The rounds of a flow, counted from 1; the exchange after the last round is ``end``."""
-        if not flow.rounds:
-            return "joining"
-        first, last = flow.rounds[0] + 1, flow.rounds[-1] + 1
-        if self.plan and last > self.plan["rounds"]:
-            return f"{first}–{self.plan['rounds']}, end" if first <= self.plan["rounds"] else "end"
-        return f"{first}–{last}" if first != last else str(first)
-
-
-TELLING = tuple(
-    exposure for exposure in Exposure if exposure not in (Exposure.PROTOCOL, Exposure.IDENTITY, Exposure.INITIAL_MODEL)
-)
-"""The classes that say something about patients."""
-
-_PLAIN = {
-    Exposure.MODEL_PARAMETERS_EXTRACTOR: "the trained model's feature part",
-    Exposure.MODEL_PARAMETERS_CLASSIFIER: "the trained model's last layer",
-    Exposure.RUNNING_STATISTICS: "average features of the images (running statistics)",
-    Exposure.CLASSIFIER_GRADIENT: "gradients of the last layer",
-    Exposure.DATA_IDENTIFIER: "an average brightness profile of the images",
-    Exposure.PROTOTYPES: "average features of each class",
-    Exposure.SAMPLE_COUNT: "the number of training images",
-    Exposure.LABEL_COUNTS: "the number of training images of each class",
-    Exposure.LOCAL_METRICS: "the accuracy on the hospital's own test images",
-    Exposure.DERIVED_ACCURACY: "an accuracy measured on public images",
-    Exposure.PEER_DERIVED: "mixtures of several hospitals' contributions",
-}
-
-
-def build_report(journal: Path, public_key: bytes, *, party: str, federation: str) -> Report:
-    """Reads a journal and says what it shows. Raises ``JournalError`` if there is none or it cannot be read."""
-    if not (journal / RECORDS).exists():
-        raise JournalError(f"{journal}: there is no journal yet; `silo train` begins one")
-    sent: dict[tuple[str, str, Exposure], Flow] = {}
-    received: dict[tuple[str, str, Exposure], Flow] = {}
-    plans: dict[str, Mapping[str, Any]] = {}
-    consents: list[Mapping[str, Any]] = []
-    refusals: list[Mapping[str, Any]] = []
-    peers: dict[str, list[str]] = {}
-    per_round: dict[str, dict[int, int]] = {}
-    count, bytes_sent = 0, 0
-    times: list[str] = []
-    synthetic = False
-    for record in read_records(journal):
-        count += 1
-        times = [times[0] if times else record["time"], record["time"]]
-        if record["kind"] == "run":
-            plans[record["run"]] = record["plan"]
-        elif record["kind"] == "consent":
-            synthetic = synthetic or bool(record.get("synthetic"))
-            if not consents or consents[-1]["consent"] != record["consent"]:
-                consents.append(record)
-        elif record["kind"] == "refusal":
-            refusals.append(record)
-        elif record["kind"] == "message":
-            outward = record["direction"] == "sent"
-            _add(sent if outward else received, record)
-            certificates = peers.setdefault(record["peer"], [])
-            if (digest := record["peer_certificate_sha256"]) and digest not in certificates:
-                certificates.append(digest)
-            if outward:
-                bytes_sent += record["length"]
-                if record["round"] is not None:
-                    rounds = per_round.setdefault(record["run"], {})
-                    rounds[record["round"]] = rounds.get(record["round"], 0) + record["length"]
-    try:
-        total, covered = verify_records(journal, public_key)
-        sound = True
-        verified = (
-            f"All {total} records are in place, and the {covered} covered by this party's signed checkpoints are "
-            "exactly those that were signed."
-        )
-    except JournalError as error:
-        sound, verified = False, f"The record is NOT sound: {error}"
-    return Report(
-        party=party,
-        federation=federation,
-        journal=str(journal),
-        records=count,
-        first_time=times[0] if times else None,
-        last_time=times[1] if times else None,
-        sent=sorted(sent.values(), key=_by_telling),
-        received=sorted(received.values(), key=_by_telling),
-        bytes_sent=bytes_sent,
-        bytes_per_round=per_round,
-        consents=consents,
-        refusals=refusals,
-        peers=peers,
-        plans=plans,
-        verified=verified,
-        sound=sound,
-        synthetic=synthetic,
-    )
+    def to_json(self) -> str:
+        """The report for machines; ``docs/report.md`` describes its shape."""
+        telling = [exposure for exposure in TELLING if any(exposure in run.left for run in self.runs)]
+        content: dict[str, Any] = {
+            "form": FORM,
+            "version": VERSION,
+            "party": {
+                "identity": self.party.uri,
+                "role": self.party.role,
+                "federation": self.party.federation,
+                "audit_key_sha256": self.key_sha256,
+            },
+            "record": {
+                "records": self.records,
+                "root_sha256": self.root_sha256,
+                "first_time": self.first_time,
+                "last_time": self.last_time,
+            },
+            "verification": asdict(self.verification),
+            "synthetic": self.synthetic,
+            "limited_to_run": self.limited_to,
+            "other_runs": self.other_runs,
+            "bytes_left": self.bytes_left,
+            "runs": [
+                {
+                    "run": run.name,
+                    "method": run.method,
+                    "rounds": run.rounds,
+                    "plan_sha256": run.plan_sha256,
+                    "what_left": run.statement,
+                    "bytes_left": run.bytes_left,
+                    "left": [flow.to_json() for flow in self.left if flow.run == run.name],
+                    "came_back": [flow.to_json() for flow in self.came_back if flow.run == run.name],
+                }
+                for run in self.runs
+            ],
+            "peers": [asdict(peer) for peer in self.peers.values()],
+            "consents": [{"time": record["time"], **record["consent"]} for record in self.consents],
+            "decisions": list(self.decisions),
+            "outside_consent": {exposure.value: count for exposure, count in self.outside_consent.items()},
+            "refusals": [asdict(refusal) for refusal in self.refusals],
+            "refusals_unlisted": self.refusals_unlisted,
+            "privacy_loss": {
+                # One number only where it is the whole truth.
+                "epsilon": self.privacy[0].spent.epsilon
+                if len(self.privacy) == 1 and not self.without_privacy()
+                else None,
+                "statement": " ".join(self.privacy_statements()),
+                "accounts": [{**asdict(loss), "left": loss.left} for loss in self.privacy],
+            },
+            "risks": {exposure.value: RISK[exposure] for exposure in telling},
+        }
+        if not self.of_silo:
+            content["hospitals"] = _by_name(self.hospitals())
+            content["methods"] = _by_name(self.methods())
+            content["answers"] = [asdict(answer) for answer in self.answers]
+            content["accuracies"] = [asdict(accuracy) for accuracy in self.accuracies]
+        return json.dumps(content, indent=2, ensure_ascii=False)
 
 
-def _add(flows: dict[tuple[str, str, Exposure], Flow], record: Mapping[str, Any]) -> None:
-    run = record["run"] or BEFORE
-    peer = record["peer"]
-    for name, count in record["classes"].items():
-        exposure = Exposure(name)
-        flow = flows.setdefault((run, peer, exposure), Flow(run, peer, exposure))
-        flow.bytes += count
-        flow.messages += 1
-        if record["round"] is not None:
-            flow.rounds = [min([record["round"], *flow.rounds]), max([record["round"], *flow.rounds])]
-    for path, count in record["fields"].items():
-        exposure = field_exposure(record["message_type"], path)
-        flow = flows[(run, peer, exposure)]
-        flow.fields[path] = flow.fields.get(path, 0) + count
-    for tensor in record.get("tensors", ()):
-        exposure = Exposure(tensor["class"])
-        key = (run, peer, exposure)
-        # A manifest may come whose bytes never did.
-        flow = flows.setdefault(key, Flow(run, peer, exposure))
-        flow.tensors[tensor["name"]] = f"{'×'.join(map(str, tensor['shape'])) or 'one number'} {tensor['dtype']}"
+def in_order(exposures: Iterable[Exposure]) -> list[Exposure]:
+    """Exposure classes, the telling ones first, each kind in the schema's order."""
+    found = set(exposures)
+    return [e for e in Exposure if e in found and e in TELLING] + [
+        e for e in Exposure if e in found and e not in TELLING
+    ]
 
 
-def _by_telling(flow: Flow) -> tuple[bool, str, str, bool, int]:
-    return (flow.run == BEFORE, flow.run, flow.peer, flow.exposure not in TELLING, list(Exposure).index(flow.exposure))
+def add_counts(into: dict[Any, int], counts: Mapping[Any, int]) -> None:
+    """Adds counts to those that are there."""
+    for key, count in counts.items():
+        into[key] = into.get(key, 0) + count
 
 
-def readable_bytes(count: int) -> str:
-    """``178.6 kB`` and the like."""
-    size = float(count)
-    for unit in ("bytes", "kB", "MB", "GB", "TB"):
-        if size < 1000 or unit == "TB":
-            return f"{count} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1000
-    raise AssertionError("unreachable: every size has a unit")
+def _by_name(table: Mapping[str, Mapping[Exposure, int]]) -> dict[str, dict[str, int]]:
+    return {name: {exposure.value: count for exposure, count in row.items()} for name, row in table.items()}

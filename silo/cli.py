@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -16,12 +15,18 @@ from rich.table import Table
 from privacy.audit_commands import AuditParty, audit_app
 from privacy.console import application, output
 from privacy.console import run as run_app
+from privacy.errors import JournalError
 from privacy.key_rotation import rotate as rotate_key
 from privacy.pki import create_keys, load_audit_key
-from privacy.report import TELLING, build_report, readable_bytes
+from privacy.report_builder import build_report, verify_journal
+from privacy.report_pages import Format, print_report, write_report
+from privacy.report_words import readable_bytes
 from silo.config import SiloConfig
+from silo.consent_commands import approve, consent_app
 
 app = application("A hospital's side of a federation: trains on its own images, decides and records what leaves.")
+app.add_typer(consent_app, name="consent")
+app.command()(approve)
 out = output()
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The hospital's configuration (YAML).")]
@@ -123,93 +128,66 @@ def inspect(
 ) -> None:
     """Show exactly what would leave in the first round, and what else in others. Sends nothing."""
     from silo import inspection
+    from silo.inspection_display import show
 
     settings = SiloConfig.read(config)
     found = inspection.inspect(settings, inspection.read_plan(plan) if plan else inspection.known_plan(settings))
+    show(found, settings, out, as_json=as_json)
+
+
+@app.command()
+def budget(
+    config: Config,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Show what the privacy ledgers say: spent and left, per run and per release. Sends nothing."""
+    from silo import budget as view
+
+    settings = SiloConfig.read(config)
+    found = view.read_accounts(settings)
     if as_json:
-        content = {
-            "run": found.plan.run,
-            "plan_sha256": found.plan.sha256.hex(),
-            "messages_per_round": found.messages,
-            "bytes_per_round": found.total,
-            "bytes_per_request_for_a_task": found.asking,
-            "content": [{**asdict(item), "epsilon": _epsilon(item.exposure.value)} for item in found.content],
-            "also_in_other_rounds": [exposure.value for exposure in found.other_rounds],
-            "missing": found.missing.lines(),
-        }
-        typer.echo(json.dumps(content, indent=2))
+        typer.echo(json.dumps([view.as_json(account) for account in found], indent=2))
         return
-    table = Table(
-        title=f"Run {found.plan.run}, {found.plan.method.name}: what would leave {settings.name} in the "
-        f"first of {found.plan.rounds} rounds, to {settings.coordinator_identity.uri}",
-        title_justify="left",
-    )
-    for column in ("exposure class", "what", "bytes", "ε", "consented"):
-        table.add_column(column, justify="right" if column == "bytes" else "left", overflow="fold")
-    for item in found.content:
-        what = [f"{name} {'×'.join(map(str, shape)) or 'one number'} {dtype}" for name, shape, dtype in item.tensors]
-        fields = [f"{name}: {count}" for name, count in item.fields.items()]
-        table.add_row(
-            item.exposure.value,
-            "\n".join(what or fields),
-            str(item.bytes),
-            _epsilon(item.exposure.value),
-            "yes" if item.leaves else "no: stays here",
-        )
-    out.print(table)
-    if found.other_rounds:
-        also = ", ".join(exposure.value for exposure in found.other_rounds)
-        out.print(f"In another round, as the method's phases have it, also: {also}.")
-    if found.missing:
-        out.print("The consent does not cover this run; nothing of it would leave. Missing:")
-        for line in found.missing.lines():
-            out.print(f"  - {line}", markup=False)
-    else:
+    if not found:
         out.print(
-            f"{found.total} bytes in {found.messages} messages a round, once the run is joined, and {found.asking} "
-            "bytes (PROTOCOL, IDENTITY) each time it asks for a task. Each also carries signed receipts for what was "
-            "exchanged before (PROTOCOL, IDENTITY; some 1 to 4 kB). Nothing was sent just now.",
+            f"There is no privacy ledger in {settings.ledgers}: nothing was trained with differential privacy. What "
+            "left without it has no bound; see `silo report`.",
             soft_wrap=True,
         )
-
-
-def _epsilon(exposure: str) -> str:
-    """Privacy loss: without a mechanism there is no bound for what tells about patients."""
-    return "0" if exposure in ("PROTOCOL", "IDENTITY", "INITIAL_MODEL") else "∞ (no noise)"
+    for account in found:
+        for table in view.tables(account):
+            out.print(table)
+        for line in view.lines(account):
+            out.print(line, markup=False, soft_wrap=True)
 
 
 @app.command()
 def report(
     config: Config,
     output: Annotated[
-        Path | None,
-        typer.Option("--out", help="Folder for report.html and report.json (default: state folder)."),
+        Path | None, typer.Option("--out", help="Folder for the files (default: `report` in the state folder).")
     ] = None,
+    formats: Annotated[
+        list[Format], typer.Option("--format", help="Write this format only; repeat for several.")
+    ] = list(Format),  # noqa: B006 Typer copies it
+    run: Annotated[str | None, typer.Option("--run", help="Only this run.")] = None,
 ) -> None:
-    """Say what left this hospital: in words here, as a page and as JSON in files."""
+    """Say what left this hospital, to whom and on which consent: in words here; as HTML, PDF and JSON in files."""
     settings = SiloConfig.read(config)
     key = load_audit_key(settings.keys / "audit.key").public_key().public_bytes_raw()
-    found = build_report(settings.journal, key, party=settings.identity.uri, federation=settings.federation)
-    folder = output or settings.state / "report"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "report.html").write_text(found.to_html(), encoding="utf-8")
-    (folder / "report.json").write_text(found.to_json(), encoding="utf-8")
-    if found.synthetic:
-        out.print("Synthetic data: the images were generated by a program; they show no patient.")
-    for line in found.summary():
-        out.print(line, markup=False, soft_wrap=True)
-    for group in found.groups():
-        table = Table(title=f"{group.when}, to {group.peer}", title_justify="left")
-        for column in ("exposure class", "bytes", "rounds", "tells about patients"):
-            table.add_column(column, justify="right" if column == "bytes" else "left", overflow="fold")
-        for flow in group.flows:
-            telling = "yes" if flow.exposure in TELLING else "no"
-            table.add_row(flow.exposure.value, str(flow.bytes), group.rounds(flow), telling)
-        out.print(table)
-    out.print(found.verified, markup=False, soft_wrap=True)
-    out.print(f"{folder / 'report.html'}\n{folder / 'report.json'}", soft_wrap=True)
-    if not found.sound:
-        raise typer.Exit(7)
+    found = build_report(
+        settings.journal,
+        key,
+        party=settings.identity,
+        verification=verify_journal(settings.journal, key),
+        run=run,
+    )
+    written = write_report(found, output or settings.state / "report", formats)
+    print_report(found, out)
+    for path in written:
+        out.print(str(path), markup=False, soft_wrap=True)
+    if not found.verification.sound:
+        raise typer.Exit(JournalError.exit_code)
 
 
 @app.command()

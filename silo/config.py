@@ -36,6 +36,8 @@ class SiloConfig(StrictModel):
     PyTorch's choice by default, and fewer where several silos share a machine. ``insecure``: plain text, only to a
     loopback address. ``trusted_models``: own model factories that a plan may name. ``keep_sent_days``: keep what was
     sent, encrypted with the silo's own key, for so many days (`silo audit open`); by default nothing is kept.
+    ``ledger``: folder of the privacy ledgers, ``state/ledger`` by default; several silos that train on the same images
+    (in several federations) must share one.
     """
 
     federation: Name
@@ -50,6 +52,7 @@ class SiloConfig(StrictModel):
     insecure: bool = False
     trusted_models: tuple[str, ...] = ()
     keep_sent_days: float | None = Field(default=None, gt=0)
+    ledger: FilePath | None = None
 
     @field_validator("device")
     @classmethod
@@ -101,9 +104,24 @@ class SiloConfig(StrictModel):
         return SentArchive(self.state / "sent", self.keys / "sent.key")
 
     @property
+    def ledgers(self) -> Path:
+        """The folder of the privacy ledgers."""
+        return self.ledger or self.state / "ledger"
+
+    @property
     def runs(self) -> Path:
         """The folder of what training leaves: models and measurements, a folder a run."""
         return self.state / "runs"
+
+    @property
+    def withdrawal(self) -> Path:
+        """The file that exists while the consent is withdrawn; a daemon looks for it before every message."""
+        return self.state / "withdrawal.json"
+
+    @property
+    def approval(self) -> Path:
+        """The file in which ``silo approve`` leaves the hash of an approved plan for the daemon."""
+        return self.state / "approval.json"
 
     @property
     def tls_files(self) -> TlsFiles:

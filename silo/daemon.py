@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 import torch
@@ -16,20 +20,29 @@ from algorithms.models import build
 from algorithms.registry import make
 from algorithms.tensors import Part, Payload, payload_tensors
 from algorithms.transfer import check_finite
-from privacy.consent import ConsentFile, ConsentGate
+from privacy.consent import ConsentFile, Missing, today
 from privacy.door import Door
-from privacy.errors import RefusedError, TrainingError
+from privacy.errors import BudgetError, ConsentError, DataError, MedsiloError, RefusedError, TrainingError
 from privacy.exposure import Exposure
+from privacy.gate import ConsentGate
 from privacy.journal import Journal
-from privacy.pki import Credentials, load_audit_key, load_credentials
+from privacy.ledger import Ledger, Subject
+from privacy.pki import load_audit_key
 from privacy.plan import RunPlan
 from privacy.retention import SentArchive
+from privacy.withdrawal import Cause, EndedError, History
 from protos.medsilo.v1 import coordinator_pb2 as wire
+from silo.account import Account, budget_of, check_promise
+from silo.approval import await_approval
 from silo.config import SiloConfig
 from silo.display import Display
+from silo.ending import Ending, conclude_alone, load_party, refuse_withdrawn
 from silo.run_state import Measured, RunState
 from silo.training import LocalSite, Measurement, Progress, choose_device
 from silo.uplink import LateError, Uplink
+
+_LOOK_SECONDS = 0.5
+"""How often a waiting daemon looks whether its consent still holds."""
 
 
 @dataclass(frozen=True)
@@ -41,47 +54,65 @@ class Outcome:
     bytes_sent: int
 
 
-def load_party(config: SiloConfig) -> Credentials | None:
-    """The silo's credentials; None with ``insecure: true``."""
-    if config.insecure:
-        return None
-    files = config.tls_files
-    return load_credentials(ca=files.ca, certificate=files.certificate, key=files.key, expected=config.identity)
-
-
-def train(config: SiloConfig, display: Display) -> Outcome:
-    """Takes part in the coordinator's run until it ends.
+def train(config: SiloConfig, display: Display, *, day: Callable[[], date] = today) -> Outcome:
+    """Takes part in the coordinator's run until it ends. ``day``: tells the day, UTC.
 
     Everything that can be wrong on this machine (consent, shard, keys, device) is checked before the first byte
-    leaves. Raises the ``MedsiloError`` that says what is wrong.
+    leaves. Raises the ``MedsiloError`` that says what is wrong; where the consent has ended, the coordinator is told
+    before that.
     """
     reuse_freed_memory()
+    history = History.read(config.journal)
+    if config.withdrawal.exists() or history.withdrawal:
+        raise refuse_withdrawn(config, display.notice)
     consent = ConsentFile.read(config.consent)
-    if missing := consent.missing_to_ask(config.coordinator_identity):
-        raise consent.refusal(missing, f"asking {config.coordinator_identity.uri} for its plan")
+    if missing := consent.missing_to_ask(config.coordinator_identity, day=day()):
+        error = consent.refusal(missing, f"asking {config.coordinator_identity.uri} for its plan")
+        if history.last and (history.last.is_open or not history.last.told):
+            cause = Cause.EXPIRED if missing.expired else Cause.NARROWED
+            raise conclude_alone(config, EndedError(cause, str(error)), display.notice)
+        raise error
     dataset = load_npz(config.shard)
     credentials = load_party(config)
     device = choose_device(config.device)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     audit_key = load_audit_key(config.keys / "audit.key")
-    gate = ConsentGate(consent, config.coordinator_identity)
-    with Journal(config.journal, key=audit_key, origin=config.journal_origin) as journal:
-        archive = _archive(config)
-        door = Door(journal, identity=config.identity.uri, federation=config.federation, gate=gate, archive=archive)
+
+    def note(file: ConsentFile, problem: str | None = None) -> None:
+        told = {"unusable": problem} if problem else {}
         door.note(
             "consent",
-            consent=consent.describe(),
+            consent=file.describe(),
             data=dataset.name,
             data_sha256=dataset.fingerprint,
             synthetic=dataset.synthetic,
+            **told,
         )
+
+    gate = ConsentGate(consent, config.coordinator_identity, withdrawal=config.withdrawal, changed=note, day=day)
+    with Journal(config.journal, key=audit_key, origin=config.journal_origin) as journal:
+        archive = _archive(config)
+        door = Door(journal, identity=config.identity.uri, federation=config.federation, gate=gate, archive=archive)
+        note(consent)
         uplink = Uplink(config, credentials, door, notice=display.notice)
+        joined = False
         try:
-            plan = _join(uplink, consent, door)
-            participation = _Participation(config, plan, consent, dataset, device, uplink, display)
-            uplink.use(door.through(ConsentGate(consent, config.coordinator_identity, plan)), plan)
-            participation.run()
+            plan, gate, account = _agree(config, uplink, gate, dataset, door, history)
+            participation = _Participation(config, plan, gate, dataset, device, uplink, display, account)
+            with _watching(gate, uplink):
+                await_approval(config, plan, gate, door, history, display.notice)
+                door.note("run", **_summary(plan))
+                joined = True
+                with _ending_with_the_budget():
+                    participation.run()
+        except ConsentError as error:
+            if not joined and not isinstance(error, EndedError):
+                raise  # the plan was declined
+            ended = Ending(config, door, audit_key, uplink, display.notice).conclude(error)
+            if isinstance(ended, EndedError) and ended.cause == Cause.BUDGET:
+                raise BudgetError(str(ended)) from None
+            raise ended from None
         finally:
             uplink.close()
     return Outcome(plan, config.runs / plan.run, uplink.bytes_sent)
@@ -95,7 +126,10 @@ def _archive(config: SiloConfig) -> SentArchive | None:
     return archive
 
 
-def _join(uplink: Uplink, consent: ConsentFile, door: Door) -> RunPlan:
+def _agree(
+    config: SiloConfig, uplink: Uplink, gate: ConsentGate, dataset: ImageDataset, door: Door, history: History
+) -> tuple[RunPlan, ConsentGate, Account | None]:
+    """The plan, if consent and privacy budget cover it, with its gate and, where it has privacy, its account."""
     plan = uplink.get_plan()
     method = make(plan.method.name, plan.method.parameters)
     if not set(method.required) <= set(plan.required):
@@ -103,15 +137,83 @@ def _join(uplink: Uplink, consent: ConsentFile, door: Door) -> RunPlan:
             f"the plan asks for {', '.join(plan.required)}, but {method.name} exposes {', '.join(method.required)}: a "
             "plan must name all that its method exposes"
         )
+    check_promise(plan, method)
+    consent = gate.file
     missing = consent.missing_for(plan)
-    summary = {"run": plan.run, "plan_sha256": plan.sha256.hex(), "plan": plan.model_dump(mode="json")}
+    part = history.parts.get(plan.sha256.hex())
+    if part and part.is_open:
+        # A cap that was lowered on the way ends the run when it is reached, not before.
+        missing = dataclasses.replace(missing, rounds=None)
     if missing:
         error = consent.refusal(missing, f"run {plan.run} ({plan.method.name})")
-        door.note("refusal", **summary, reason=str(error))
-        uplink.answer(plan, missing)
+        door.note("refusal", **_summary(plan), reason=str(error))
+        if part and part.is_open:
+            raise EndedError(Cause.NARROWED, str(error))
+        if consent.consent.approval == "none":
+            uplink.answer(plan, missing)
         raise error
-    door.note("run", **summary)
-    return plan
+    try:
+        account = _open_account(config, plan, consent, dataset, door)
+        if account is not None:
+            account.check_covers(method)
+    except (BudgetError, DataError) as error:
+        door.note("refusal", **_summary(plan), reason=str(error))
+        if part and part.is_open:
+            raise EndedError(Cause.BUDGET, str(error)) from None
+        if consent.consent.approval == "none":
+            uplink.answer(plan, Missing(privacy=(str(error),)))
+        raise
+    joining = gate.joining(plan, rounds=part.sent if part else ())
+    uplink.use(door.through(joining), plan)
+    return plan, joining, account
+
+
+def _open_account(
+    config: SiloConfig, plan: RunPlan, consent: ConsentFile, dataset: ImageDataset, door: Door
+) -> Account | None:
+    if plan.privacy is None:
+        return None
+    from silo.private_training import owners_of  # Opacus takes seconds to load
+
+    owners_of(dataset, plan.privacy.unit)
+    ledger = Ledger(config.ledgers, Subject(dataset.fingerprint, plan.privacy.unit))
+    account = Account(ledger, plan, plan.privacy, budget_of(consent.consent, plan.privacy), door)
+    door.paid_by = account.paid_by
+    return account
+
+
+@contextmanager
+def _ending_with_the_budget() -> Iterator[None]:
+    """A budget that is used up on the way ends the hospital's part in the run, as any other end of its consent."""
+    try:
+        yield
+    except BudgetError as error:
+        raise EndedError(Cause.BUDGET, str(error)) from error
+
+
+def _summary(plan: RunPlan) -> dict[str, object]:
+    return {"run": plan.run, "plan_sha256": plan.sha256.hex(), "plan": plan.model_dump(mode="json")}
+
+
+@contextmanager
+def _watching(gate: ConsentGate, uplink: Uplink) -> Iterator[None]:
+    """Meanwhile a consent that ends cuts short what the uplink waits for; the gate then says why."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(_LOOK_SECONDS):
+            try:
+                gate.check(())
+            except MedsiloError:
+                uplink.interrupt()
+
+    thread = threading.Thread(target=watch, name="consent", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 class _Participation:
@@ -121,16 +223,18 @@ class _Participation:
         self,
         config: SiloConfig,
         plan: RunPlan,
-        consent: ConsentFile,
+        gate: ConsentGate,
         dataset: ImageDataset,
         device: torch.device,
         uplink: Uplink,
         display: Display,
+        account: Account | None,
     ) -> None:
         self._plan = plan
         self._uplink = uplink
         self._display = display
-        self._metrics = Exposure.LOCAL_METRICS in set(plan.optional) & consent.consent.classes
+        self._gate = gate
+        self._synthetic = dataset.synthetic
         self._site = LocalSite(
             config.name,
             dataset,
@@ -138,6 +242,7 @@ class _Participation:
             plan,
             device=device,
             progress=self._progress,
+            charge=account.charge if account is not None else None,
         )
         self._half: SiloHalf = make(plan.method.name, plan.method.parameters).silo_half(self._site)
         self._state = RunState(config.runs / plan.run, plan, config.name, dataset)
@@ -147,7 +252,7 @@ class _Participation:
     def run(self) -> None:
         """Joins and works off tasks until the run has ended."""
         self._display.joined(self._plan, self._state.trained_rounds)
-        self._uplink.answer(self._plan, None)
+        self._uplink.answer(self._plan, None, synthetic=self._synthetic)
         while True:
             self._display.waiting()
             task, payload = self._uplink.next_task(
@@ -163,6 +268,7 @@ class _Participation:
         if round_number < self._state.trained_rounds:
             self._send(round_number, self._half.upload())
             return
+        self._gate.begin_round(round_number)
         start = self._begin(payload)
         self._half.train(round_number, _without_start(payload))
         upload = self._half.upload()
@@ -216,19 +322,32 @@ class _Participation:
         return {0: self._site.measure(initial)}
 
     def _send(self, round_number: int, upload: Payload, *, before_last: Callable[[], object] = lambda: None) -> None:
-        payload = dict(upload)
-        if self._metrics and self._last is not None:
-            values = (self._last.accuracy, self._last.loss)
-            payload[Exposure.LOCAL_METRICS] = Part.of(
-                {spec.name: torch.tensor(value) for spec, value in zip(LOCAL_METRICS, values, strict=True)}
-            )
+        self._gate.begin_round(round_number)
         try:
-            self._uplink.submit(self._plan, round_number, payload, before_last=before_last)
+            self._submit(round_number, upload, before_last)
         except LateError as late:
             self._display.notice(f"{late}; going on with the next task")
         self._display.sent(round_number, self._last.accuracy if self._last else None, self._uplink.bytes_sent)
 
+    def _submit(self, round_number: int, upload: Payload, before_last: Callable[[], object]) -> None:
+        metrics = Exposure.LOCAL_METRICS in self._gate.allowed() and self._last is not None
+        payload = {**upload, **(self._measurement() if metrics else {})}
+        try:
+            self._uplink.submit(self._plan, round_number, payload, before_last=before_last)
+        except ConsentError:
+            # What is optional may have been taken out of the consent since; the rest goes without it.
+            if not metrics or Exposure.LOCAL_METRICS in self._gate.allowed():
+                raise
+            self._uplink.submit(self._plan, round_number, upload, before_last=before_last)
+
+    def _measurement(self) -> Payload:
+        assert self._last is not None
+        values = (self._last.accuracy, self._last.loss)
+        named = {spec.name: torch.tensor(value) for spec, value in zip(LOCAL_METRICS, values, strict=True)}
+        return {Exposure.LOCAL_METRICS: Part.of(named)}
+
     def _progress(self, progress: Progress) -> None:
+        self._gate.check(())
         self._display.training(progress)
 
 

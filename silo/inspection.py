@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,35 +11,56 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
-from algorithms.datasets import load_npz
-from algorithms.method import LOCAL_METRICS
+from algorithms.datasets import ImageDataset, largest_group, load_npz
+from algorithms.method import LOCAL_METRICS, Method
 from algorithms.models import build, state_of
+from algorithms.private_methods import DERIVED, NOISED, PUBLIC, mechanism
 from algorithms.registry import make
 from algorithms.tensors import Part, Payload
 from algorithms.transfer import CHUNK, chunk_message, manifest
+from privacy.accounting import Guarantee, shown
 from privacy.configuration import explain
-from privacy.consent import ConsentFile, Missing
+from privacy.consent import Consent, ConsentFile, Missing
 from privacy.door import NONCE_BYTES
 from privacy.errors import ConfigurationError
 from privacy.exposure import Exposure, attribute, field_exposure
+from privacy.ledger import Ledger, Subject
 from privacy.plan import RunPlan
 from protos.medsilo.v1 import coordinator_pb2 as wire
+from silo.account import budget_of, check_promise
 from silo.config import SiloConfig
 from silo.training import LocalSite
 from silo.uplink import WAIT_SECONDS
 
+_HARMLESS = (Exposure.PROTOCOL, Exposure.IDENTITY, Exposure.INITIAL_MODEL)
 _UPDATE = wire.SubmitUpdateRequest.DESCRIPTOR.full_name
 
 
 @dataclass(frozen=True)
+class PrivacyLoss:
+    """What a class of content costs over the whole run; ``epsilon`` is infinite where there is no mechanism.
+
+    Classes with the same mechanism share one cost: they are made from the same noised training.
+    """
+
+    epsilon: float
+    mechanism: str
+
+    def __str__(self) -> str:
+        return f"{shown(self.epsilon)} ({self.mechanism})"
+
+
+@dataclass(frozen=True)
 class Leaving:
-    """One kind of content of a round's update. ``leaves`` is whether the consent lets it out."""
+    """One kind of content of a round's update. ``leaves`` is whether the consent lets it out; ``loss`` is of the whole
+    run."""
 
     exposure: Exposure
     tensors: tuple[tuple[str, tuple[int, ...], str], ...]
     bytes: int
     fields: dict[str, int]
     leaves: bool
+    loss: PrivacyLoss
 
 
 @dataclass(frozen=True)
@@ -47,6 +69,8 @@ class Inspection:
 
     ``asking``: bytes of one request for a task; a silo asks at least once a round, and again while it waits.
     ``other_rounds``: classes that do not leave in the first round but, as the method's phases have it, in another.
+    ``guarantee``: what the plan's privacy promises for the run; ``spent`` and ``after``: what these images have cost so
+    far, and would have cost after a whole run more. ``largest_group``: the most training images of one patient.
     """
 
     plan: RunPlan
@@ -55,6 +79,10 @@ class Inspection:
     content: tuple[Leaving, ...]
     missing: Missing
     other_rounds: tuple[Exposure, ...]
+    guarantee: Guarantee | None
+    spent: Guarantee | None
+    after: Guarantee | None
+    largest_group: int | None
 
     @property
     def total(self) -> int:
@@ -93,8 +121,9 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
     consent = ConsentFile.read(config.consent)
     dataset = load_npz(config.shard)
     model = build(plan.model, seed=plan.seed, trusted=config.trusted_models)
-    site = LocalSite(config.name, dataset, model, plan, device=torch.device("cpu"))
+    site = LocalSite(config.name, dataset, model, plan, device=torch.device("cpu"), charge=_no_training)
     method = make(plan.method.name, plan.method.parameters)
+    check_promise(plan, method)
     half = method.silo_half(site)
     half.begin(state_of(model))
     half.rehearse()
@@ -120,6 +149,7 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
             count,
             {name: size for name, size in fields.items() if field_exposure(_UPDATE, name) == exposure},
             exposure in allowed and not missing,
+            privacy_loss(plan, method, exposure),
         )
         for exposure, count in sorted(classes.items(), key=lambda item: list(Exposure).index(item[0]))
     )
@@ -131,7 +161,46 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
         holds_model=True,
     )
     other_rounds = tuple(exposure for exposure in plan.required if exposure in method.uploads - set(classes))
-    return Inspection(plan, messages, asking.ByteSize(), content, missing, other_rounds)
+    spent, after = _account(config, plan, consent.consent, dataset)
+    return Inspection(
+        plan,
+        messages,
+        asking.ByteSize(),
+        content,
+        missing,
+        other_rounds,
+        guarantee=plan.privacy.guarantee if plan.privacy else None,
+        spent=spent,
+        after=after,
+        largest_group=largest_group(dataset),
+    )
+
+
+def privacy_loss(plan: RunPlan, method: Method, exposure: Exposure) -> PrivacyLoss:
+    """What a class of content costs in a run of this plan."""
+    if exposure in _HARMLESS:
+        return PrivacyLoss(0.0, "nothing about patients")
+    if plan.privacy is None:
+        return PrivacyLoss(math.inf, "no noise")
+    by = mechanism(method, exposure)
+    if by == PUBLIC:
+        return PrivacyLoss(0.0, by)
+    return PrivacyLoss(plan.privacy.epsilon if by in (NOISED, DERIVED) else math.inf, by)
+
+
+def _account(
+    config: SiloConfig, plan: RunPlan, consent: Consent, dataset: ImageDataset
+) -> tuple[Guarantee | None, Guarantee | None]:
+    if plan.privacy is None:
+        return None, None
+    ledger = Ledger(config.ledgers, Subject(dataset.fingerprint, plan.privacy.unit))
+    delta = budget_of(consent, plan.privacy).delta
+    whole = plan.privacy.training(plan.privacy.steps)
+    return ledger.guarantee(delta), ledger.guarantee(delta, extra=[whole])
+
+
+def _no_training(*_: object) -> None:
+    raise AssertionError("an inspection trains nothing")
 
 
 def _messages(silo: str, plan: RunPlan, payload: Payload) -> Iterable[wire.SubmitUpdateRequest]:

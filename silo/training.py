@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +16,13 @@ from torch.nn import functional as F
 from algorithms.datasets import ImageDataset, ImageSplit, image_hashes, to_tensor
 from algorithms.method import Correction, Objective, derive_seed
 from algorithms.models import Layout
-from privacy.errors import ConfigurationError, DataError, TrainingError
+from algorithms.private_methods import check_model
+from privacy.errors import ConfigurationError, DataError, RefusedError, TrainingError
 from privacy.plan import RunPlan, TrainingPlan
+
+if TYPE_CHECKING:
+    from privacy.noise import NoiseSource
+    from silo.private_training import Charge, PrivateTrainer
 
 EVALUATION_BATCH = 1024
 REPORT_SECONDS = 0.5
@@ -71,7 +77,9 @@ class LocalSite:
     """One silo's data, model and training, as the methods' silo halves see them (``algorithms.method.Site``).
 
     The order of images follows from the run's seed, the silo's name and the round, so that a round repeated after
-    a crash gives the same model.
+    a crash gives the same model. A plan with privacy is trained with DP-SGD, whose samples and noise nobody can repeat:
+    ``charge`` is called before each training, and raises if the account does not allow it; images are given to
+    nobody. ``noise`` is where the noise comes from, a source of its own by default.
     """
 
     def __init__(
@@ -83,6 +91,8 @@ class LocalSite:
         *,
         device: torch.device,
         progress: Callable[[Progress], None] = lambda _: None,
+        charge: Charge | None = None,
+        noise: NoiseSource | None = None,
     ) -> None:
         check_fits(dataset, plan)
         self.name = name
@@ -98,6 +108,14 @@ class LocalSite:
         self._train = _on(device, dataset.train)
         self._test = _on(device, dataset.test)
         self._reserved: tuple[Tensor, Tensor] | None = None
+        self._private: PrivateTrainer | None = None
+        if plan.privacy is not None:
+            if charge is None:
+                raise ValueError("a plan with privacy needs an account to charge")
+            from silo.private_training import PrivateTrainer, owners_of  # Opacus takes seconds to load
+
+            check_model(model, plan.model.name)
+            self._private = PrivateTrainer(plan.privacy, owners_of(dataset, plan.privacy.unit), charge, noise=noise)
 
     @property
     def model(self) -> nn.Module:
@@ -128,14 +146,19 @@ class LocalSite:
         """See ``algorithms.method.Site``.
 
         Every epoch visits every image once; its last batch takes what is left over (a single image joins the batch
-        before it). Raises ``TrainingError`` if the loss or a parameter is no longer finite.
+        before it). Raises ``TrainingError`` if the loss or a parameter is no longer finite. With privacy an epoch is as
+        many steps as take each image once on average; raises ``RefusedError`` for an objective or module of the
+        method's own, for whose gradients there is no bound, and ``BudgetError`` if the account does not allow it.
         """
+        if self._private is not None:
+            if objective is not None or extra is not None:
+                raise RefusedError(
+                    "this method trains on an objective or a module of its own; under differential privacy the "
+                    "gradients of those have no bound here. Use a method that trains on the cross entropy"
+                )
+            return self._fit_privately(self._private, round_number, correction, trainable, epochs, phase)
         loss_of = objective or _cross_entropy
-        chosen = {
-            name: parameter
-            for name, parameter in self._model.named_parameters()
-            if parameter.requires_grad and (trainable is None or name in trainable)
-        }
+        chosen = self._chosen(trainable)
         trained = [*chosen.values(), *(extra.parameters() if extra is not None else ())]
         optimizer = make_optimizer(trained, self.training)
         correct = correction.bind(chosen) if correction is not None else _nothing
@@ -155,7 +178,7 @@ class LocalSite:
                     optimizer.step()
                     steps += 1
                     total += loss.detach()
-                    if time.monotonic() - reported > REPORT_SECONDS:
+                    if step < len(batches) and time.monotonic() - reported > REPORT_SECONDS:
                         reported = time.monotonic()
                         mean = total.item() / step
                         self._progress(Progress(round_number, epoch + 1, epochs, step, len(batches), mean))
@@ -166,10 +189,68 @@ class LocalSite:
                 self._progress(Progress(round_number, epoch + 1, epochs, step, len(batches), mean))
         return steps
 
+    def _fit_privately(
+        self,
+        private: PrivateTrainer,
+        round_number: int,
+        correction: Correction | None,
+        trainable: Collection[str] | None,
+        epochs: int | None,
+        phase: str,
+    ) -> int:
+        chosen = self._chosen(trainable)
+        optimizer = make_optimizer(list(chosen.values()), self.training)
+        epochs = epochs or self.training.epochs
+        steps, per_epoch = private.plan.steps_of(epochs), private.plan.steps_of(1)
+        # Dropout and the like may be foreseen: the guarantee holds for every choice of theirs.
+        torch.manual_seed(derive_seed(self._seed, phase, self.name, round_number))
+        self._model.train()
+        reported = time.monotonic()
+
+        def progress(step: int, loss: float) -> None:
+            nonlocal reported
+            epoch = (step - 1) // per_epoch
+            if step % per_epoch == 0:
+                if not all(_finite(parameter.detach()) for parameter in chosen.values()):
+                    raise diverged(round_number, epoch, loss)
+            elif time.monotonic() - reported <= REPORT_SECONDS:
+                return
+            reported = time.monotonic()
+            self._progress(Progress(round_number, epoch + 1, epochs, (step - 1) % per_epoch + 1, per_epoch, loss))
+
+        with _only(self._model, chosen):
+            private.train(
+                self._model,
+                chosen,
+                optimizer,
+                self._train,
+                round_number=round_number,
+                phase=phase,
+                steps=steps,
+                correct=correction.bind(chosen) if correction is not None else _nothing,
+                progress=progress,
+            )
+        return steps
+
+    def _chosen(self, trainable: Collection[str] | None) -> dict[str, nn.Parameter]:
+        return {
+            name: parameter
+            for name, parameter in self._model.named_parameters()
+            if parameter.requires_grad and (trainable is None or name in trainable)
+        }
+
+    def _give_images(self) -> None:
+        if self._private is not None:
+            raise RefusedError(
+                "this method reads the images outside the plan's training; under differential privacy nothing bounds "
+                "what that tells. Use another method, or a run without privacy"
+            )
+
     def batches(
         self, round_number: int, *, epochs: int | None = None, phase: str = "training"
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """See ``algorithms.method.Site``."""
+        self._give_images()
         images, labels = self._train
         for order in self.orders(round_number, epochs or self.training.epochs, phase):
             for index in order:
@@ -177,10 +258,12 @@ class LocalSite:
 
     def train_data(self) -> tuple[Tensor, Tensor]:
         """See ``algorithms.method.Site``."""
+        self._give_images()
         return self._train
 
     def reserve(self, share: float) -> None:
         """See ``algorithms.method.Site``. At least one image is set aside, and at least one is left."""
+        self._give_images()
         if self._reserved is not None:
             raise ValueError("validation images have been set aside already")
         images, labels = self._train
@@ -200,6 +283,7 @@ class LocalSite:
 
     def holds_any(self, hashes: Collection[bytes]) -> int:
         """See ``algorithms.method.Site``."""
+        self._give_images()
         looked_for = frozenset(hashes)
         splits = (self._dataset.train, self._dataset.test)
         return sum(digest in looked_for for split in splits for digest in image_hashes(split.images))

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
-from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential_jitter
+from securesystemslib import dsse
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    sleep_using_event,
+    stop_after_delay,
+    stop_never,
+    wait_exponential_jitter,
+)
 
 from algorithms.tensors import Payload
 from algorithms.transfer import MemorySink, Receiver, check_finite, manifest, read_manifest, send
 from privacy.consent import Missing
 from privacy.door import Call, Door, nonce
+from privacy.envelope import to_message
 from privacy.errors import IdentityError, MedsiloError, ReceiptError, RefusedError
 from privacy.pki import Credentials, fingerprint, identity_of_certificate
 from privacy.plan import RunPlan
@@ -67,16 +79,25 @@ class Uplink:
         self._peer_certificate_sha256 = ""
         self._in_step = False
         self.bytes_sent = 0
+        self._under_way: Any = None
+        self._interrupted = threading.Event()
         self._channel = self._connect()
 
     def close(self) -> None:
         """Closes the channel."""
         self._channel.close()
 
-    def use(self, door: Door, plan: RunPlan) -> None:
+    def use(self, door: Door, plan: RunPlan | None) -> None:
         """From now on messages belong to this plan and pass this door."""
         self._door = door
         self._plan = plan
+        self._interrupted.clear()
+
+    def interrupt(self) -> None:
+        """Cuts the call or pause under way short, from another thread: the gate is to be asked again."""
+        self._interrupted.set()
+        if (call := self._under_way) is not None:
+            call.cancel()
 
     def get_plan(self) -> RunPlan:
         """The coordinator's plan; raises ``IdentityError`` if the answer is not the configured coordinator's."""
@@ -101,8 +122,8 @@ class Uplink:
 
         return self._persistently(ask)
 
-    def answer(self, plan: RunPlan, missing: Missing | None) -> None:
-        """Tells the coordinator yes, or no and what the consent lacks."""
+    def answer(self, plan: RunPlan, missing: Missing | None, *, synthetic: bool = False) -> None:
+        """Tells the coordinator yes, or no and what the consent lacks; and whether the images are synthetic."""
 
         def tell(attempt: int) -> None:
             with self._calling("Join", attempt, "answering the plan") as call:
@@ -115,6 +136,8 @@ class Uplink:
                     missing_classes=[exposure.number for exposure in missing.classes] if missing else [],
                     missing_method=bool(missing and missing.method),
                     missing_rounds=bool(missing and missing.rounds is not None),
+                    missing_privacy=bool(missing and missing.privacy),
+                    synthetic=synthetic,
                     rotations=self._door.rotations(),
                     seen=self._door.correspondence(self._peer).seen.size,
                 )
@@ -128,9 +151,30 @@ class Uplink:
         """Gives and takes the last signatures of a run that has ended; a coordinator that has gone is not waited for:
         the receipt for the last update is here already."""
         try:
-            self._attest(plan, 1)
+            self._attest(plan.sha256, 1)
         except grpc.RpcError as error:
             self._notice(f"{self._explain(error)}; its last answer stays without this silo's receipt")
+
+    def withdraw(self, run: str, plan_sha256: bytes, tombstone: dsse.Envelope, *, seconds: float) -> None:
+        """Tells the coordinator that this silo's part has ended; raises if it cannot be told within ``seconds``."""
+
+        def tell(attempt: int) -> None:
+            with self._calling("Withdraw", attempt, "ending this hospital's part") as call:
+                call.run, call.plan_sha256 = run, plan_sha256.hex()
+                request = wire.WithdrawRequest(
+                    nonce=nonce(),
+                    silo=self._config.name,
+                    plan_sha256=plan_sha256,
+                    statement=to_message(tombstone),
+                    seen=self._door.correspondence(self._peer).seen.size,
+                )
+                answer = self._unary(request, call, seconds=seconds)
+                self._door.admit(answer, wire.WithdrawResponse, call, durable=True)
+                self._door.check_receipt(call)
+            self._in_step = True
+            self._attest(plan_sha256, attempt)
+
+        self._persistently(tell, seconds=seconds)
 
     def next_task(self, plan: RunPlan, *, holds_model: bool, trained_rounds: int) -> tuple[wire.Task, Payload]:
         """The next task with its tensors; waits for one as long as it takes.
@@ -150,7 +194,7 @@ class Uplink:
                     attestation=self._door.attest(self._peer),
                 )
                 data = self._release(request, call)
-                stream = self._channel.unary_stream(f"/{_SERVICE}/GetTask")(data, wait_for_ready=False)
+                stream = self._begin(self._channel.unary_stream(f"/{_SERVICE}/GetTask")(data, wait_for_ready=False))
                 try:
                     return self._read_task(stream, call, plan, trained_rounds)
                 finally:
@@ -184,11 +228,13 @@ class Uplink:
                 )
                 failure: list[Exception] = []
                 messages = _hold_last(send(self._door, call, header, payload), before_last)
-                messages = self._counted(_keep_failure(messages, failure))
+                begun: Future[Any] = Future()
+                messages = _end_at_failure(self._counted(messages), failure, lambda: begun.result().cancel())
+                begun.set_result(self._channel.stream_unary(f"/{_SERVICE}/SubmitUpdate").future(messages))
                 try:
-                    data = self._channel.stream_unary(f"/{_SERVICE}/SubmitUpdate")(messages)
-                except grpc.RpcError:
-                    # gRPC hides what went wrong on our own side of the stream.
+                    data = self._answer(begun.result())
+                except (grpc.RpcError, _PassingError):
+                    # What went wrong on our own side of the stream is no answer of the other's.
                     if failure:
                         raise failure[0] from None
                     raise
@@ -204,14 +250,14 @@ class Uplink:
     def _keep_step(self, plan: RunPlan, attempt: int) -> None:
         """After a call that was cut neither side knows what the other had of it: they say so before anything else."""
         if attempt > 1 or not self._in_step:
-            self._attest(plan, attempt, in_step=False)
+            self._attest(plan.sha256, attempt, in_step=False)
 
-    def _attest(self, plan: RunPlan, attempt: int, *, in_step: bool = True) -> None:
+    def _attest(self, plan_sha256: bytes, attempt: int, *, in_step: bool = True) -> None:
         with self._calling("Attest", attempt, "exchanging receipts") as call:
             request = wire.AttestRequest(
                 nonce=nonce(),
                 silo=self._config.name,
-                plan_sha256=plan.sha256,
+                plan_sha256=plan_sha256,
                 seen=self._door.correspondence(self._peer).seen.size,
                 attestation=self._door.attest(self._peer) if in_step and self._in_step else None,
             )
@@ -248,9 +294,27 @@ class Uplink:
         check_finite({exposure: payload[exposure] for exposure in receiver.unchecked})
         return task, payload
 
-    def _unary(self, request: Message, call: Call) -> bytes:
+    def _unary(self, request: Message, call: Call, *, seconds: float = ANSWER_SECONDS) -> bytes:
         data = self._release(request, call)
-        answer: bytes = self._channel.unary_unary(f"/{_SERVICE}/{call.rpc}")(data, timeout=ANSWER_SECONDS)
+        return self._answer(self._channel.unary_unary(f"/{_SERVICE}/{call.rpc}").future(data), seconds)
+
+    def _begin(self, call: Any) -> Any:
+        """Notes the call under way, so that it can be interrupted."""
+        self._under_way = call
+        if self._interrupted.is_set():
+            call.cancel()
+        return call
+
+    def _answer(self, call: Any, seconds: float | None = None) -> bytes:
+        """The answer of a call, waited for on this side alone: a deadline would travel in a header of its own."""
+        try:
+            answer: bytes = self._begin(call).result(timeout=seconds)
+        except grpc.FutureTimeoutError:
+            call.cancel()
+            address = self._config.coordinator.address
+            raise _PassingError(f"the coordinator at {address} does not answer within {seconds:.0f} s") from None
+        except grpc.FutureCancelledError:
+            raise _PassingError("the call was cut short") from None
         return answer
 
     def _release(self, message: Message, call: Call) -> bytes:
@@ -259,6 +323,8 @@ class Uplink:
 
     def _counted(self, messages: Iterator[bytes]) -> Iterator[bytes]:
         for data in messages:
+            # Messages are recorded several at once; the consent may end between two of them.
+            self._door.gate.check(())
             self.bytes_sent += len(data)
             yield data
 
@@ -285,17 +351,24 @@ class Uplink:
         finally:
             self._door.ended(call)
 
-    def _persistently(self, action: Callable[[int], T]) -> T:
+    def _persistently(self, action: Callable[[int], T], *, seconds: float | None = None) -> T:
         for attempt in Retrying(
             retry=retry_if_exception(_passing),
-            wait=wait_exponential_jitter(initial=0.2, max=LONGEST_PAUSE_SECONDS),
+            wait=wait_exponential_jitter(initial=0.2, max=LONGEST_PAUSE_SECONDS if seconds is None else 2),
+            stop=stop_never if seconds is None else stop_after_delay(seconds),
+            sleep=sleep_using_event(self._interrupted),
             before_sleep=self._before_pause,
             reraise=True,
         ):
             with attempt:
                 try:
                     return action(attempt.retry_state.attempt_number)
-                except grpc.RpcError as error:
+                except (grpc.RpcError, _PassingError) as error:
+                    # What cut the call may be the end of the consent.
+                    self._door.gate.check(())
+                    self._interrupted.clear()
+                    if isinstance(error, _PassingError):
+                        raise
                     raise self._explain(error) from error
         raise AssertionError("unreachable: the loop ends by returning or raising")
 
@@ -340,6 +413,9 @@ class Uplink:
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.max_reconnect_backoff_ms", 5_000),
             ("grpc.enable_retries", 0),
+            # What is not needed is not said, nor asked for (docs/what-the-network-sees.md).
+            ("grpc.compression_enabled_algorithms_bitset", 1),
+            ("grpc.service_config_disable_resolution", 1),
         ]
         address = self._config.coordinator.address
         if self._credentials is None:
@@ -371,9 +447,10 @@ def _hold_last(messages: Iterator[bytes], action: Callable[[], object]) -> Itera
     yield held
 
 
-def _keep_failure(messages: Iterator[bytes], failure: list[Exception]) -> Iterator[bytes]:
+def _end_at_failure(messages: Iterator[bytes], failure: list[Exception], cut: Callable[[], object]) -> Iterator[bytes]:
+    """Keeps what went wrong on this side and cuts the call: of gRPC's own handling a stack of calls would be logged."""
     try:
         yield from messages
     except Exception as error:
         failure.append(error)
-        raise
+        cut()

@@ -151,9 +151,15 @@ def _show(folder: Path) -> None:
     _command(folder, "coordinator", "results", "--config", "coordinator.yaml", show=True)
     for hospital in HOSPITALS:
         _command(folder, "silo", "report", "--config", f"{hospital}.yaml", show=True)
-    console.print("The reports of what left each hospital:")
-    for hospital in HOSPITALS:
-        console.print(f"  {folder / 'state' / hospital / 'report' / 'report.html'}", soft_wrap=True)
+    _command(folder, "coordinator", "report", "--config", "coordinator.yaml")
+    for command, party in (*(("silo", hospital) for hospital in HOSPITALS), ("coordinator", "coordinator")):
+        _command(folder, command, "audit", "export", "--config", f"{party}.yaml", "--out", f"{party}-evidence.json")
+    console.print("The evidence of hospital1, held against the coordinator's:")
+    words = ("audit", "verify", "hospital1-evidence.json", "--peer", "coordinator-evidence.json")
+    _command(folder, "silo", *words, show=True)
+    console.print("The reports of what left each hospital, and the coordinator's of all (report.pdf beside each):")
+    for party in (*HOSPITALS, "coordinator"):
+        console.print(f"  {folder / 'state' / party / 'report' / 'report.html'}", soft_wrap=True)
     console.print(f"Who holds which images: {folder / 'shards' / 'label_distribution.png'}", soft_wrap=True)
 
 

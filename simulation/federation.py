@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,13 +16,18 @@ from torch import Tensor
 from algorithms.datasets import ImageDataset
 from algorithms.method import Downloads, Federation, Method, PublicSet, SiloHalf, State, participants
 from algorithms.models import Layout, build, state_of
+from algorithms.private_methods import check
 from algorithms.tensors import MemoryWorkspace, Part, Payload
-from privacy.errors import DataError
+from privacy.accounting import Guarantee, SampledGaussian, describe, epsilon, read
+from privacy.errors import BudgetError, ConfigurationError, DataError
 from privacy.exposure import Exposure
 from privacy.plan import RunPlan
 from silo.training import LocalSite, Measurement
 from simulation.batched import Engine, train_round
 from simulation.checkpoint import CheckpointReader, CheckpointWriter
+
+if TYPE_CHECKING:
+    from silo.private_training import Charge
 
 _CHECKPOINT_VERSION = 1
 
@@ -66,7 +71,10 @@ class Simulation:
 
     All silos take turns with one module: what is a silo's own is its half's memory. ``engine`` trains them together;
     the default, one after the other, gives the daemons' bits. ``last`` is what happened in the last round (or at the
-    end), silo by silo; ``weights`` the silo-to-silo weights of the last round, if its method has such.
+    end), silo by silo; ``weights`` the silo-to-silo weights of the last round, if its method has such. A plan with
+    privacy is trained with DP-SGD, each silo with noise of its own that nobody can repeat: such runs are not bit-equal
+    to any other. ``spent`` then says what each silo's training has cost in this simulation; no hospital's ledger is
+    charged.
     """
 
     def __init__(
@@ -84,6 +92,12 @@ class Simulation:
         self.last: list[SiloRound] = []
         self.weights: SiloWeights | None = None
         self._method = method
+        if plan.privacy is not None:
+            check(method)
+            if engine is not None:
+                raise ConfigurationError(
+                    "with differential privacy silos are trained one after the other: engine: alone"
+                )
         self._engine = engine
         shards = sorted(shards, key=lambda shard: shard.name)
         self._model = build(plan.model, seed=plan.seed)
@@ -100,10 +114,12 @@ class Simulation:
         )
         self._coordinator = method.coordinator_half(federation)
         self._shards = {shard.name: shard for shard in shards}
+        self._charges: dict[str, list[SampledGaussian]] = {}
         self._sites: dict[str, LocalSite] = {}
         self._halves: dict[str, SiloHalf] = {}
         for shard in shards:
-            site = LocalSite(shard.name, shard, self._model, plan, device=device)
+            self._charges[shard.name] = []
+            site = LocalSite(shard.name, shard, self._model, plan, device=device, charge=self._charger(shard.name))
             self._sites[shard.name] = site
             self._halves[shard.name] = method.silo_half(site)
             self._halves[shard.name].begin({name: tensor.clone() for name, tensor in initial.items()})
@@ -117,6 +133,26 @@ class Simulation:
     def silos(self) -> Mapping[str, SiloHalf]:
         """The silos' halves by name."""
         return self._halves
+
+    @property
+    def spent(self) -> Mapping[str, Guarantee]:
+        """What each silo's training has cost so far, at the plan's δ; empty without privacy."""
+        if (found := self.plan.privacy) is None:
+            return {}
+        return {
+            name: Guarantee(epsilon(own, delta=found.delta), found.delta, found.unit)
+            for name, own in self._charges.items()
+        }
+
+    def _charger(self, silo: str) -> Charge:
+        def charge(round_number: int, phase: str, event: SampledGaussian) -> None:
+            del round_number, phase
+            self._charges[silo].append(event)
+            assert self.plan.privacy is not None
+            if sum(one.steps for one in self._charges[silo]) > self.plan.privacy.steps:
+                raise BudgetError(f"{silo} would take more steps than the plan's {self.plan.privacy.steps}")
+
+        return charge
 
     def step(self) -> dict[str, Measurement | None]:
         """Trains one round; returns what the silos that took part measured on their own test images.
@@ -186,6 +222,7 @@ class Simulation:
             "own": {name: writer.payload(payload) for name, payload in self._own.items()},
             "everyone": None if self._everyone is None else writer.payload(self._everyone),
             "started": sorted(self._started),
+            "charges": {name: [describe(event) for event in own] for name, own in self._charges.items()},
             "measured": {name: m and [m.accuracy, m.loss] for name, m in self._measured.items()},
             "notes": notes,
         }
@@ -213,6 +250,8 @@ class Simulation:
         self._own = {name: reader.payload(numbers) for name, numbers in state["own"].items()}
         self._everyone = None if state["everyone"] is None else reader.payload(state["everyone"])
         self._started = set(state["started"])
+        for name, own in state.get("charges", {}).items():
+            self._charges[name] = [event for event in map(read, own) if isinstance(event, SampledGaussian)]
         self._measured = {name: m and Measurement(*m) for name, m in state["measured"].items()}
         return state["notes"]
 

@@ -225,3 +225,31 @@ def test_a_file_that_is_no_database_is_a_configuration_error(tmp_path: Path) -> 
     (tmp_path / "store.db").write_bytes(b"not a database at all" * 100)
     with pytest.raises(ConfigurationError, match="store"):
         Store(f"sqlite:///{tmp_path / 'store.db'}")
+
+
+def test_a_withdrawal_takes_the_silos_updates_along_and_stays_until_a_new_yes(reopen: Callable[[], Store]) -> None:
+    store = reopen()
+    store.open_run("r", PLAN, "aa")
+    assert (store.run_of_plan("aa"), store.run_of_plan("bb")) == ("r", None)
+    for number in (0, 1):
+        store.open_round("r", number, ["a", "b"])
+        deliver(store, number, "a")
+        if number == 0:
+            deliver(store, number, "b")
+            store.close_round("r", number, downloads={"a": {"X": "f"}, EVERYONE: {"X": "g"}}, memory_file=None)
+    files = store.withdraw("r", "a", reason="why", rounds_used=[0, 1], statement={"payload": "p"}, open_round=1)
+    assert sorted(files) == ["0/a", "1/a"]
+    store = reopen()
+    found = store.withdrawals("r")["a"]
+    assert (found.reason, found.rounds_used, found.dropped_round) == ("why", (0, 1), 1)
+    assert store.latest_files("r") == {"b": "0/b"}
+    assert set(store.downloads("r")) == {EVERYONE}
+    last, first = store.round("r", 1), store.round("r", 0)
+    assert last is not None
+    assert first is not None
+    assert set(last.participants) == {"b"}
+    assert first.participants["a"].delivered_at is not None, "what it took part in is not rewritten"
+    for accepted in (False, True):
+        assert set(store.withdrawals("r")) == {"a"}
+        store.answer("r", "a", accepted=accepted, missing=[], audit_key="k", certificate_sha256="c")
+    assert store.withdrawals("r") == {}

@@ -170,7 +170,7 @@ class Federation:
 
     def start(self, *command: str, prefix: Sequence[str] = ()) -> Process:
         """Starts a console script; what it says goes to ``NAME.log``."""
-        log = self.log(command[-1] if command[0] == "silo" else "coordinator.yaml")
+        log = self.log(command[-1] if command[0] != "coordinator" else "coordinator.yaml")
         if self.forked and not prefix:
             self.processes.append(Forked(command, self.folder, log))
             return self.processes[-1]
@@ -238,6 +238,12 @@ class Federation:
         for process in processes:
             code = process.wait(timeout=PATIENCE)
             assert code == 0, self.everything_said()
+
+    def ends_with(self, process: Process, code: int) -> None:
+        """Waits for the end of a process that is meant to end early."""
+        found = process.wait(timeout=PATIENCE)
+        assert found == code, f"{found} instead of {code}\n{self.everything_said()}"
+        self.processes.remove(process)
 
     def run_to_the_end(self) -> None:
         coordinator = self.start_coordinator()

@@ -72,9 +72,12 @@ class RawClient:
     def get_plan(self) -> bytes:
         return self.unary("GetPlan", wire.GetPlanRequest(nonce=nonce(), silo=self.name, protocol_version=1))
 
-    def join(self) -> None:
+    def enrol_coordinator(self) -> None:
         audit_key = load_audit_key(self._one.keys("coordinator") / "audit.key")
         self.door.enrol(COORDINATOR, audit_key.public_key().public_bytes_raw())
+
+    def join(self) -> None:
+        self.enrol_coordinator()
         request = wire.JoinRequest(
             nonce=nonce(),
             silo=self.name,

@@ -1,5 +1,6 @@
-"""Every method in real daemons over mutual TLS: it runs, it sends what it declared and nothing else, and it gives the
-models that simulation gives."""
+"""Every method in real daemons: it runs, it sends what it declared and nothing else, and it gives the models that
+simulation gives. The connections are plain text through recording proxies, so that what was on the wire can be held
+against both journals, byte for byte, in both directions."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from federation import Federation
+from proxy import Proxy
+from test_evidence import assert_journals_have_what_was_on_the_wire
 from test_runs import assert_both_sides_agree, assert_every_round_counted_once, assert_journals_sound, assert_models_are
 
 from algorithms.datasets import save_npz
@@ -34,11 +37,18 @@ def test_a_method_runs_as_in_simulation_and_exposes_what_it_declares(
     method = make(name, {})
     model = {"name": MODELS.get(name, "diversifed-cnn"), "input_shape": [3, 28, 28], "classes": 9}
     one = federation(
+        insecure=True,
         run={"method": {"name": name}, "model": model, "rounds": 2, "ask_for": []},
         exposures=[exposure.value for exposure in method.required],
         coordinator={"public_data": str(public_data)},
     )
+    proxies = {silo: Proxy(one.port) for silo in one.silos}
+    for silo, proxy in proxies.items():
+        one.write_silo(silo, port=proxy.port)
     one.run_to_the_end()
+    for silo, proxy in proxies.items():
+        assert_journals_have_what_was_on_the_wire(one, silo, proxy)
+        proxy.close()
     assert_every_round_counted_once(one)
     assert_journals_sound(one)
     assert_both_sides_agree(one)

@@ -19,6 +19,7 @@ from vouched import assert_vouched, said
 from wire_reader import read_streams
 
 from privacy.exposure import Exposure
+from privacy.report_words import grouped
 
 Make = Callable[..., Federation]
 Call = list[tuple[int, str]]
@@ -33,6 +34,20 @@ def calls(one: Federation, party: str, direction: str, *, peer: str | None = Non
             assert record["frame"] == len(messages)
             messages.append((record["length"], record["sha256"]))
     return found
+
+
+def assert_journals_have_what_was_on_the_wire(one: Federation, name: str, proxy: Proxy) -> None:
+    """Every byte belongs to an HTTP/2 frame; the messages are those of the silo's journal and of the coordinator's, in
+    their order."""
+    for direction, others, side in (("sent", "received", "up"), ("received", "sent", "down")):
+        on_the_wire = [
+            messages
+            for connection in proxy.connections
+            for messages in read_streams(bytes(getattr(connection, side)), from_client=side == "up")
+        ]
+        assert on_the_wire == list(calls(one, name, direction).values())
+        theirs = calls(one, "coordinator", others)
+        assert on_the_wire == [theirs[call_id] for call_id in calls(one, name, direction)]
 
 
 def test_every_message_stands_in_both_journals_call_by_call_and_both_have_signed_for_it(federation: Make) -> None:
@@ -65,12 +80,16 @@ def test_the_report_names_every_class_with_its_bytes_as_a_page_and_as_json(feder
             for exposure, count in record["classes"].items():
                 key = (record["run"] or "", exposure)
                 expected[key] = expected.get(key, 0) + count
-        assert {(flow["run"], flow["exposure"]): flow["bytes"] for flow in content["sent"]} == expected
+        assert {
+            (run["run"], flow["exposure"]): flow["bytes"] for run in content["runs"] for flow in run["left"]
+        } == expected
         for (_, exposure), count in expected.items():
-            assert exposure in page
-            assert f'<td class="number">{count}</td>' in page
-        assert "spiffe://test/coordinator/coordinator" in page
-        (certificate,) = content["peers"]["spiffe://test/coordinator/coordinator"]
+            assert f"<code>{exposure}</code>" in page.replace("<wbr>", "")
+            assert f'<td class="number">{grouped(count)}</td>' in page
+        (peer,) = content["peers"]
+        assert peer["identity"] == "spiffe://test/coordinator/coordinator"
+        assert peer["identity"] in page
+        (certificate,) = peer["certificates"]
         assert certificate in page
 
 
@@ -163,16 +182,9 @@ def test_every_sent_byte_is_in_the_journal_and_there_is_no_other_connection(fede
         for datagrams in ("Udp/OutDatagrams", "Udp6OutDatagrams", "UdpLite/OutDatagrams"):
             assert after.get(datagrams, 0) == 0, f"{datagrams}: a name was looked up, or worse"
         for name, proxy in proxies.items():
-            for direction, others, side in (("sent", "received", "up"), ("received", "sent", "down")):
-                on_the_wire = [
-                    messages
-                    for connection in proxy.connections
-                    for messages in read_streams(bytes(getattr(connection, side)), from_client=side == "up")
-                ]
-                assert on_the_wire == list(calls(one, name, direction).values())
-                theirs = calls(one, "coordinator", others)
-                assert on_the_wire == [theirs[call_id] for call_id in calls(one, name, direction)]
-                assert max(map(len, on_the_wire)) > 3, "an update should have been cut into several messages"
+            assert_journals_have_what_was_on_the_wire(one, name, proxy)
+            for direction in ("sent", "received"):
+                assert max(map(len, calls(one, name, direction).values())) > 3, "nothing was cut into several messages"
     finally:
         for proxy in proxies.values():
             proxy.close()

@@ -84,7 +84,7 @@ def test_three_hospitals_on_their_own_hosts_train_with_keys_that_they_made(
         received = {r["sha256"] for r in one.messages("coordinator", "received") if r["peer"].endswith(f"/{name}")}
         # A silo that called before the coordinator listened has records of messages that never left.
         assert received <= {record["sha256"] for record in one.messages(name, "sent")}
-        assert "the trained model's last layer" in one.command("silo", "report", "--config", f"{name}.yaml")
+        assert "Model: last layer" in one.command("silo", "report", "--config", f"{name}.yaml")
 
 
 def silo_keys(name: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,7 +41,8 @@ def deadly(folder: Path, at: int, when: str) -> tuple[str, ...]:
     place = folder / "killer"
     place.mkdir(exist_ok=True)
     (place / "sitecustomize.py").write_text(_KILLER)
-    return ("env", f"PYTHONPATH={place}", f"KILL_AT={at}", f"KILL_WHEN={when}")
+    path = os.pathsep.join([str(place), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return ("env", f"PYTHONPATH={path}", f"KILL_AT={at}", f"KILL_WHEN={when}")
 
 
 def run_with_kills(one: Federation, coordinator: Sequence[tuple[int, str]], silo: Sequence[tuple[int, str]]) -> None:

@@ -80,9 +80,9 @@ def test_three_hospitals_train_together_and_each_keeps_the_record_of_what_left(f
         assert "spiffe://test/coordinator/coordinator" in told
         assert "synthetic" in told.lower()
         report = json.loads((one.folder / "state" / name / "report" / "report.json").read_text())
-        assert report["sound"]
-        assert report["bytes_sent"] == sum(record["length"] for record in one.messages(name, "sent"))
-        classes = {flow["exposure"] for flow in report["sent"]}
+        assert report["verification"]["sound"]
+        assert report["bytes_left"] == sum(record["length"] for record in one.messages(name, "sent"))
+        classes = {flow["exposure"] for run in report["runs"] for flow in run["left"]}
         assert classes == {
             "PROTOCOL", "IDENTITY", "MODEL_PARAMETERS_EXTRACTOR", "MODEL_PARAMETERS_CLASSIFIER", "LOCAL_METRICS",
         }  # fmt: skip

@@ -20,7 +20,7 @@ def read_streams(data: bytes, *, from_client: bool) -> list[list[tuple[int, str]
     """
     streams: dict[int, bytearray] = {}
     opened: set[int] = set()
-    for kind, flags, stream, payload in _frames(data, from_client=from_client):
+    for kind, flags, stream, payload in frames(data, from_client=from_client):
         assert kind in KNOWN, f"a frame of the unknown type {kind}"
         assert kind != PUSH_PROMISE, "a pushed stream"
         if kind == HEADERS:
@@ -36,7 +36,8 @@ def read_streams(data: bytes, *, from_client: bool) -> list[list[tuple[int, str]
     return [found for _, content in sorted(streams.items()) if (found := list(_messages(bytes(content))))]
 
 
-def _frames(data: bytes, *, from_client: bool) -> Iterator[tuple[int, int, int, bytes]]:
+def frames(data: bytes, *, from_client: bool) -> Iterator[tuple[int, int, int, bytes]]:
+    """(type, flags, stream, payload) of each frame."""
     position = 0
     if from_client:
         assert data.startswith(PREFACE), "not HTTP/2"

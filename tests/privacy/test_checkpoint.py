@@ -134,9 +134,12 @@ def test_a_cosignature_says_when_the_checkpoint_was_seen() -> None:
     note = CHECKPOINT.sign(KEY)
     line = cosign(note, WITNESS, WITNESS_KEY, TIME)
     assert verify_cosignature(line, note, WITNESS, WITNESS_PUBLIC) == TIME
-    # Beside the owner's signature it is a note with two signatures, of which either is found.
-    assert verify_cosignature(f"{note}{line}\n", note, WITNESS, WITNESS_PUBLIC) == TIME
-    assert verify(f"{note}{line}\n", PUBLIC) == CHECKPOINT
+    # What is signed is one line, and nothing beside it: there is no room for bytes that nobody signed.
+    for more in (f"{note}{line}\n", f"{line}\n", f"{line}\n{line}"):
+        with pytest.raises(JournalError):
+            verify_cosignature(more, note, WITNESS, WITNESS_PUBLIC)
+    with pytest.raises(JournalError):
+        verify(f"{note}{line}\n", PUBLIC)
 
 
 def test_a_cosignature_is_for_one_checkpoint_of_one_name_and_key() -> None:

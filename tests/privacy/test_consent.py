@@ -15,9 +15,10 @@ from algorithms.diversifed import DiversiFed
 from algorithms.fedavg import FedAvg
 from coordinator.config import CoordinatorConfig
 from privacy import consent as consent_module
-from privacy.consent import Consent, ConsentFile, ConsentGate, Missing
+from privacy.consent import Consent, ConsentFile, Missing
 from privacy.errors import ConfigurationError, ConsentError, RefusedError
 from privacy.exposure import Exposure
+from privacy.gate import ConsentGate
 from privacy.pki import Identity
 from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from silo.config import SiloConfig

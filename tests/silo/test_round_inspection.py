@@ -19,10 +19,11 @@ from algorithms.models import build, state_of
 from algorithms.registry import make
 from algorithms.tensors import Part
 from algorithms.transfer import manifest, send
-from privacy.consent import ConsentFile, ConsentGate
+from privacy.consent import ConsentFile
 from privacy.door import Call, Door, nonce
 from privacy.errors import ConfigurationError
 from privacy.exposure import Exposure
+from privacy.gate import ConsentGate
 from privacy.journal import Journal, read_records
 from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from protos.medsilo.v1 import coordinator_pb2 as wire
@@ -88,7 +89,7 @@ def really_sent(folder: Path, config: SiloConfig, plan: RunPlan) -> tuple[int, d
     with Journal(folder / "journal", key=Ed25519PrivateKey.generate(), origin="o") as journal:
         door = Door(journal, identity="i", federation="test", gate=gate)
         sent = list(send(door, Call("SubmitUpdate", "p", "", "t"), wire.SubmitUpdateRequest(update=header), payload))
-        records = list(read_records(journal.directory))
+        records = [record for record in read_records(journal.directory) if record["kind"] == "message"]
     assert [record["length"] for record in records] == [len(data) for data in sent]
     classes: dict[str, int] = {}
     fields: dict[str, int] = {}

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RunPlan(_message.Message):
-    __slots__ = ("federation", "coordinator", "run", "method", "model", "training", "rounds", "seed", "required", "optional", "downlink", "participation")
+    __slots__ = ("federation", "coordinator", "run", "method", "model", "training", "rounds", "seed", "required", "optional", "downlink", "participation", "privacy")
     FEDERATION_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class RunPlan(_message.Message):
     OPTIONAL_FIELD_NUMBER: _ClassVar[int]
     DOWNLINK_FIELD_NUMBER: _ClassVar[int]
     PARTICIPATION_FIELD_NUMBER: _ClassVar[int]
+    PRIVACY_FIELD_NUMBER: _ClassVar[int]
     federation: str
     coordinator: str
     run: str
@@ -33,7 +34,8 @@ class RunPlan(_message.Message):
     optional: _containers.RepeatedScalarFieldContainer[_exposure_pb2.ExposureClass]
     downlink: _containers.RepeatedScalarFieldContainer[_exposure_pb2.ExposureClass]
     participation: float
-    def __init__(self, federation: _Optional[str] = ..., coordinator: _Optional[str] = ..., run: _Optional[str] = ..., method: _Optional[_Union[Method, _Mapping]] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., training: _Optional[_Union[Training, _Mapping]] = ..., rounds: _Optional[int] = ..., seed: _Optional[int] = ..., required: _Optional[_Iterable[_Union[_exposure_pb2.ExposureClass, str]]] = ..., optional: _Optional[_Iterable[_Union[_exposure_pb2.ExposureClass, str]]] = ..., downlink: _Optional[_Iterable[_Union[_exposure_pb2.ExposureClass, str]]] = ..., participation: _Optional[float] = ...) -> None: ...
+    privacy: Privacy
+    def __init__(self, federation: _Optional[str] = ..., coordinator: _Optional[str] = ..., run: _Optional[str] = ..., method: _Optional[_Union[Method, _Mapping]] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., training: _Optional[_Union[Training, _Mapping]] = ..., rounds: _Optional[int] = ..., seed: _Optional[int] = ..., required: _Optional[_Iterable[_Union[_exposure_pb2.ExposureClass, str]]] = ..., optional: _Optional[_Iterable[_Union[_exposure_pb2.ExposureClass, str]]] = ..., downlink: _Optional[_Iterable[_Union[_exposure_pb2.ExposureClass, str]]] = ..., participation: _Optional[float] = ..., privacy: _Optional[_Union[Privacy, _Mapping]] = ...) -> None: ...
 
 class Method(_message.Message):
     __slots__ = ("name", "parameters_json")
@@ -68,3 +70,25 @@ class Training(_message.Message):
     momentum: float
     weight_decay: float
     def __init__(self, epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., optimizer: _Optional[str] = ..., learning_rate: _Optional[float] = ..., momentum: _Optional[float] = ..., weight_decay: _Optional[float] = ...) -> None: ...
+
+class Privacy(_message.Message):
+    __slots__ = ("epsilon", "delta", "unit", "adjacency", "accountant", "clipping_norm", "noise_multiplier", "sampling_rate", "steps")
+    EPSILON_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    ADJACENCY_FIELD_NUMBER: _ClassVar[int]
+    ACCOUNTANT_FIELD_NUMBER: _ClassVar[int]
+    CLIPPING_NORM_FIELD_NUMBER: _ClassVar[int]
+    NOISE_MULTIPLIER_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_RATE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    epsilon: float
+    delta: float
+    unit: str
+    adjacency: str
+    accountant: str
+    clipping_norm: float
+    noise_multiplier: float
+    sampling_rate: float
+    steps: int
+    def __init__(self, epsilon: _Optional[float] = ..., delta: _Optional[float] = ..., unit: _Optional[str] = ..., adjacency: _Optional[str] = ..., accountant: _Optional[str] = ..., clipping_norm: _Optional[float] = ..., noise_multiplier: _Optional[float] = ..., sampling_rate: _Optional[float] = ..., steps: _Optional[int] = ...) -> None: ...

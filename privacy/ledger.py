@@ -1,0 +1,349 @@
+"""The privacy ledger: what a data set's releases have cost so far, across runs, federations and restarts.
+
+There is one for each version of a data set (its fingerprint), unit of privacy and split. A charge is on disk before the
+step is taken or the byte leaves that it pays for, so a crash can only count too much. A charge that would overspend the
+budget is refused before anything is written.
+
+A ledger is a file of lines of canonical JSON, each with the hash of the line before it. A line that does not end was
+never completed, so nothing that waited for it has happened. Several processes may share a ledger: each charge is made
+under a lock, from what the file then holds.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, get_args
+
+import rfc8785
+
+from privacy import accounting
+from privacy.accounting import Adjacency, Event, Guarantee, Unit, shown
+from privacy.durable import fsync_folder
+from privacy.errors import BudgetError
+
+_SLACK = 1e-9
+_SUFFIX = ".jsonl"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most that all releases of a ledger may cost: (ε, δ)."""
+
+    epsilon: float
+    delta: float
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """What a charge is for. ``phase`` tells several trainings of a round apart; ``round`` counts from 0."""
+
+    federation: str
+    run: str
+    plan_sha256: str
+    round: int
+    phase: str
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Whose account it is: a data set version by its fingerprint, a unit of privacy, a split of the data."""
+
+    data_sha256: str
+    unit: Unit
+    split: str = "train"
+    adjacency: Adjacency = Adjacency.ZERO_OUT
+
+    def describe(self) -> dict[str, Any]:
+        """The subject as it stands in ledger and journal."""
+        return {
+            "data_sha256": self.data_sha256,
+            "unit": self.unit,
+            "split": self.split,
+            "adjacency": self.adjacency.value,
+        }
+
+    @classmethod
+    def read(cls, description: Mapping[str, Any]) -> Subject:
+        """The subject of a description; raises ``ValueError`` or ``KeyError`` for anything else."""
+        unit = description["unit"]
+        if unit not in get_args(Unit):
+            raise ValueError(f"{unit!r} is not a unit of privacy")
+        return cls(
+            str(description["data_sha256"]), unit, str(description["split"]), Adjacency(description["adjacency"])
+        )
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One charge. ``sha256`` is the hash of its line; ``index`` counts from 1, the ledger's first line being 0."""
+
+    subject: Subject
+    index: int
+    time: str
+    purpose: Purpose
+    event: Event
+    sha256: str
+
+    def describe(self) -> dict[str, Any]:
+        """The charge as it stands in the journal."""
+        return {
+            **self.subject.describe(),
+            "index": self.index,
+            "sha256": self.sha256,
+            **vars(self.purpose),
+            "event": accounting.describe(self.event),
+        }
+
+
+class Ledger:
+    """A data set's account in a folder. Its methods may be called from any thread and from several processes.
+
+    Raises ``BudgetError`` on opening, and from every method, if the file is not what was written.
+    """
+
+    def __init__(self, folder: Path, subject: Subject) -> None:
+        self.folder = folder
+        self.subject = subject
+        self.path = folder / f"{subject.data_sha256}-{subject.unit}-{subject.split}{_SUFFIX}"
+        self._entries: list[Entry] = []
+        self._read_to = 0
+        self._last = ""
+        self._broken = ""
+        self._lock = threading.Lock()
+        if self.path.exists():
+            self.entries()
+
+    def entries(self) -> Sequence[Entry]:
+        """All charges, in order."""
+        if not self.path.exists():
+            # Not one that was there before: that is never deleted.
+            if self._read_to:
+                raise self._damaged("it is gone")
+            return []
+        with self._alone():
+            file = os.open(self.path, os.O_RDONLY)
+            try:
+                self._take(file)
+            finally:
+                os.close(file)
+            return list(self._entries)
+
+    def guarantee(self, delta: float, *, extra: Iterable[Event] = ()) -> Guarantee:
+        """What all charges cost together, at a δ; ``extra``: with these events too."""
+        events = [*(entry.event for entry in self.entries()), *extra]
+        spent = accounting.epsilon(events, delta=delta, adjacency=self.subject.adjacency)
+        return Guarantee(spent, delta, self.subject.unit, self.subject.adjacency)
+
+    def charge(self, event: Event, purpose: Purpose, budget: Budget) -> Entry:
+        """Charges an event; when this returns, the charge is durable.
+
+        Raises ``BudgetError`` if that would overspend the budget (then nothing is charged), or if the charge cannot be
+        made durable (then it may be charged or not, and what it was for must not happen).
+        """
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self._alone():
+            if self._broken:
+                raise self._unusable()
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                return self._charge(file, event, purpose, budget)
+            finally:
+                os.close(file)
+
+    def check_holds(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Raises ``BudgetError`` unless the ledger holds every charge that a journal's records speak of.
+
+        A ledger that was restored from an old backup would forget what has been released since.
+        """
+        entries = {entry.index: entry.sha256 for entry in self.entries()}
+        for charge in charges(records):
+            if Subject.read(charge) == self.subject and entries.get(charge["index"]) != charge["sha256"]:
+                raise BudgetError(
+                    f"{self.path}: the journal tells of charge {charge['index']} (run {charge['run']}), which this "
+                    "ledger does not hold: it is an older copy, or another one. Restore the newest; without it, what "
+                    "these images have cost is not known, and nothing is trained on them"
+                )
+
+    def _charge(self, file: int, event: Event, purpose: Purpose, budget: Budget) -> Entry:
+        if self._take(file):
+            os.ftruncate(file, self._read_to)
+        events = [*(entry.event for entry in self._entries), event]
+        after = accounting.epsilon(events, delta=budget.delta, adjacency=self.subject.adjacency)
+        if after > budget.epsilon + _SLACK:
+            spent = accounting.epsilon(events[:-1], delta=budget.delta, adjacency=self.subject.adjacency)
+            raise BudgetError(
+                f"refused: the privacy budget of these images is ε = {budget.epsilon:g} at δ = {budget.delta:g} (unit "
+                f"{self.subject.unit}, adjacency {self.subject.adjacency}, accountant {accounting.ACCOUNTANT}); "
+                f"{shown(spent)} of it is spent, and round {purpose.round + 1} of run {purpose.run} would make it "
+                f"{shown(after)}. Nothing was charged, and nothing is trained or sent"
+            )
+        content = b""
+        line = self._last
+        if self._read_to == 0:
+            header = _line({"v": 1, "index": 0, "kind": "ledger", **self.subject.describe(), "previous": ""})
+            content, line = header + b"\n", hashlib.sha256(header).hexdigest()
+        charge = _line(
+            {
+                "v": 1,
+                "index": len(self._entries) + 1,
+                "kind": "charge",
+                "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+                **vars(purpose),
+                "event": accounting.describe(event),
+                "previous": line,
+            }
+        )
+        self._append(file, content + charge + b"\n", new=bool(content))
+        self._take(file)
+        return self._entries[-1]
+
+    def _append(self, file: int, data: bytes, *, new: bool) -> None:
+        end = os.fstat(file).st_size
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(file, view) :]
+        except OSError as error:
+            # Half a line would be taken for a torn one, which it is; but there is no need to leave it.
+            os.ftruncate(file, end)
+            raise BudgetError(
+                f"{self.path}: the charge cannot be written ({error.strerror}), and nothing is trained or sent without "
+                "it. Free some space and start again"
+            ) from error
+        try:
+            os.fsync(file)
+            if new:
+                fsync_folder(self.folder)
+        except OSError as error:
+            # What a failed fsync leaves on disk is unknown, and a second one may report success all the same.
+            self._broken = f"the disk failed to keep a charge ({error.strerror})"
+            raise self._unusable() from error
+
+    def _take(self, file: int) -> bool:
+        """Takes in what was written since the last time; returns whether a torn line follows it."""
+        if os.fstat(file).st_size < self._read_to:
+            raise self._damaged("it is shorter than it was")
+        os.lseek(file, self._read_to, os.SEEK_SET)
+        *lines, rest = _read_all(file).split(b"\n")
+        for line in lines:
+            self._take_line(line)
+            self._read_to += len(line) + 1
+        return bool(rest)
+
+    def _take_line(self, line: bytes) -> None:
+        number = len(self._entries) + 1 if self._read_to else 0
+        try:
+            content = json.loads(line)
+            if content["v"] != 1 or content["index"] != number or content["previous"] != self._last:
+                raise ValueError("it does not follow the line before it")
+            sha256 = hashlib.sha256(line).hexdigest()
+            if number == 0:
+                if content["kind"] != "ledger" or Subject.read(content) != self.subject:
+                    raise ValueError("it is of another data set, unit or split")
+            else:
+                purpose = Purpose(**{name: content[name] for name in Purpose.__dataclass_fields__})
+                event = accounting.read(content["event"])
+                self._entries.append(Entry(self.subject, number, content["time"], purpose, event, sha256))
+            self._last = sha256
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._damaged(f"line {number + 1} is damaged ({error})") from None
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other thread or process reads or charges inside."""
+        with self._lock:
+            lock = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield
+            finally:
+                os.close(lock)
+
+    def _damaged(self, why: str) -> BudgetError:
+        return BudgetError(
+            f"{self.path}: {why}. What these images have cost is not known, so nothing is trained on them; restore the "
+            "ledger's newest copy"
+        )
+
+    def _unusable(self) -> BudgetError:
+        return BudgetError(
+            f"{self.path}: {self._broken}; nothing is trained or sent without a charge. Check the disk and start again"
+        )
+
+
+def ledgers(folder: Path) -> list[Ledger]:
+    """All ledgers of a folder; raises ``BudgetError`` for one that cannot be read."""
+    found = []
+    for path in sorted(folder.glob(f"*{_SUFFIX}")):
+        with path.open("rb") as file:
+            header = file.readline()
+        if not header.endswith(b"\n"):
+            continue  # its first charge was never completed
+        try:
+            found.append(Ledger(folder, Subject.read(json.loads(header))))
+        except (ValueError, KeyError, TypeError):
+            raise BudgetError(f"{path}: line 1 is damaged; restore the ledger's newest copy") from None
+    return found
+
+
+def charges(records: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """The charges that a journal's records speak of: records of their own, and those that messages name."""
+    for record in records:
+        if record["kind"] == "ledger":
+            yield record["charge"]
+        elif record["kind"] == "message":
+            yield from record["ledger"]
+
+
+class Charges:
+    """Charges as a journal tells of them, each counted once however often it is told."""
+
+    def __init__(self) -> None:
+        self._events: dict[tuple[Subject, int], Event] = {}
+
+    def add(self, charge: Any) -> None:
+        """Raises ``ValueError`` for a charge that cannot be read, or that was told in another way before."""
+        try:
+            subject, index = Subject.read(charge), charge["index"]
+            event = accounting.read(charge["event"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"the privacy ledger's charge cannot be read ({error})") from None
+        if type(index) is not int or index < 1:
+            raise ValueError(f"the privacy ledger's charge has the number {index!r:.40}")
+        if self._events.setdefault((subject, index), event) != event:
+            raise ValueError(f"charge {index} of data set {subject.data_sha256[:16]} is told in two ways")
+
+    def events(self) -> dict[Subject, list[Event]]:
+        """The events of each account, in order."""
+        found: dict[Subject, list[Event]] = {}
+        for (subject, _), event in sorted(self._events.items(), key=lambda item: item[0][1]):
+            found.setdefault(subject, []).append(event)
+        return found
+
+
+def replay(records: Iterable[Mapping[str, Any]]) -> dict[Subject, list[Event]]:
+    """The events of each data set's account, from a journal's records alone (see ``Charges``)."""
+    told = Charges()
+    for charge in charges(records):
+        told.add(charge)
+    return told.events()
+
+
+def _line(content: Mapping[str, Any]) -> bytes:
+    return rfc8785.dumps(dict(content))
+
+
+def _read_all(file: int) -> bytes:
+    found = bytearray()
+    while block := os.read(file, 1 << 20):
+        found += block
+    return bytes(found)

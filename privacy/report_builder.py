@@ -1,0 +1,253 @@
+"""Makes a report from a journal, in one pass that keeps sums and no messages."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from privacy.errors import ConfigurationError, JournalError
+from privacy.exposure import Exposure, expand, field_exposure
+from privacy.journal import RECORDS, read_lines, read_records
+from privacy.loss import privacy_losses
+from privacy.merkle import MerkleTree
+from privacy.pki import Identity
+from privacy.report import BEFORE, Answer, Flow, Peer, Refusal, Report, Run, SharedAccuracy, Verification, add_counts
+from privacy.report_words import TELLING
+from privacy.verification import verify_evidence
+from protos.medsilo.v1 import coordinator_pb2
+
+_Flows = dict[tuple[str, str, Exposure], Flow]
+
+LISTED_REFUSALS = 100
+"""Refusals that differ in reason, run or party are listed up to this number, and beyond it counted."""
+
+_LONGEST_REASON = 600
+_JOINING = coordinator_pb2.JoinRequest.DESCRIPTOR.full_name
+_OPEN_CALLS = 1024  # more than can be open at once; calls that belong to no round are let go
+
+
+def verify_journal(journal: Path, public_key: bytes) -> Verification:
+    """What ``audit verify`` finds in a journal of the owner of that audit key."""
+    found = verify_evidence(journal, key=public_key)
+    return Verification(found.sound, found.sentences(), found.index)
+
+
+def build_report(
+    journal: Path,
+    public_key: bytes,
+    *,
+    party: Identity,
+    verification: Verification,
+    run: str | None = None,
+    answers: Sequence[Answer] = (),
+    accuracies: Sequence[SharedAccuracy] = (),
+) -> Report:
+    """Reads a journal and says what it shows.
+
+    ``public_key``: the owner's audit key, Ed25519, 32 bytes. ``run`` limits the report to one run. ``answers`` and
+    ``accuracies`` are what a coordinator keeps beside its journal.
+
+    Raises ``JournalError`` if there is no journal or a record cannot be read, ``ConfigurationError`` for a run that is
+    not on record.
+    """
+    if not (journal / RECORDS).exists():
+        begins = "silo train" if party.role == "silo" else "coordinator serve"
+        raise JournalError(f"{journal}: there is no journal yet; `{begins}` begins one")
+    sums = _Sums(party, run)
+    for record in read_records(journal):
+        try:
+            sums.add(record)
+        except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
+            raise JournalError(
+                f"{journal / RECORDS}: record {record['index']} is not of a form that this release knows ({error!r}); "
+                "read it with the release that wrote it, or check it with `audit verify`"
+            ) from None
+    if run is not None and run not in sums.plans:
+        raise ConfigurationError(f"run {run} is not on record; the runs are {', '.join(sums.plans) or 'none'}")
+    tree = MerkleTree()
+    for index, line in enumerate(read_lines(journal)):
+        if index == sums.count:
+            break  # a daemon has gone on writing meanwhile
+        tree.append(line)
+    return Report(
+        party=party,
+        key_sha256=hashlib.sha256(public_key).hexdigest(),
+        records=sums.count,
+        root_sha256=tree.root().hex(),
+        first_time=sums.first_time,
+        last_time=sums.last_time,
+        verification=verification,
+        runs=sums.runs(),
+        left=sorted(sums.left.values(), key=_order),
+        came_back=sorted(sums.came_back.values(), key=_order),
+        peers=dict(sorted(sums.peers.items())),
+        consents=sums.consents,
+        decisions=sums.decisions,
+        outside_consent=sums.outside_consent,
+        refusals=list(sums.refusals.values()),
+        refusals_unlisted=sums.refusals_unlisted,
+        synthetic=sorted(sums.synthetic),
+        limited_to=run,
+        other_runs=[name for name in sums.plans if run is not None and name != run],
+        answers=[answer for answer in answers if run in (None, answer.run)],
+        accuracies=[accuracy for accuracy in accuracies if run in (None, accuracy.run)],
+        privacy=privacy_losses(sums.charged, sums.consents),
+    )
+
+
+class _Sums:
+    """What has been read so far."""
+
+    def __init__(self, party: Identity, only: str | None) -> None:
+        self.of_silo = party.role == "silo"
+        self.party = party.uri
+        self.only = only
+        self.count = 0
+        self.first_time: str | None = None
+        self.last_time: str | None = None
+        self.left: _Flows = {}
+        self.came_back: _Flows = {}
+        self.plans: dict[str, tuple[Mapping[str, Any] | None, str | None]] = {}
+        self.peers: dict[str, Peer] = {}
+        self.consents: list[Mapping[str, Any]] = []
+        self.decisions: list[Mapping[str, Any]] = []
+        self.allowed: frozenset[Exposure] = frozenset()
+        self.outside_consent: dict[Exposure, int] = {}
+        self.refusals: dict[tuple[str, ...], Refusal] = {}
+        self.refusals_unlisted = 0
+        self.open_calls: OrderedDict[str, list[tuple[_Flows, str, Mapping[str, Any]]]] = OrderedDict()
+        self.synthetic: list[str] = []
+        self.charged: list[Mapping[str, Any]] = []
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        self.count += 1
+        self.first_time = self.first_time or record["time"]
+        self.last_time = record["time"]
+        kind = record["kind"]
+        if charges := [record["charge"]] if kind == "ledger" else record.get("ledger"):
+            self.charged += [{"kind": "ledger", "charge": charge} for charge in charges]
+        if kind == "run":
+            self.plans[record["run"]] = record["plan"], record["plan_sha256"]
+        elif kind == "consent":
+            self._consent(record)
+        elif kind in ("approval", "withdrawal"):
+            if self._wanted(record):
+                self.decisions.append(
+                    {key: value for key, value in record.items() if key not in ("v", "index", "federation", "self")}
+                )
+        elif kind == "refusal":
+            self._refusal(record)
+        elif kind == "message":
+            self._message(record)
+
+    def _wanted(self, record: Mapping[str, Any]) -> bool:
+        return self.only is None or record.get("run") == self.only
+
+    def _consent(self, record: Mapping[str, Any]) -> None:
+        if record.get("synthetic"):
+            self._note_synthetic(self.party)
+        self.allowed = expand(record["consent"].get("exposures") or ())
+        if not self.consents or self.consents[-1]["consent"] != record["consent"]:
+            self.consents.append({"time": record["time"], "consent": record["consent"]})
+
+    def _note_synthetic(self, identity: str) -> None:
+        if identity not in self.synthetic:
+            self.synthetic.append(identity)
+
+    def _refusal(self, record: Mapping[str, Any]) -> None:
+        if not self._wanted(record):
+            return
+        run, peer, rpc, direction = (str(record.get(name) or "") for name in ("run", "peer", "rpc", "direction"))
+        reason = str(record["reason"])[:_LONGEST_REASON]
+        key = (run, peer, rpc, direction, reason)
+        if key not in self.refusals and len(self.refusals) >= LISTED_REFUSALS:
+            self.refusals_unlisted += 1
+            return
+        time = str(record["time"])
+        refusal = self.refusals.setdefault(key, Refusal(run, peer, rpc, direction, reason, time, time))
+        refusal.times += 1
+        refusal.last_time = record["time"]
+
+    def _message(self, record: Mapping[str, Any]) -> None:
+        run = record["run"] or BEFORE
+        if run != BEFORE:
+            self.plans.setdefault(run, (None, record["plan_sha256"]))
+        if not self._wanted(record):
+            return
+        # Protobuf leaves out what is false: where the field has bytes, it says yes.
+        if not self.of_silo and record["message_type"] == _JOINING and "synthetic" in record["fields"]:
+            self._note_synthetic(record["peer"])
+        leaving = (record["direction"] == "sent") == self.of_silo
+        self._flows(self.left if leaving else self.came_back, run, record)
+        peer = self.peers.setdefault(record["peer"], Peer(record["peer"], first_time=record["time"]))
+        peer.last_time = record["time"]
+        if (digest := record["peer_certificate_sha256"]) and digest not in peer.certificates:
+            peer.certificates.append(digest)
+        if leaving:
+            peer.bytes_left += record["length"]
+        else:
+            peer.bytes_came_back += record["length"]
+        if leaving and self.of_silo:
+            for name, count in record["classes"].items():
+                if Exposure(name) not in self.allowed:
+                    add_counts(self.outside_consent, {Exposure(name): count})
+
+    def _flows(self, flows: _Flows, run: str, record: Mapping[str, Any]) -> None:
+        peer = record["peer"]
+        for name, count in record["classes"].items():
+            exposure = Exposure(name)
+            flow = flows.setdefault((run, peer, exposure), Flow(run, peer, exposure))
+            flow.bytes += count
+            flow.messages += 1
+        for path, count in record["fields"].items():
+            exposure = field_exposure(record["message_type"], path)
+            add_counts(flows[(run, peer, exposure)].fields, {path: count})
+        for tensor in record.get("tensors", ()):
+            exposure = Exposure(tensor["class"])
+            # A manifest may come whose bytes never did.
+            flow = flows.setdefault((run, peer, exposure), Flow(run, peer, exposure))
+            flow.note_tensor(tensor["name"], tensor["shape"], tensor["dtype"], None)
+        # The receiver of a call learns its round from the first message, after that was recorded.
+        waiting = self.open_calls.setdefault(record["call_id"], [])
+        waiting.append((flows, run, record))
+        if record["round"] is not None:
+            for place in waiting:
+                _place(*place, record["round"])
+            del self.open_calls[record["call_id"]]
+        elif len(self.open_calls) > _OPEN_CALLS:
+            self.open_calls.popitem(last=False)
+
+    def runs(self) -> list[Run]:
+        """The runs in the order in which they came; what was before any comes last."""
+        merged: dict[str, tuple[dict[Exposure, Flow], dict[Exposure, Flow]]] = {}
+        peers: dict[str, list[str]] = {}
+        for place, flows in enumerate((self.left, self.came_back)):
+            for flow in sorted(flows.values(), key=_order):
+                into = merged.setdefault(flow.run, ({}, {}))[place]
+                into.setdefault(flow.exposure, Flow(flow.run, "", flow.exposure)).add(flow)
+                if flow.peer not in peers.setdefault(flow.run, []):
+                    peers[flow.run].append(flow.peer)
+        names = [name for name in self.plans if name in merged] + ([BEFORE] if BEFORE in merged else [])
+        return [Run(name, *self.plans.get(name, (None, None)), peers[name], *merged[name]) for name in names]
+
+
+def _order(flow: Flow) -> tuple[bool, str, bool, int, str]:
+    return (
+        flow.run == BEFORE,
+        flow.run,
+        flow.exposure not in TELLING,
+        list(Exposure).index(flow.exposure),
+        flow.peer,
+    )
+
+
+def _place(flows: _Flows, run: str, record: Mapping[str, Any], number: int) -> None:
+    """Puts a message's bytes and tensors into a round."""
+    for name, count in record["classes"].items():
+        add_counts(flows[(run, record["peer"], Exposure(name))].rounds, {number: count})
+    for tensor in record.get("tensors", ()):
+        flow = flows[(run, record["peer"], Exposure(tensor["class"]))]
+        flow.note_tensor(tensor["name"], tensor["shape"], tensor["dtype"], number)

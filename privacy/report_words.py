@@ -1,0 +1,295 @@
+"""The report's words: what each kind of content is called, what left in a few words, what risk remains, a glossary.
+
+Written for someone who does not know what a gradient is, and honest: a risk is not made smaller by a pleasant name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from privacy.exposure import Exposure
+
+TELLING = tuple(
+    exposure
+    for exposure in Exposure
+    if exposure not in (Exposure.PROTOCOL, Exposure.IDENTITY, Exposure.INITIAL_MODEL, Exposure.PUBLIC_DATA)
+)
+"""The classes that say something about patients."""
+
+NAME: dict[Exposure, str] = {
+    Exposure.PROTOCOL: "Protocol",
+    Exposure.IDENTITY: "Names and certificates",
+    Exposure.INITIAL_MODEL: "Starting model",
+    Exposure.MODEL_PARAMETERS_EXTRACTOR: "Model: feature part",
+    Exposure.MODEL_PARAMETERS_CLASSIFIER: "Model: last layer",
+    Exposure.RUNNING_STATISTICS: "Running statistics",
+    Exposure.CLASSIFIER_GRADIENT: "Gradients of the last layer",
+    Exposure.DATA_IDENTIFIER: "Identifier of the data",
+    Exposure.PROTOTYPES: "Prototypes",
+    Exposure.SAMPLE_COUNT: "Number of training images",
+    Exposure.LABEL_COUNTS: "Number of images of each class",
+    Exposure.LOCAL_METRICS: "Accuracy on own test images",
+    Exposure.DERIVED_ACCURACY: "Accuracy on public images",
+    Exposure.PEER_DERIVED: "Mixtures of several hospitals",
+    Exposure.MODEL_GRADIENT: "Gradients of the whole model",
+    Exposure.PARAMETER_MASK: "Which numbers of the model matter",
+    Exposure.PEER_RATINGS: "Ratings of others' models",
+    Exposure.PEER_MODELS: "Other hospitals' models",
+    Exposure.PUBLIC_DATA: "Fingerprints of public images",
+}
+"""Each class's name in tables and pictures."""
+
+_PHRASE = {
+    Exposure.RUNNING_STATISTICS: "running statistics (averages of images' features)",
+    Exposure.DATA_IDENTIFIER: "an identifier of the data",
+    Exposure.CLASSIFIER_GRADIENT: "gradients of the last layer",
+    Exposure.MODEL_GRADIENT: "gradients of the whole model",
+    Exposure.PROTOTYPES: "prototypes (average features of each class)",
+    Exposure.PARAMETER_MASK: "which numbers of the model matter",
+    Exposure.PEER_RATINGS: "ratings of other hospitals' models",
+    Exposure.SAMPLE_COUNT: "the number of training images",
+    Exposure.LABEL_COUNTS: "the number of images of each class",
+    Exposure.LOCAL_METRICS: "accuracies on own test images",
+    Exposure.DERIVED_ACCURACY: "accuracies on public images",
+    Exposure.PEER_DERIVED: "mixtures of several hospitals",
+    Exposure.PEER_MODELS: "other hospitals' models",
+}
+
+NOTHING = "nothing about patients"
+_MOST_KINDS = 8
+
+
+def classify(left: Collection[Exposure], came_back: Collection[Exposure], *, last_layer_apart: bool) -> str:
+    """What left, in a few words.
+
+    ``left`` and ``came_back``: the classes of which bytes went from a hospital to the coordinator and back. Accuracies
+    that the coordinator measured on a hospital's model count as having left: the hospital's model gave them away.
+    ``last_layer_apart``: last layers left, but were not mixed into what came back.
+
+    >>> from privacy.exposure import MODEL
+    >>> classify(MODEL, [], last_layer_apart=False)
+    'models only'
+    >>> classify([*MODEL, Exposure.RUNNING_STATISTICS], [], last_layer_apart=False)
+    "models and running statistics (averages of images' features): more than models only"
+    """
+    extractor = Exposure.MODEL_PARAMETERS_EXTRACTOR in left
+    classifier = Exposure.MODEL_PARAMETERS_CLASSIFIER in left
+    remark = ""
+    if extractor and classifier:
+        remark = "the last layer apart" if last_layer_apart else ""
+    elif extractor:
+        remark = "without their last layer"
+    elif classifier:
+        remark = "the last layer alone"
+    exposed = set(left) | (set(came_back) & {Exposure.DERIVED_ACCURACY})
+    others = [phrase for exposure, phrase in _PHRASE.items() if exposure in exposed]
+    if not extractor and not classifier:
+        return listed(others) or NOTHING
+    if not others:
+        return "models only" + (f", {remark}" if remark else "")
+    words = listed(["models" + (f" ({remark})" if remark else ""), *others])
+    return words + (": more than models only" if Exposure.RUNNING_STATISTICS in exposed else "")
+
+
+def listed(items: Sequence[str]) -> str:
+    """``a, b and c``."""
+    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
+
+
+RISK: dict[Exposure, str] = {
+    Exposure.MODEL_PARAMETERS_EXTRACTOR: "Whoever holds it, and has the skill, can sometimes tell whether a given "
+    "image was among those it was trained on, and what a hospital's images have in common. Whole images have been "
+    "rebuilt from models only under favourable conditions in laboratories; it cannot be ruled out.",
+    Exposure.MODEL_PARAMETERS_CLASSIFIER: "How often each kind of finding occurs in the hospital can be estimated from "
+    "it. With the feature part, it helps to tell whether a given image was used.",
+    Exposure.RUNNING_STATISTICS: "They are averages over the hospital's images, not something learned from them: they "
+    "show how its images differ from other hospitals' (devices, staining, mix of cases). Over few images they come "
+    "close to single ones.",
+    Exposure.CLASSIFIER_GRADIENT: "The shares of the findings in the hospital's data can be read off directly; from "
+    "small groups of images, the finding of a single image.",
+    Exposure.DATA_IDENTIFIER: "An average over all training images, column by column. Two of them, from before and "
+    "after one patient was added, give away that patient's part.",
+    Exposure.PROTOTYPES: "They show which findings a hospital has. Where it has few images of a finding, they come "
+    "close to those patients' images as the model sees them.",
+    Exposure.SAMPLE_COUNT: "Tells the size of the hospital's collection and, between two runs, how much it grew. It "
+    "says nothing about a single patient.",
+    Exposure.LABEL_COUNTS: "Tells how often each finding occurs in the hospital; of a rare finding, how many patients "
+    "have it.",
+    Exposure.LOCAL_METRICS: "Tells how well the model does at this hospital. It says little about single patients, "
+    "unless there are very few test images.",
+    Exposure.DERIVED_ACCURACY: "It is measured on the model that left, with public images, so it tells nothing that "
+    "the model does not; it does rank the hospitals.",
+    Exposure.PEER_DERIVED: "Part of what each hospital sent reaches the other hospitals. The more hospitals are mixed, "
+    "the less it tells about one of them; with two, each can work out what the other sent.",
+    Exposure.MODEL_GRADIENT: "As telling as the model itself; the shares of the findings, and from small groups of "
+    "images single images, can be worked out from it.",
+    Exposure.PARAMETER_MASK: "Shows what a hospital's images have in common and which hospitals are alike; less than "
+    "the model itself.",
+    Exposure.PEER_RATINGS: "Show which hospitals' patients are alike; nothing about a single patient is known to "
+    "follow.",
+    Exposure.PEER_MODELS: "Every hospital of the run can try on single hospitals' models whatever can be tried on a "
+    "model; the coordinator is not the only one to be trusted.",
+}
+"""What someone who holds content of a class could still do with it, no noise having been added."""
+
+SHORT_RISK = (
+    (
+        (Exposure.MODEL_PARAMETERS_EXTRACTOR, Exposure.MODEL_PARAMETERS_CLASSIFIER, Exposure.MODEL_GRADIENT),
+        "Someone who holds the models can sometimes find out whether a given image was used to train them, and how "
+        "often each finding occurs in the hospital.",
+    ),
+    (
+        (Exposure.CLASSIFIER_GRADIENT,),
+        "How often each finding occurs can be read directly off the gradients.",
+    ),
+    (
+        (Exposure.RUNNING_STATISTICS, Exposure.DATA_IDENTIFIER, Exposure.PROTOTYPES),
+        "Averages over the hospital's images left too. Over few images they come close to single ones.",
+    ),
+    (
+        (Exposure.LABEL_COUNTS, Exposure.SAMPLE_COUNT, Exposure.LOCAL_METRICS, Exposure.PEER_RATINGS),
+        "The figures that left describe the collection as a whole, not single patients.",
+    ),
+)
+"""For page one: one sentence for each group of classes of which something left."""
+
+NO_DIFFERENTIAL_PRIVACY = (
+    "No differential privacy was used: no noise was added to what left, so no limit can be stated to what could be "
+    "worked out from it (in figures: ε = ∞)."
+)
+
+GLOSSARY: dict[str, str] = {
+    "accuracy": "The share of test images for which the model names the right finding.",
+    "audit key": "The pair of keys with which a party signs its record; the secret half never leaves its machine.",
+    "bundle": "One file with the whole record, its signatures and all that is needed to check it elsewhere.",
+    "certificate": "A file that proves a party's name, signed by the federation's own authority.",
+    "checkpoint": "A signature over the whole record so far. A later change of any entry no longer fits it.",
+    "consent": "The hospital's own file that says what may leave, to whom, and until when. Nobody else can change it.",
+    "coordinator": "The computer that collects what hospitals send and answers each of them. It sees no images.",
+    "differential privacy": "Noise added in such a way that a proven limit holds for what anyone could learn about one "
+    "patient.",
+    "epsilon": "The size of that limit, written ε: the smaller, the less can be learned; ∞ means that there is none.",
+    "exposure class": "A kind of content, by what it can tell about patients. Every byte belongs to exactly one.",
+    "feature": "A number that a model computes from an image on the way to its answer, such as how grainy it is.",
+    "federated learning": "Hospitals train a model together; the images stay where they are, and only results of "
+    "training travel.",
+    "gradient": "The direction in which training would change a model's numbers to suit some images better.",
+    "hash": "A short fingerprint of some bytes (SHA-256). Other bytes have another one.",
+    "identifier of the data": "A few numbers that describe a hospital's images as a whole: their average brightness, "
+    "column by column.",
+    "last layer": "The last step of a model, which turns features into a named finding; also called classifier.",
+    "membership": "Whether a given image was among those that a model was trained on.",
+    "method": "The recipe of a run: what hospitals train, what they send, and what they get back.",
+    "mixture": "A model whose numbers are averages of several hospitals' models.",
+    "model": "Numbers by which a program tells findings apart; training adjusts them to images.",
+    "parameters": "The numbers that make up a model.",
+    "plan": "The description of a run that each hospital gets before it says yes or no.",
+    "prototype": "The average of the features of all images of one finding.",
+    "receipt": "The receiver's signed word that certain bytes arrived.",
+    "record": "The list of everything that was sent, received, agreed to or refused; also called journal. An entry is "
+    "written before its message is sent.",
+    "round": "Each hospital trains on its own images, sends what the method asks for, and gets an answer back.",
+    "run": "One training from beginning to end, by one plan.",
+    "running statistics": "Averages and spreads of features over a hospital's images, which some models (those with "
+    "batch normalisation) keep beside their parameters.",
+    "signature": "Proof that the holder of a key signed exactly these bytes.",
+    "synthetic": "Made by a program; showing no patient.",
+    "tensor": "A block of numbers with a name, a part of a model.",
+}
+"""Words that a reader may not know, in plain ones."""
+
+
+def glossary_of(text: str) -> list[tuple[str, str]]:
+    """The glossary's entries for the words that occur in a text, or in the entries for those words."""
+    chosen: dict[str, str] = {}
+    missing = dict(GLOSSARY)
+    while found := {
+        word: meaning
+        for word, meaning in missing.items()
+        if re.search(rf"\b{re.escape(word)}(s|es)?\b", text, re.IGNORECASE)
+        or (word == "accuracy" and "accuracies" in text)
+        or (word == "epsilon" and "ε" in text)
+    }:
+        chosen |= found
+        missing = {word: meaning for word, meaning in missing.items() if word not in found}
+        text = " ".join(found.values())
+    return sorted(chosen.items())
+
+
+def readable_bytes(count: int) -> str:
+    """``178.6 kB`` and the like."""
+    size = float(count)
+    for unit in ("bytes", "kB", "MB", "GB", "TB"):
+        if size < 1000 or unit == "TB":
+            return f"{count} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    raise AssertionError("unreachable: every size has a unit")
+
+
+def grouped(count: int) -> str:
+    """``1 755 080``: digits in threes, held together by no-break spaces."""
+    return f"{count:,}".replace(",", "\N{NO-BREAK SPACE}")
+
+
+def consented(consent: Mapping[str, Any]) -> str:
+    """A consent in a sentence for page one."""
+    methods = list(consent.get("methods") or ())
+    rounds = consent.get("rounds", 0)
+    parts = [
+        f"the method{'s' if len(methods) > 1 else ''} {listed(methods)}" if methods else "no method",
+        _short(list(consent.get("exposures") or ())),
+        f"at most {number_of(rounds, 'round')} a run",
+        f"until {consent['expires']}" if consent.get("expires") else "without an end date",
+    ]
+    return f"It allows {'; '.join(part for part in parts if part)}."
+
+
+def _short(names: Sequence[str]) -> str:
+    """Classes by their plain names; protocol and identity go without saying."""
+    plain = []
+    for name in names:
+        if name == "MODEL_PARAMETERS":
+            plain.append("models")
+        elif name in Exposure.__members__:
+            if Exposure[name] in TELLING:
+                plain.append(NAME[Exposure[name]].lower())
+        else:
+            plain.append(name)
+    return listed(plain[:_MOST_KINDS]) + (" and others" if len(plain) > _MOST_KINDS else "")
+
+
+def minute(time: str) -> str:
+    """A record's time without its seconds."""
+    return time[:16].replace("T", " ")
+
+
+def last_part(identity: str) -> str:
+    """A party's name out of its identity."""
+    return identity.rsplit("/", 1)[-1]
+
+
+def text_of(record: Mapping[str, Any], key: str) -> str:
+    """A record's entry as text, where it has one."""
+    return str(record.get(key, "?"))
+
+
+def capital(text: str) -> str:
+    """The text with a capital first letter, as at a sentence's beginning."""
+    return text[:1].upper() + text[1:]
+
+
+def number_of(count: int, what: str) -> str:
+    """``3 rounds``."""
+    return f"{count} {what}" + ("" if count == 1 else "s")
+
+
+def times(count: int) -> str:
+    """``once``, ``3 times``."""
+    return "once" if count == 1 else f"{grouped(count)} times"
+
+
+def yes_or_no(condition: bool) -> str:
+    """The answer."""
+    return "yes" if condition else "no"

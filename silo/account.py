@@ -1,0 +1,119 @@
+"""A run's account with the privacy ledger: what it may still cost, what is charged, what the journal is told."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from algorithms.method import Method
+from algorithms.private_methods import planned_steps, refusal
+from privacy.accounting import SampledGaussian, epsilon, shown
+from privacy.consent import Consent
+from privacy.door import Call, Door
+from privacy.errors import BudgetError, RefusedError
+from privacy.exposure import Exposure
+from privacy.journal import read_records
+from privacy.ledger import Budget, Entry, Ledger, Purpose, Subject, charges
+from privacy.plan import PrivacyPlan, RunPlan
+
+_ROUNDING = 1e-3
+
+
+def check_promise(plan: RunPlan, method: Method) -> None:
+    """Raises ``RefusedError`` for a plan whose privacy is not what it says: nothing in it is taken on trust."""
+    found = plan.privacy
+    if found is None:
+        return
+    if (reason := refusal(method)) is not None:
+        raise RefusedError(f"the plan promises differential privacy, but {reason}")
+    if Exposure.LOCAL_METRICS in plan.optional:
+        raise RefusedError(
+            "the plan promises differential privacy, and asks for LOCAL_METRICS, which has no mechanism here"
+        )
+    needed = planned_steps(method, plan.training, plan.rounds, found.sampling_rate)
+    if found.steps < needed:
+        raise RefusedError(f"the plan counts {found.steps} steps, but its {plan.rounds} rounds take {needed}")
+    cost = epsilon([found.training(found.steps)], delta=found.delta)
+    if cost > found.epsilon + _ROUNDING:
+        raise RefusedError(
+            f"the plan promises {found.guarantee}, but its {found.steps} steps (sampling rate {found.sampling_rate:g}, "
+            f"noise multiplier {found.noise_multiplier:g}) cost {shown(cost)}"
+        )
+
+
+def budget_of(consent: Consent, plan: PrivacyPlan) -> Budget:
+    """The budget of a consent; none but the run's own promise where the consent has no privacy section."""
+    if consent.privacy is None:
+        return Budget(math.inf, plan.delta)
+    return Budget(consent.privacy.epsilon, consent.privacy.delta)
+
+
+class Account:
+    """One run's charges to the ledger of a silo's images.
+
+    Raises ``BudgetError`` if the ledger is damaged, or older than the journal.
+    """
+
+    def __init__(self, ledger: Ledger, plan: RunPlan, mechanism: PrivacyPlan, budget: Budget, door: Door) -> None:
+        self._ledger = ledger
+        self._plan = plan
+        self._mechanism = mechanism
+        self._budget = budget
+        self._door = door
+        self._purpose = (plan.federation, plan.run, plan.sha256.hex())
+        self._catch_up()
+
+    def check_covers(self, method: Method) -> None:
+        """Raises ``BudgetError`` if what is left of the run would overspend the budget; nothing is charged yet."""
+        charged: dict[tuple[int, str], int] = {}
+        for entry in self._own():
+            if isinstance(entry.event, SampledGaussian):
+                charged[entry.purpose.round, entry.purpose.phase] = entry.event.steps
+        mechanism = self._mechanism
+        left = planned_steps(method, self._plan.training, self._plan.rounds, mechanism.sampling_rate)
+        left -= sum(charged.values())
+        if left <= 0:
+            return
+        delta = self._budget.delta
+        after = self._ledger.guarantee(delta, extra=[mechanism.training(left)])
+        if after.epsilon > self._budget.epsilon:
+            spent = self._ledger.guarantee(delta)
+            raise BudgetError(
+                f"refused: run {self._plan.run} would bring the privacy loss of these images from "
+                f"{shown(spent.epsilon)} to {after}, and the budget is {self._budget.epsilon:g}. Nothing was charged, "
+                "and nothing is trained or sent. If the hospital agrees, raise `privacy: epsilon` in the consent; "
+                "`silo budget` shows what was spent on what"
+            )
+
+    def charge(self, round_number: int, phase: str, event: SampledGaussian) -> None:
+        """Charges a training before its first step (see ``Ledger.charge``), and tells the journal."""
+        entry = self._ledger.charge(event, Purpose(*self._purpose, round_number, phase), self._budget)
+        self._door.note("ledger", charge=entry.describe())
+
+    def paid_by(self, call: Call) -> list[dict[str, Any]]:
+        """The charges behind what a call sends: an update's round's."""
+        if call.rpc != "SubmitUpdate":
+            return []
+        return [entry.describe() for entry in self._own() if entry.purpose.round == call.round]
+
+    def _own(self) -> list[Entry]:
+        return [
+            entry
+            for entry in self._ledger.entries()
+            if (entry.purpose.federation, entry.purpose.run, entry.purpose.plan_sha256) == self._purpose
+        ]
+
+    def _catch_up(self) -> None:
+        """Tells the journal of charges that it does not know: of a crash in between, or of another federation's runs.
+
+        Of the latter it tells only what they cost: the journal is shown to this federation.
+        """
+        records = list(read_records(self._door.journal.directory))
+        self._ledger.check_holds(records)
+        known = {c["index"] for c in charges(records) if Subject.read(c) == self._ledger.subject}
+        for entry in self._ledger.entries():
+            if entry.index not in known:
+                told = entry.describe()
+                if entry.purpose.federation != self._plan.federation:
+                    told.update(federation=None, run=None, plan_sha256=None, round=None, phase=None)
+                self._door.note("ledger", charge=told)

@@ -1,0 +1,60 @@
+"""A run that waits for a person: with ``approval: required`` nothing of it leaves before ``silo approve``."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+from privacy.door import Door
+from privacy.durable import write_atomically
+from privacy.gate import ConsentGate
+from privacy.plan import RunPlan
+from privacy.withdrawal import History, timestamp
+from silo.config import SiloConfig
+
+_LOOK_SECONDS = 0.5
+
+
+def approve(config: SiloConfig, plan: RunPlan) -> None:
+    """Leaves the approval of exactly this plan for the daemon, durably."""
+    content = {"run": plan.run, "plan_sha256": plan.sha256.hex(), "at": timestamp()}
+    write_atomically(config.approval, json.dumps(content).encode())
+
+
+def await_approval(
+    config: SiloConfig,
+    plan: RunPlan,
+    gate: ConsentGate,
+    door: Door,
+    history: History,
+    notice: Callable[[str], None],
+) -> None:
+    """Returns when the plan is approved, or needs no approval; raises ``EndedError`` if the consent ends meanwhile.
+
+    An approval holds for a plan, not for a process: it is asked for once, however often the daemon starts.
+    """
+    digest = plan.sha256.hex()
+    if gate.file.consent.approval == "none" or digest in history.approved:
+        return
+    approved_at = _approved_at(config, digest)
+    if approved_at is None:
+        notice(
+            f"run {plan.run} waits for approval; nothing of it has left. What would leave:\n"
+            f"  silo inspect --config FILE\nTo let it begin:\n  silo approve --config FILE --plan-sha256 {digest}"
+        )
+    while approved_at is None:
+        time.sleep(_LOOK_SECONDS)
+        gate.check(())
+        approved_at = _approved_at(config, digest)
+    door.note("approval", run=plan.run, plan_sha256=digest, approved_at=approved_at)
+    config.approval.unlink(missing_ok=True)
+    notice(f"run {plan.run} is approved")
+
+
+def _approved_at(config: SiloConfig, digest: str) -> str | None:
+    try:
+        content = json.loads(config.approval.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return str(content.get("at")) if isinstance(content, dict) and content.get("plan_sha256") == digest else None

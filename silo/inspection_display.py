@@ -1,0 +1,99 @@
+"""How an inspection is shown: as a table, or as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from privacy.accounting import shown
+from silo.config import SiloConfig
+from silo.inspection import Inspection, Leaving
+
+
+def show(found: Inspection, settings: SiloConfig, out: Console, *, as_json: bool) -> None:
+    """Prints what would leave in a round."""
+    if as_json:
+        content = {
+            "run": found.plan.run,
+            "plan_sha256": found.plan.sha256.hex(),
+            "messages_per_round": found.messages,
+            "bytes_per_round": found.total,
+            "bytes_per_request_for_a_task": found.asking,
+            "content": [{**asdict(item), "loss": _loss(item)} for item in found.content],
+            "privacy": _privacy(found),
+            "also_in_other_rounds": [exposure.value for exposure in found.other_rounds],
+            "missing": found.missing.lines(),
+        }
+        typer.echo(json.dumps(content, indent=2))
+        return
+    table = Table(
+        title=f"Run {found.plan.run}, {found.plan.method.name}: what would leave {settings.name} in the "
+        f"first of {found.plan.rounds} rounds, to {settings.coordinator_identity.uri}",
+        title_justify="left",
+    )
+    for column in ("exposure class", "what", "bytes", "ε of the run", "consented"):
+        table.add_column(column, justify="right" if column == "bytes" else "left", overflow="fold")
+    for item in found.content:
+        what = [f"{name} {'×'.join(map(str, shape)) or 'one number'} {dtype}" for name, shape, dtype in item.tensors]
+        fields = [f"{name}: {count}" for name, count in item.fields.items()]
+        table.add_row(
+            item.exposure.value,
+            "\n".join(what or fields),
+            str(item.bytes),
+            str(item.loss),
+            "yes" if item.leaves else "no: stays here",
+        )
+    out.print(table)
+    for line in _privacy_lines(found):
+        out.print(line, markup=False, soft_wrap=True)
+    if found.other_rounds:
+        also = ", ".join(exposure.value for exposure in found.other_rounds)
+        out.print(f"In another round, as the method's phases have it, also: {also}.")
+    if found.missing:
+        out.print("The consent does not cover this run; nothing of it would leave. Missing:")
+        for line in found.missing.lines():
+            out.print(f"  - {line}", markup=False)
+    else:
+        out.print(
+            f"{found.total} bytes in {found.messages} messages a round, once the run is joined, and {found.asking} "
+            "bytes (PROTOCOL, IDENTITY) each time it asks for a task. Each also carries signed receipts for what was "
+            "exchanged before (PROTOCOL, IDENTITY; some 1 to 4 kB). Nothing was sent just now.",
+            soft_wrap=True,
+        )
+
+
+def _loss(item: Leaving) -> dict[str, object]:
+    epsilon = item.loss.epsilon
+    return {"epsilon": None if math.isinf(epsilon) else epsilon, "mechanism": item.loss.mechanism}
+
+
+def _privacy(found: Inspection) -> dict[str, object] | None:
+    if found.guarantee is None or found.spent is None or found.after is None:
+        return None
+    return {
+        "run": asdict(found.guarantee),
+        "spent": asdict(found.spent),
+        "after": asdict(found.after),
+        "largest_group": found.largest_group,
+    }
+
+
+def _privacy_lines(found: Inspection) -> list[str]:
+    if found.guarantee is None or found.spent is None or found.after is None:
+        return ["The run has no differential privacy: there is no bound on what its content tells about a patient."]
+    lines = [
+        f"The run promises {found.guarantee}: one cost for all that comes from the noised training.",
+        f"These images have cost {found.spent} so far; after this run, from its first round, it would be "
+        f"{shown(found.after.epsilon)}.",
+    ]
+    if found.guarantee.unit == "image" and (found.largest_group or 1) > 1:
+        lines.append(
+            f"The unit is the image, and one patient has up to {found.largest_group} images here: a patient is "
+            "protected less than the number says."
+        )
+    return lines

@@ -1,0 +1,252 @@
+"""DP-SGD (Abadi et al., "Deep Learning with Differential Privacy", 2016, Algorithm 1) as a silo's local training.
+
+Each step takes every unit (image or patient) with probability q, clips each unit's gradient to the norm C, adds
+Gaussian noise of standard deviation z·C to the sum, and divides by the expected number of units, q·n (n is public under
+zero-out adjacency). A step whose sample is empty is noise alone, and is taken: to skip it would tell that it was empty.
+What does not depend on data (a method's correction, weight decay, the optimiser's memory) comes after the noise.
+
+Single images' gradients come from Opacus' hooks; samples and noise come from ``privacy.noise``. Opacus' own engine is
+not used: it begins a new account with every round. Not covered: how long a step takes, and rounding in 32-bit sums.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from opacus.grad_sample.grad_sample_module import GradSampleHooks
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from algorithms.datasets import ImageDataset
+from privacy.accounting import SampledGaussian, Unit
+from privacy.errors import ConfigurationError, DataError
+from privacy.noise import NoiseSource
+from privacy.plan import PrivacyPlan
+
+IMAGES_PER_PATIENT = 16
+"""In one step, at most so many of a patient's images are used, drawn anew each time."""
+
+# The first layer's input is images, which have no gradient: as intended.
+warnings.filterwarnings("ignore", message="Full backward hook is firing when gradients are computed with respect to")
+
+_GRADIENT_NUMBERS = 1 << 26
+_LARGEST_BATCH = 256
+_MARGIN = 1 - 1e-6
+
+Charge = Callable[[int, str, SampledGaussian], None]
+"""Charges a training (round, phase, its cost) to the account; raises ``BudgetError`` if it may not happen."""
+
+
+def owners_of(dataset: ImageDataset, unit: Unit) -> npt.NDArray[np.int64]:
+    """Whose each training image is: ``int64 [n]``, units numbered from 0 without gaps.
+
+    Raises ``DataError`` if the unit is the patient and the shard does not say whose the images are.
+    """
+    if unit == "image":
+        return np.arange(len(dataset.train), dtype=np.int64)
+    if dataset.train.patients is None:
+        raise DataError(
+            f"{dataset.source}: the run's unit of privacy is the patient, but the shard does not say which image is "
+            "whose (train_patients); cut the shard again with patients, or ask for a run with unit: image"
+        )
+    return np.unique(dataset.train.patients, return_inverse=True)[1].astype(np.int64)
+
+
+class PrivateTrainer:
+    """Trains a model on one silo's images with DP-SGD.
+
+    Args:
+        plan: the mechanism.
+        owners: whose each training image is, ``int64 [n]`` (see ``owners_of``).
+        charge: is called before a training's first step.
+        noise: where samples and noise come from.
+    """
+
+    def __init__(
+        self,
+        plan: PrivacyPlan,
+        owners: npt.NDArray[np.int64],
+        charge: Charge,
+        *,
+        noise: NoiseSource | None = None,
+    ) -> None:
+        self.plan = plan
+        self._charge = charge
+        self._noise = noise or NoiseSource()
+        order = np.argsort(owners, kind="stable")
+        self._images_of = np.split(order, np.flatnonzero(np.diff(owners[order])) + 1)
+
+    @property
+    def units(self) -> int:
+        """The number of units, n."""
+        return len(self._images_of)
+
+    def train(
+        self,
+        model: nn.Module,
+        chosen: Mapping[str, nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+        data: tuple[Tensor, Tensor],
+        *,
+        round_number: int,
+        phase: str,
+        steps: int,
+        correct: Callable[[], None],
+        progress: Callable[[int, float], None],
+    ) -> None:
+        """Takes so many steps on the chosen parameters; all others of the model must not require gradients.
+
+        Args:
+            data: the training images ``[n, C, H, W]`` and labels ``[n]``.
+            round_number: for the account.
+            phase: for the account.
+            steps: at least 1.
+            correct: adds to the noised gradients what does not depend on data.
+            progress: is told the number of the step, from 1, and the mean cross entropy of its images (0 for none);
+                that number is not noised and must stay here.
+
+        Raises ``BudgetError`` before the first step if the account does not allow it.
+        """
+        watched = [name for name, p in chosen.items() if p._backward_hooks]
+        if watched:
+            raise ConfigurationError(
+                f"something reads the gradients of {watched[0]} as they are before the noise: that cannot be done "
+                "under differential privacy"
+            )
+        images, labels = data
+        parameters = list(chosen.values())
+        bound, scale = self.plan.clipping_norm, self.plan.sampling_rate * self.units
+        self._charge(round_number, phase, self.plan.training(steps))
+        with per_image_gradients(model):
+            for step in range(1, steps + 1):
+                sums = [torch.zeros_like(parameter) for parameter in parameters]
+                loss, count = 0.0, 0
+                for index, groups in self._batches(parameters):
+                    where = torch.from_numpy(index).to(labels.device)
+                    found, part = clipped_sum(model, parameters, images[where], labels[where], groups, bound)
+                    torch._foreach_add_(sums, found)
+                    loss, count = loss + part, count + len(index)
+                noises = self._noises(parameters)
+                for parameter, total, noise in zip(parameters, sums, noises, strict=True):
+                    parameter.grad = ((total.double() + noise) / scale).to(parameter.dtype)
+                correct()
+                optimizer.step()
+                progress(step, loss / max(count, 1))
+
+    def _noises(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        deviation = self.plan.noise_multiplier * self.plan.clipping_norm
+        sizes = [parameter.numel() for parameter in parameters]
+        drawn = torch.split(torch.from_numpy(self._noise.gaussian((sum(sizes),), deviation)), sizes)
+        return [noise.to(p.device).reshape(p.shape) for noise, p in zip(drawn, parameters, strict=True)]
+
+    def _batches(
+        self, parameters: Sequence[nn.Parameter]
+    ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """A step's sample: indices of images, and the number of each one's unit within its batch, from 0.
+
+        Batches are what fits into memory; a unit's images are all in the same one.
+        """
+        numbers = sum(parameter.numel() for parameter in parameters)
+        largest = max(1, min(_LARGEST_BATCH, _GRADIENT_NUMBERS // max(numbers, 1)))
+        index: list[npt.NDArray[np.int64]] = []
+        size = 0
+        for unit in self._noise.sample(self.units, self.plan.sampling_rate):
+            own = self._images_of[unit]
+            if len(own) > IMAGES_PER_PATIENT:
+                own = own[self._noise.shuffled(len(own))[:IMAGES_PER_PATIENT]]
+            if index and size + len(own) > largest:
+                yield _batch(index)
+                index, size = [], 0
+            index.append(own)
+            size += len(own)
+        if index:
+            yield _batch(index)
+
+
+def _batch(units: Sequence[npt.NDArray[np.int64]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    return np.concatenate(units), np.repeat(np.arange(len(units)), [len(own) for own in units])
+
+
+@contextmanager
+def per_image_gradients(model: nn.Module) -> Iterator[None]:
+    """Inside, a backward pass of a sum over images leaves each image's gradient in ``parameter.grad_sample``."""
+    hooks = GradSampleHooks(model, loss_reduction="sum")
+    try:
+        yield
+    finally:
+        hooks.cleanup()
+
+
+def clipped_sum(
+    model: nn.Module,
+    parameters: Sequence[nn.Parameter],
+    images: Tensor,
+    labels: Tensor,
+    groups: npt.NDArray[np.int64],
+    bound: float,
+) -> tuple[list[Tensor], float]:
+    """The sum over units of their gradients, each clipped to the norm ``bound``; inside ``per_image_gradients``.
+
+    A unit's gradient is the mean of its images'. Blanking any one unit moves the sum by at most ``bound``, in the
+    Euclidean norm over all parameters together. A gradient that is not finite counts as none.
+
+    Args:
+        model: in training mode.
+        parameters: those that require gradients.
+        images: ``[b, C, H, W]``, b ≥ 1.
+        labels: ``[b]``.
+        groups: the number of each image's unit, ``int64 [b]``, from 0, without gaps.
+        bound: C > 0.
+
+    Returns:
+        A tensor of each parameter's shape, and the sum of the images' cross entropies.
+    """
+    for parameter in parameters:
+        parameter.grad = None
+        parameter.grad_sample = None  # type: ignore[attr-defined]
+    loss = F.cross_entropy(model(images), labels, reduction="sum")
+    loss.backward()  # type: ignore[no-untyped-call]
+    gradients = [_gradients_of(parameter, len(images)) for parameter in parameters]
+    sizes = np.bincount(groups)
+    if len(sizes) < len(images):
+        owner = torch.from_numpy(groups).to(images.device)
+        counts = torch.from_numpy(sizes).to(images.device)
+        gradients = [_means(gradient, owner, counts) for gradient in gradients]
+    norms = torch.stack([torch.linalg.vector_norm(g, dim=1, dtype=torch.float64) for g in gradients])
+    norm = torch.linalg.vector_norm(norms, dim=0)
+    finite = torch.isfinite(norm)
+    if not finite.all():
+        for gradient in gradients:
+            gradient[~finite] = 0
+    # The margin keeps what 32-bit rounding adds within the bound.
+    factor = torch.where(finite, (bound * _MARGIN / norm.clamp(min=1e-300)).clamp(max=1), 0).to(gradients[0].dtype)
+    sums = [(factor @ g).reshape(p.shape) for g, p in zip(gradients, parameters, strict=True)]
+    for parameter in parameters:
+        # The clean gradients go no further.
+        parameter.grad = None
+        parameter.grad_sample = None  # type: ignore[attr-defined]
+    return sums, float(loss.detach())
+
+
+def _gradients_of(parameter: nn.Parameter, count: int) -> Tensor:
+    found = getattr(parameter, "grad_sample", None)
+    if found is None:
+        # No image's loss depends on it.
+        return parameter.new_zeros(count, parameter.numel())
+    if not isinstance(found, Tensor) or len(found) != count:
+        raise ConfigurationError(
+            "this model's layers do not take one image in each row of their input, so that single images' gradients "
+            "cannot be told apart; it cannot be trained with differential privacy"
+        )
+    return found.detach().reshape(count, -1)
+
+
+def _means(gradients: Tensor, owner: Tensor, counts: Tensor) -> Tensor:
+    total = gradients.new_zeros(len(counts), gradients.shape[1])
+    total.index_add_(0, owner, gradients)
+    return total / counts.unsqueeze(1).to(gradients.dtype)

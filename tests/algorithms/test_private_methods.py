@@ -1,0 +1,130 @@
+"""Which methods run under differential privacy: every one of the registry runs as stated, or is refused in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from algorithms.datasets import ImageDataset, ImageSplit
+from algorithms.method import Method
+from algorithms.models import build
+from algorithms.private_methods import check, planned_steps, refusal
+from algorithms.public_set import PublicImages
+from algorithms.registry import METHODS, make
+from privacy.accounting import epsilon
+from privacy.errors import ConfigurationError
+from privacy.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
+from simulation.batched import InThreads
+from simulation.federation import Simulation
+
+SUPPORTED: dict[str, dict[str, Any]] = {
+    "local": {},
+    "fedavg": {},
+    "fedprox": {},
+    "feddyn": {},
+    "scaffold": {},
+    "diversifed": {},
+    "fedamp": {},
+    "pfedsim": {},
+    "fedper": {},
+    "fedrep": {"head_epochs": 2},
+    "fedbn": {},
+    "fedbabu": {"fine_tune_epochs": 2},
+    "fedcac": {},
+    "ditto": {"personal_epochs": 2},
+    "fedpdc": {"mode": "proximal", "check_disjoint": False},
+}
+ROUNDS = 2
+
+
+def run_plan(method: Method, **changes: Any) -> RunPlan:
+    training = TrainingPlan(epochs=1, optimizer="sgd", learning_rate=0.05)
+    mechanism = {"epsilon": 8, "delta": 1e-5, "clipping_norm": 1, "noise_multiplier": 3, "sampling_rate": 0.5}
+    steps = planned_steps(method, training, ROUNDS, 0.5)
+    return RunPlan(
+        federation="t",
+        coordinator="c",
+        run="r",
+        method=MethodPlan(name=method.name, parameters=method.parameters()),
+        model=ModelPlan(name="lenet5-gn", input_shape=(3, 16, 16), classes=3),
+        training=training,
+        rounds=ROUNDS,
+        seed=1,
+        required=method.required,
+        privacy=PrivacyPlan.model_validate({**mechanism, "steps": steps, **changes}),
+    )
+
+
+def shard(name: str, seed: int) -> ImageDataset:
+    numbers = np.random.default_rng(seed)
+
+    def split(count: int) -> ImageSplit:
+        images = numbers.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
+        return ImageSplit(images, np.arange(count, dtype=np.int64) % 3)
+
+    return ImageDataset(name, "a test", True, ("a", "b", "c"), split(6), None, split(3))
+
+
+SHARDS = [shard(name, seed) for seed, name in enumerate("abc")]
+
+
+def simulate(method: Method, **options: Any) -> Simulation:
+    plan = run_plan(method)
+    public = PublicImages(SHARDS[0], build(plan.model, seed=1), (3, 16, 16)) if method.needs_public else None
+    return Simulation(plan, method, SHARDS, device=torch.device("cpu"), public=public, **options)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_runs_with_exactly_the_planned_steps_or_is_refused(name: str) -> None:
+    method = make(name, SUPPORTED.get(name, {}))
+    if name not in SUPPORTED:
+        reason = refusal(method)
+        assert reason is not None
+        assert reason.startswith(f"{name} cannot run with differential privacy: ")
+        assert "no one has stated" not in reason, "each refusal has a reason of its own"
+        with pytest.raises(ConfigurationError, match="run without privacy"):
+            check(method)
+        return
+    simulation = simulate(method)
+    plan = simulation.plan
+    assert plan.privacy is not None
+    for _ in range(ROUNDS):
+        simulation.step()
+    simulation.finish()
+    assert {sum(event.steps for event in own) for own in simulation._charges.values()} == {plan.privacy.steps}
+    expected = epsilon([plan.privacy.training(plan.privacy.steps)], delta=1e-5)
+    assert {spent.epsilon for spent in simulation.spent.values()} == {expected}
+    assert all(torch.isfinite(t).all() for half in simulation.silos.values() for t in half.personal().values())
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "reason"),
+    [
+        ("pfedsim", {"buffers": "aggregate"}, "RUNNING_STATISTICS"),
+        ("fedpdc", {"mode": "proximal"}, "`check_disjoint: false`"),
+        ("fedpdc", {"check_disjoint": False}, "`mode: proximal`"),
+        ("feddfq", {}, "identifier"),
+        ("fedproto", {}, "prototypes"),
+        ("fedap", {}, "running statistics"),
+        ("fedfomo", {}, "ratings"),
+    ],
+)
+def test_refusals_name_what_has_no_mechanism_and_the_way_out(
+    name: str, parameters: dict[str, Any], reason: str
+) -> None:
+    assert reason in (refusal(make(name, parameters)) or "")
+
+
+def test_a_method_that_nobody_has_thought_about_is_refused() -> None:
+    class Newcomer(METHODS["fedavg"]):  # type: ignore[misc]
+        name = "newcomer"
+
+    assert "no one has stated" in (refusal(Newcomer()) or "")
+
+
+def test_simulated_silos_are_trained_one_after_the_other() -> None:
+    with pytest.raises(ConfigurationError, match="engine: alone"):
+        simulate(make("fedavg", {}), engine=InThreads(2))

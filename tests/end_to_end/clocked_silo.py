@@ -1,0 +1,25 @@
+"""``silo train`` with a calendar of its own: the day stands in the file ``today``."""
+
+from __future__ import annotations
+
+import sys
+from datetime import date
+from pathlib import Path
+
+from privacy.console import output
+from privacy.errors import MedsiloError
+from silo.config import SiloConfig
+from silo.daemon import train
+from silo.display import Display
+
+
+def main() -> None:
+    out = output()
+    try:
+        with Display(out) as display:
+            train(
+                SiloConfig.read(Path(sys.argv[-1])), display, day=lambda: date.fromisoformat(Path("today").read_text())
+            )
+    except MedsiloError as error:
+        out.print(f"error: {error}", soft_wrap=True)
+        sys.exit(error.exit_code)

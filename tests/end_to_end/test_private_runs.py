@@ -1,0 +1,204 @@
+"""Runs with differential privacy over real daemons: charged before they train, told in the journal, ended by the
+budget."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from federation import Federation
+from test_kills import run_with_kills
+from test_runs import assert_every_round_counted_once, assert_journals_sound
+
+from privacy.accounting import GaussianRelease, SampledGaussian, epsilon
+from privacy.ledger import Budget, Ledger, Purpose, Subject, ledgers, replay
+
+Make = Callable[..., Federation]
+
+PRIVACY = {"epsilon": 4.0, "delta": 1e-5, "clipping_norm": 1.0, "sampling_rate": 0.25}
+CLASSES = ("PROTOCOL", "IDENTITY", "MODEL_PARAMETERS", "PEER_DERIVED", "SAMPLE_COUNT")
+STEPS_OF_A_ROUND = 4
+
+
+def private(make: Make, method: str = "diversifed", *, budget: float = 4.5, **options: Any) -> Federation:
+    run = {
+        "method": {"name": method},
+        "training": {"epochs": 1, "batch_size": 32, "learning_rate": 0.001},
+        "rounds": 2,
+        "ask_for": [],
+        "privacy": PRIVACY,
+        **options.pop("run", {}),
+    }
+    one = make(run=run, exposures=CLASSES, **options)
+    for name in one.silos:
+        one.write_consent(name, privacy={"epsilon": budget, "delta": 1e-5})
+    return one
+
+
+def ledger(one: Federation, silo: str) -> Ledger:
+    (found,) = ledgers(one.folder / "state" / silo / "ledger")
+    return found
+
+
+def run_again(one: Federation, name: str) -> None:
+    """The same federation, with another run."""
+    one.coordinator_config["run"]["name"] = name
+    one.write("coordinator.yaml", one.coordinator_config)
+    one.processes.clear()
+
+
+@pytest.mark.parametrize("method", ["fedavg", "diversifed"])
+def test_a_private_run_charges_the_ledger_and_tells_what_it_cost(federation: Make, method: str) -> None:
+    one = private(federation, method)
+    one.run_to_the_end()
+    assert_every_round_counted_once(one)
+    assert_journals_sound(one)
+    for name in one.silos:
+        account = ledger(one, name)
+        entries = account.entries()
+        assert [
+            (e.purpose.run, e.purpose.round, e.event.steps) for e in entries if isinstance(e.event, SampledGaussian)
+        ] == [
+            ("test", 0, STEPS_OF_A_ROUND),
+            ("test", 1, STEPS_OF_A_ROUND),
+        ]
+        spent = account.guarantee(1e-5).epsilon
+        assert 3.9 < spent <= 4.0, "the noise is the least that keeps to the target"
+        records = one.records(name)
+        assert epsilon(replay(records)[account.subject], delta=1e-5) == spent
+        # Each update names the charge that paid for it, which the journal told of before.
+        for number in range(2):
+            sent = [r for r in one.messages(name, "sent") if r["rpc"] == "SubmitUpdate" and r["round"] == number]
+            (charge,) = sent[0]["ledger"]
+            assert charge["round"] == number
+            assert all(r["ledger"] == [] for r in sent[1:])
+            told = [r["index"] for r in records if r["kind"] == "ledger" and r["charge"]["index"] == charge["index"]]
+            assert told[0] < sent[0]["index"]
+    said = json.loads(one.command("silo", "budget", "--config", "hospital1.yaml", "--json"))
+    assert said[0]["spent"]["epsilon"] == ledger(one, "hospital1").guarantee(1e-5).epsilon
+    assert said[0]["left"] == pytest.approx(4.5 - said[0]["spent"]["epsilon"])
+    assert said[0]["conditions"] == "unit image, adjacency zero-out, accountant PLD"
+    assert [run["name"] for run in said[0]["runs"]] == ["test/test"]
+    words = one.command("silo", "budget", "--config", "hospital1.yaml")
+    assert "Spent on these images" in words
+    report = one.command("silo", "report", "--config", "hospital1.yaml")
+    for told in (words, report):
+        flat = " ".join(told.split())
+        for part in (
+            "δ = 1e-05",
+            "unit image",
+            "adjacency zero-out",
+            "accountant PLD",
+            "of the budget of 4.5",
+            "is left",
+        ):
+            assert part in flat or (part.startswith("of the") and "budget is 4.5" in flat), (part, flat)
+    written = json.loads((one.folder / "state/hospital1/report/report.json").read_text())
+    loss = written["privacy_loss"]
+    assert loss["epsilon"] == loss["accounts"][0]["spent"]["epsilon"] == said[0]["spent"]["epsilon"]
+    assert loss["accounts"][0]["spent"]["unit"] == "image"
+    assert one.command("silo", "audit", "verify", "--config", "hospital1.yaml")
+
+
+def test_inspection_tells_the_plans_cost_per_class_before_anything_is_sent(federation: Make) -> None:
+    one = private(federation, "fedavg")
+    plan = one.folder / "plan.json"
+    plan.write_text(one.command("coordinator", "plan", "--config", "coordinator.yaml"))
+    found = json.loads(one.command("silo", "inspect", "--config", "hospital1.yaml", "--plan", str(plan), "--json"))
+    losses = {item["exposure"]: item["loss"] for item in found["content"]}
+    assert losses["MODEL_PARAMETERS_EXTRACTOR"] == {"epsilon": 4.0, "mechanism": "noised training (DP-SGD)"}
+    assert losses["SAMPLE_COUNT"] == {"epsilon": 0.0, "mechanism": "public under zero-out adjacency"}
+    assert losses["PROTOCOL"]["epsilon"] == 0
+    assert found["privacy"]["run"]["epsilon"] == 4.0
+    assert found["privacy"]["spent"]["epsilon"] == 0
+    words = " ".join(one.command("silo", "inspect", "--config", "hospital1.yaml", "--plan", str(plan)).split())
+    assert "ε = 4.000 at δ = 1e-05 (unit image, adjacency zero-out, accountant PLD)" in words
+    assert not (one.folder / "state/hospital1/ledger").exists()
+
+
+def test_a_second_run_that_would_overspend_is_refused_before_training(federation: Make) -> None:
+    one = private(federation, budget=4.5)
+    one.run_to_the_end()
+    before = {name: ledger(one, name).path.read_bytes() for name in one.silos}
+    run_again(one, "again")
+    coordinator = one.start_coordinator()
+    one.wait_to_say("coordinator", "listening")
+    for name in one.silos:
+        silo = one.start_silo(name)
+        assert silo.wait(120) == 10, one.everything_said()
+        assert "silo budget" in one.said(name)
+        assert "unit image, adjacency zero-out, accountant PLD" in one.said(name)
+        assert ledger(one, name).path.read_bytes() == before[name]
+        (refusal,) = [r for r in one.records(name) if r["kind"] == "refusal"]
+        assert "would bring the privacy loss" in refusal["reason"]
+    assert "lacks the run's privacy loss" in one.said("coordinator")
+    coordinator.kill()
+    assert not [r for r in one.messages("hospital1", "sent") if r["run"] == "again" and r["rpc"] == "SubmitUpdate"]
+
+
+def test_a_hospital_that_raises_its_budget_pays_for_both_runs_from_one_account(federation: Make) -> None:
+    one = private(federation, budget=4.5)
+    one.run_to_the_end()
+    run_again(one, "again")
+    for name in one.silos:
+        one.write_consent(name, privacy={"epsilon": 9.0, "delta": 1e-5})
+    one.run_to_the_end()
+    account = ledger(one, "hospital1")
+    assert [e.purpose.run for e in account.entries()] == ["test", "test", "again", "again"]
+    assert 4.0 < account.guarantee(1e-5).epsilon < 8.0, "composed, not added up"
+
+
+def test_a_kill_between_charge_and_upload_never_undercounts(federation: Make) -> None:
+    one = private(federation, budget=50.0, run={"rounds": 4})
+    run_with_kills(
+        one,
+        coordinator=[],
+        silo=[(5, "after"), (7, "before"), (8, "after"), (9, "after"), (11, "before"), (14, "after")],
+    )
+    assert_every_round_counted_once(one)
+    assert_journals_sound(one)
+    account = ledger(one, "hospital2")
+    entries = account.entries()
+    records = one.records("hospital2")
+    assert {e.purpose.round for e in entries} == {0, 1, 2, 3}
+    held = {e.sha256 for e in entries}
+    released = [r for r in one.messages("hospital2", "sent") if r["rpc"] == "SubmitUpdate" and r["frame"] == 0]
+    for record in released:
+        if record["round"] < 4:
+            assert record["ledger"], "no update without a charge"
+            assert {charge["sha256"] for charge in record["ledger"]} <= held
+    assert epsilon(replay(records)[account.subject], delta=1e-5) == account.guarantee(1e-5).epsilon
+    assert account.guarantee(1e-5).epsilon >= ledger(one, "hospital1").guarantee(1e-5).epsilon
+
+
+def test_a_budget_exhausted_in_mid_run_ends_that_silos_part_and_the_others_go_on(federation: Make) -> None:
+    one = private(federation, budget=4.5, run={"quorum": 2, "deadline_minutes": 0})
+    coordinator = one.start_coordinator()
+    one.wait_to_say("coordinator", "listening")
+    third = one.start_silo("hospital3")
+    one.wait_to_say("hospital3", "joined run")
+    # Meanwhile another federation's run is charged to the same images.
+    subject = Subject(one.shards[2].fingerprint, "image")
+    elsewhere = Ledger(one.folder / "state/hospital3/ledger", subject)
+    elsewhere.charge(GaussianRelease(1.1), Purpose("other", "run", "00" * 32, 0, "training"), Budget(9.0, 1e-5))
+    others = [one.start_silo(name) for name in ("hospital1", "hospital2")]
+    assert third.wait(120) == 10, one.everything_said()
+    assert "round 1 of run test would make it" in one.said("hospital3").replace("\n", " ")
+    assert len(ledger(one, "hospital3").entries()) == 1, "nothing was charged"
+    assert not [r for r in one.messages("hospital3", "sent") if r["rpc"] == "SubmitUpdate"]
+    one.processes.remove(third)
+    one.finish(*others)
+    one.wait_to_say("coordinator", "all 2 rounds have ended")
+    coordinator.kill()  # it would wait for the third to fetch the end
+    assert len(ledger(one, "hospital1").entries()) == 2
+
+
+def test_a_run_without_privacy_is_refused_where_the_consent_demands_it(federation: Make) -> None:
+    one = private(federation, run={"privacy": None})
+    one.start_coordinator()
+    one.wait_to_say("coordinator", "listening")
+    assert one.start_silo("hospital1").wait(60) == 4
+    assert "a run without differential privacy (`privacy: demanded: false`)" in one.said("hospital1")
+    one.wait_to_say("coordinator", "lacks a run without differential privacy")

@@ -1,0 +1,170 @@
+"""Journals of made-up runs, written through the real door."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from privacy.consent import Consent
+from privacy.door import Call, Door, nonce
+from privacy.exposure import Exposure
+from privacy.journal import Journal
+from privacy.pki import Identity
+from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from privacy.report import Report
+from privacy.report_builder import build_report, verify_journal
+from protos.medsilo.v1 import coordinator_pb2 as wire
+from protos.medsilo.v1 import tensor_pb2
+
+SILO = Identity("test", "silo", "north")
+OTHER = Identity("test", "silo", "south")
+COORDINATOR = Identity("test", "coordinator", "hub")
+CERTIFICATE = "ab" * 32
+
+Content = Mapping[Exposure, Mapping[str, int]]
+"""Names and lengths (in bytes, a multiple of 4) of tensors by class."""
+
+MODELS: Content = {
+    Exposure.MODEL_PARAMETERS_EXTRACTOR: {"body.weight": 4000, "body.bias": 40},
+    Exposure.MODEL_PARAMETERS_CLASSIFIER: {"head.weight": 400, "head.bias": 8},
+}
+MIXTURE: Content = {Exposure.PEER_DERIVED: {"body.weight": 4000, "body.bias": 40, "head.weight": 400, "head.bias": 8}}
+MIXED_BODIES: Content = {Exposure.PEER_DERIVED: {"body.weight": 4000, "body.bias": 40}}
+
+
+class Open:
+    """Lets everything through."""
+
+    def check(self, classes: Iterable[Exposure]) -> None:
+        del classes
+
+
+def plan(run: str, method: str, rounds: int) -> RunPlan:
+    return RunPlan(
+        federation="test",
+        coordinator=COORDINATOR.name,
+        run=run,
+        method=MethodPlan(name=method, parameters={}),
+        model=ModelPlan(name="any", input_shape=(1, 8, 8), classes=2),
+        training=TrainingPlan(),
+        rounds=rounds,
+        seed=1,
+        required=(Exposure.PROTOCOL, Exposure.IDENTITY),
+        optional=tuple(exposure for exposure in Exposure if exposure not in (Exposure.PROTOCOL, Exposure.IDENTITY)),
+    )
+
+
+class Recorded:
+    """One party's journal. A silo's records are of what it sends and gets, a coordinator's the other way about."""
+
+    def __init__(self, folder: Path, party: Identity = SILO) -> None:
+        self.folder = folder
+        self.party = party
+        self._plans: dict[str, str] = {}
+        key, origin = Ed25519PrivateKey.from_private_bytes(bytes(32)), f"medsilo/test/{party.role}/{party.name}"
+        self.journal = Journal(folder, key=key, origin=origin)
+        self.door = Door(self.journal, identity=party.uri, federation="test", gate=Open())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.journal.close()
+
+    def consent(self, *exposures: str, synthetic: bool = True, **changes: Any) -> None:
+        consent = Consent(
+            coordinator=COORDINATOR.uri,
+            methods=("diversifed", "fedavg"),
+            exposures=("PROTOCOL", "IDENTITY", *exposures),
+            rounds=50,
+            expires=date(2030, 1, 1),
+        )
+        content = {"sha256": "cd" * 32, **consent.model_dump(mode="json"), **changes}
+        self.door.note("consent", consent=content, data="tissue", data_sha256="ef" * 32, synthetic=synthetic)
+
+    def run(self, name: str, method: str = "diversifed", rounds: int = 3) -> None:
+        chosen = plan(name, method, rounds)
+        self._plans[name] = chosen.sha256.hex()
+        self.door.note("run", run=name, plan_sha256=chosen.sha256.hex(), plan=chosen.model_dump(mode="json"))
+
+    def upload(self, run: str, number: int, content: Content, *, silo: Identity = SILO, attempt: int = 1) -> None:
+        parts = [self._part(exposure, tensors) for exposure, tensors in content.items()]
+        update = wire.Update(nonce=nonce(), silo=silo.name, round=number, parts=parts)
+        messages = [wire.SubmitUpdateRequest(update=update)]
+        messages += [wire.SubmitUpdateRequest(chunk=chunk) for chunk in self._chunks(content)]
+        self._pass("SubmitUpdate", run, number, messages, silo, attempt, outward=self.party.role == "silo")
+
+    def task(self, run: str, number: int, content: Content, *, silo: Identity = SILO) -> None:
+        parts = [self._part(exposure, tensors) for exposure, tensors in content.items()]
+        task = wire.Task(nonce=nonce(), kind=wire.TASK_KIND_TRAIN, round=number, parts=parts)
+        messages = [wire.GetTaskResponse(task=task)]
+        messages += [wire.GetTaskResponse(chunk=chunk) for chunk in self._chunks(content)]
+        self._pass("GetTask", run, number, messages, silo, 1, outward=self.party.role == "coordinator")
+
+    def ask(self, *, silo: Identity = SILO) -> None:
+        messages = [wire.GetPlanRequest(nonce=nonce(), silo=silo.name, protocol_version=1)]
+        self._pass("GetPlan", None, None, messages, silo, 1, outward=self.party.role == "silo")
+
+    def join(self, run: str, *, silo: Identity = SILO, synthetic: bool) -> None:
+        messages = [wire.JoinRequest(nonce=nonce(), silo=silo.name, accepted=True, synthetic=synthetic)]
+        self._pass("Join", run, None, messages, silo, 1, outward=self.party.role == "silo")
+
+    def report(self, **options: Any) -> Report:
+        self.journal.checkpoint()
+        key = self.journal.public_key
+        verification = options.pop("verification", None) or verify_journal(self.folder, key)
+        return build_report(self.folder, key, party=self.party, verification=verification, **options)
+
+    def _pass(
+        self,
+        rpc: str,
+        run: str | None,
+        number: int | None,
+        messages: Sequence[Any],
+        silo: Identity,
+        attempt: int,
+        *,
+        outward: bool,
+    ) -> None:
+        peer = COORDINATOR if self.party.role == "silo" else silo
+        sha256 = self._plans.get(run or "")
+        call = Call(rpc, peer.uri, CERTIFICATE, "test", run=run, plan_sha256=sha256, round=number, attempt=attempt)
+        if outward:
+            self.door.release(messages, call)
+            return
+        call.round = None
+        for message in messages:
+            self.door.admit(message.SerializeToString(), type(message), call)
+            call.round = number  # known from the first message on, as in the coordinator
+
+    @staticmethod
+    def _part(exposure: Exposure, tensors: Mapping[str, int]) -> tensor_pb2.PartManifest:
+        specs = [tensor_pb2.TensorSpec(name=name, shape=[length // 4], dtype="F32") for name, length in tensors.items()]
+        return tensor_pb2.PartManifest(exposure_class=exposure.number, tensors=specs)
+
+    @staticmethod
+    def _chunks(content: Content) -> list[tensor_pb2.TensorChunk]:
+        return [
+            tensor_pb2.TensorChunk(nonce=nonce(), **{exposure.chunk_field: bytes(sum(tensors.values()))})
+            for exposure, tensors in content.items()
+        ]
+
+
+def ordinary(folder: Path) -> Recorded:
+    """A silo's three rounds of DiversiFed on synthetic images."""
+    recorded = Recorded(folder)
+    recorded.consent("MODEL_PARAMETERS", "PEER_DERIVED")
+    recorded.ask()
+    recorded.run("spring")
+    for number in range(3):
+        recorded.task("spring", number, MIXTURE if number else {Exposure.INITIAL_MODEL: {"body.weight": 4000}})
+        recorded.upload("spring", number, MODELS)
+    recorded.upload("spring", 3, {})
+    return recorded

@@ -1,0 +1,121 @@
+"""The accountant's numbers, against the specification's and against another implementation."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+
+from privacy.accounting import (
+    Adjacency,
+    DiscreteLaplace,
+    Event,
+    GaussianRelease,
+    Guarantee,
+    SampledGaussian,
+    describe,
+    epsilon,
+    noise_multiplier_for,
+    read,
+)
+from privacy.errors import BudgetError
+
+PLAN = SampledGaussian(sampling_rate=0.2, noise_multiplier=2, steps=500)
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([PLAN], 12.621),
+        ([PLAN, GaussianRelease(4)], 12.704),
+        ([PLAN, GaussianRelease(10, releases=100)], 13.914),
+        ([SampledGaussian(0.2, 2, 200), SampledGaussian(0.2, 2, 300)], 12.621),
+    ],
+)
+def test_reference_values_to_three_decimals(events: list[Event], expected: float) -> None:
+    assert round(epsilon(events, delta=1e-5), 3) == expected
+
+
+@pytest.mark.parametrize(
+    ("adjacency", "expected"),
+    [(Adjacency.ADD_REMOVE, 9.579), (Adjacency.ZERO_OUT, 9.579), (Adjacency.REPLACE_ONE, 22.493)],
+)
+def test_reference_values_of_the_adjacencies(adjacency: Adjacency, expected: float) -> None:
+    assert round(epsilon([PLAN], delta=1e-3, adjacency=adjacency), 3) == expected
+
+
+def test_an_identifier_noised_once_and_resent_costs_one_release() -> None:
+    once = epsilon([PLAN, GaussianRelease(10)], delta=1e-5)
+    assert once < epsilon([PLAN, GaussianRelease(10, releases=100)], delta=1e-5) - 1
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.05, 0.2])
+@pytest.mark.parametrize("noise", [0.8, 1.5, 3.0])
+@pytest.mark.parametrize("steps", [100, 1000])
+def test_agreement_with_opacus_prv_accountant(rate: float, noise: float, steps: int) -> None:
+    from opacus.accountants import PRVAccountant
+
+    accountant = PRVAccountant()
+    accountant.history = [(noise, rate, steps)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = accountant.get_epsilon(1e-5)
+    ours = epsilon([SampledGaussian(rate, noise, steps)], delta=1e-5)
+    # Opacus' own error bound is 0.01, and its value is its upper end.
+    assert ours == pytest.approx(theirs, abs=0.02)
+
+
+def test_calibration_covers_all_releases_together() -> None:
+    """The specification's example: target 8, with one identifier and twenty noisy selections (all at 10)."""
+
+    def steps(noise: float) -> list[Event]:
+        return [SampledGaussian(0.2, noise, 500)]
+
+    def everything(noise: float) -> list[Event]:
+        return [*steps(noise), GaussianRelease(10), GaussianRelease(10, releases=20)]
+
+    alone = noise_multiplier_for(8, delta=1e-5, events=steps)
+    together = noise_multiplier_for(8, delta=1e-5, events=everything)
+    assert round(alone, 2) == 2.81
+    assert round(together, 2) == 2.91
+    assert epsilon(everything(together), delta=1e-5) <= 8 < epsilon(everything(together - 1e-3), delta=1e-5)
+
+
+def test_calibration_says_when_no_noise_is_enough() -> None:
+    with pytest.raises(BudgetError, match="fewer rounds"):
+        noise_multiplier_for(1, delta=1e-5, events=lambda z: [SampledGaussian(0.2, z, 500), GaussianRelease(0.5)])
+
+
+def test_nothing_released_costs_nothing_and_hopeless_noise_has_no_bound() -> None:
+    assert epsilon([], delta=1e-5) == 0
+    assert math.isinf(epsilon([SampledGaussian(0.5, 0.3, 100_000)], delta=1e-5))
+    assert str(Guarantee(math.inf, 1e-5, "image")).startswith("ε = ∞ at δ = 1e-05 (unit image, adjacency zero-out")
+
+
+def test_counts_add_up() -> None:
+    assert epsilon([DiscreteLaplace(0.5, 3)], delta=1e-5) == 1.5
+    assert epsilon([PLAN, DiscreteLaplace(0.5)], delta=1e-5) == pytest.approx(0.5 + epsilon([PLAN], delta=1e-5))
+
+
+@pytest.mark.parametrize("event", [PLAN, GaussianRelease(4, 3), DiscreteLaplace(0.5)])
+def test_events_survive_writing_and_reading(event: Event) -> None:
+    assert read(describe(event)) == event
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {"kind": "gaussian"},
+        {"kind": "gaussian", "noise_multiplier": -1.0, "releases": 1},
+        {"kind": "gaussian", "noise_multiplier": 1.0, "releases": 1.5},
+        {"kind": "gaussian", "noise_multiplier": math.nan, "releases": 1},
+        {"kind": "sampled-gaussian", "sampling_rate": 2, "noise_multiplier": 1, "steps": 1},
+        {"kind": "none"},
+        {"kind": "gaussian", "noise_multiplier": True, "releases": 1},
+        [],
+    ],
+)
+def test_damaged_events_are_refused(damaged: object) -> None:
+    with pytest.raises(ValueError):
+        read(damaged)

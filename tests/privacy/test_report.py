@@ -1,0 +1,340 @@
+"""What a report says: what the records add up to, no more and no less."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from recorded import COORDINATOR, MIXED_BODIES, MIXTURE, MODELS, OTHER, SILO, Content, Recorded, ordinary
+
+from privacy.errors import ConfigurationError, JournalError
+from privacy.exposure import Exposure
+from privacy.journal import RECORDS, read_checkpoints, read_records
+from privacy.report import Answer, Report, SharedAccuracy, Verification
+from privacy.report_builder import LISTED_REFUSALS
+from privacy.report_document import make_document
+from privacy.report_words import GLOSSARY, NAME, RISK, TELLING, classify, glossary_of
+
+EXTRACTOR, CLASSIFIER = Exposure.MODEL_PARAMETERS_EXTRACTOR, Exposure.MODEL_PARAMETERS_CLASSIFIER
+STATISTICS: Content = {Exposure.RUNNING_STATISTICS: {"norm.running_mean": 40}}
+
+
+def answered(report: Report, question: str) -> str:
+    """A page-one answer as one text."""
+    (found,) = [answer for answer in make_document(report).answers if answer.question == question]
+    return " ".join([found.verdict, *found.points, *found.sentences])
+
+
+class TestWhatLeft:
+    @pytest.mark.parametrize(
+        ("left", "back", "statement"),
+        [
+            (MODELS, MIXTURE, "models only"),
+            (MODELS, MIXED_BODIES, "models only, the last layer apart"),
+            (
+                {**MODELS, Exposure.SAMPLE_COUNT: {"samples": 8}},
+                MIXTURE,
+                "models and the number of training images",
+            ),
+            (
+                {**MODELS, **STATISTICS},
+                MIXTURE,
+                "models and running statistics (averages of images' features): more than models only",
+            ),
+            (
+                {
+                    EXTRACTOR: {"body.weight": 4000},
+                    Exposure.CLASSIFIER_GRADIENT: {"head.weight": 400},
+                    Exposure.DATA_IDENTIFIER: {"identifier": 112},
+                },
+                MIXED_BODIES,
+                "models (without their last layer), an identifier of the data and gradients of the last layer",
+            ),
+            (
+                MODELS,
+                {**MIXTURE, Exposure.DERIVED_ACCURACY: {"accuracy": 4}},
+                "models and accuracies on public images",
+            ),
+            ({**MODELS, Exposure.LOCAL_METRICS: {"accuracy": 4}}, MIXTURE, "models and accuracies on own test images"),
+            ({Exposure.PROTOTYPES: {"mean": 400}}, {}, "prototypes (average features of each class)"),
+            ({}, {}, "nothing about patients"),
+        ],
+    )
+    def test_is_said_from_the_bytes_whatever_the_method_is_called(
+        self, tmp_path: Path, left: Content, back: Content, statement: str
+    ) -> None:
+        for party in (SILO, COORDINATOR):
+            with Recorded(tmp_path / party.role, party) as recorded:
+                recorded.run("spring", method="innocent")
+                for number in range(2):
+                    recorded.task("spring", number, back)
+                    recorded.upload("spring", number, left)
+                (run,) = recorded.report().runs
+                assert run.statement == statement
+
+    def test_a_last_layer_that_was_mixed_only_at_first_is_apart_in_the_end(self, tmp_path: Path) -> None:
+        with Recorded(tmp_path) as recorded:
+            recorded.run("spring")
+            for number, back in enumerate((MIXTURE, MIXTURE, MIXED_BODIES)):
+                recorded.task("spring", number, back)
+                recorded.upload("spring", number, MODELS)
+            assert recorded.report().runs[0].last_layer_apart
+
+    def test_nothing_but_models_is_ever_called_models_only(self) -> None:
+        others = [exposure for exposure in TELLING if exposure not in (EXTRACTOR, CLASSIFIER)]
+        # What comes back from others is a matter of its own; it does not leave a hospital.
+        for chosen in itertools.chain(((one,) for one in others), itertools.combinations(others, 2)):
+            said = classify([EXTRACTOR, CLASSIFIER, *chosen], [], last_layer_apart=False)
+            assert not said.startswith("models only"), chosen
+
+    def test_bytes_add_up_by_class_round_field_and_party(self, tmp_path: Path) -> None:
+        with ordinary(tmp_path) as recorded:
+            report = recorded.report()
+        sent = [r for r in read_records(tmp_path) if r["kind"] == "message" and r["direction"] == "sent"]
+        assert report.bytes_left == sum(record["length"] for record in sent)
+        for flow in report.left:
+            own = [r for r in sent if (r["run"] or "") == flow.run and flow.exposure in r["classes"]]
+            assert flow.bytes == sum(record["classes"][flow.exposure] for record in own) == sum(flow.fields.values())
+            assert flow.messages == len(own)
+            by_round = {n: sum(r["classes"][flow.exposure] for r in own if r["round"] == n) for n in flow.rounds}
+            assert flow.rounds == by_round
+        assert report.peers[COORDINATOR.uri].bytes_left == report.bytes_left
+
+    def test_a_repeated_upload_counts_again_for_it_left_again(self, tmp_path: Path) -> None:
+        with Recorded(tmp_path) as recorded:
+            recorded.run("spring")
+            recorded.upload("spring", 0, MODELS)
+            once = recorded.report().bytes_left
+            recorded.upload("spring", 0, MODELS, attempt=2)
+            assert recorded.report().bytes_left == 2 * once
+
+    def test_both_parties_place_the_same_bytes_in_the_same_rounds(self, tmp_path: Path) -> None:
+        reports = []
+        for party in (SILO, COORDINATOR):
+            with Recorded(tmp_path / party.role, party) as recorded:
+                recorded.run("spring")
+                for number in range(3):
+                    recorded.task("spring", number, MIXTURE)
+                    recorded.upload("spring", number, MODELS)
+                reports.append(recorded.report())
+        silo, coordinator = reports
+        for way in ("left", "came_back"):
+            told = [
+                {flow.exposure: (flow.bytes, flow.rounds, flow.tensors) for flow in getattr(report, way)}
+                for report in reports
+            ]
+            assert told[0] == told[1]
+        assert set(coordinator.peers) == {SILO.uri}
+        assert set(silo.peers) == {COORDINATOR.uri}
+
+
+class TestConsent:
+    def test_each_change_is_listed_once_however_often_the_daemon_started(self, tmp_path: Path) -> None:
+        with Recorded(tmp_path) as recorded:
+            for classes in (("MODEL_PARAMETERS",), ("MODEL_PARAMETERS",), (), ("MODEL_PARAMETERS",)):
+                recorded.consent(*classes)
+            report = recorded.report()
+        assert [len(record["consent"]["exposures"]) for record in report.consents] == [3, 2, 3]
+        assert "changed 2 times" in answered(report, "On which consent?")
+
+    def test_what_left_without_consent_is_shouted(self, tmp_path: Path) -> None:
+        with Recorded(tmp_path) as recorded:
+            recorded.consent("MODEL_PARAMETERS")
+            recorded.run("spring")
+            recorded.upload("spring", 0, MODELS)
+            assert recorded.report().outside_consent == {}
+            recorded.consent()
+            recorded.upload("spring", 1, MODELS)
+            report = recorded.report()
+        assert set(report.outside_consent) == {EXTRACTOR, CLASSIFIER}
+        assert "NOT all that left was covered" in answered(report, "On which consent?")
+
+    def test_approvals_and_withdrawals_are_told_and_unknown_kinds_do_no_harm(self, tmp_path: Path) -> None:
+        with ordinary(tmp_path) as recorded:
+            recorded.door.note("approval", run="spring", plan_sha256="12" * 32)
+            recorded.door.note("withdrawal", run="spring", rounds_used=[0, 1], statement="as the board decided")
+            recorded.door.note("something new", run="spring", whatever=1)
+            report = recorded.report()
+        assert [decision["kind"] for decision in report.decisions] == ["approval", "withdrawal"]
+        assert "Withdrawn from run spring" in answered(report, "On which consent?")
+        text = json.dumps(make_document(report).to_data())
+        assert "as the board decided" in text
+        assert "was used in 2 rounds" in text
+
+
+class TestRefusals:
+    def test_are_counted_by_reason(self, tmp_path: Path) -> None:
+        with ordinary(tmp_path) as recorded:
+            for number in range(5):
+                recorded.door.note("refusal", run="spring", rpc="SubmitUpdate", reason=f"reason {number % 2}")
+            report = recorded.report()
+        assert {refusal.reason: refusal.times for refusal in report.refusals} == {"reason 0": 3, "reason 1": 2}
+        assert "Yes, 5 times" in answered(report, "Was anything refused?")
+
+    def test_of_a_hostile_party_do_not_fill_the_report(self, tmp_path: Path) -> None:
+        with ordinary(tmp_path) as recorded:
+            for number in range(LISTED_REFUSALS + 50):
+                recorded.door.note("refusal", peer=OTHER.uri, rpc="Join", reason=f"{number}" + "x" * 10_000)
+            report = recorded.report()
+        assert len(report.refusals) == LISTED_REFUSALS
+        assert report.refusals_unlisted == 50
+        assert len(report.to_json()) < 200_000
+        assert f"Yes, {LISTED_REFUSALS + 50} times" in answered(report, "Was anything refused?")
+
+
+class TestSoundness:
+    def test_comes_from_the_verification_that_it_is_given(self, tmp_path: Path) -> None:
+        with ordinary(tmp_path) as recorded:
+            assert answered(recorded.report(), "Is the record sound?").startswith("Yes")
+            report = recorded.report(verification=Verification(False, ["Record 4 is not what was signed."], 4))
+        assert answered(report, "Is the record sound?").startswith("NO")
+        assert "NOT sound" in make_document(report).warnings[0]
+        assert "number 4" in json.dumps(make_document(report).to_data())
+
+    def test_a_changed_record_is_told_on_page_one(self, tmp_path: Path) -> None:
+        with ordinary(tmp_path) as recorded:
+            recorded.journal.checkpoint()
+            path = tmp_path / RECORDS
+            path.write_bytes(path.read_bytes().replace(b'"synthetic":true', b'"synthetic":null', 1))
+            report = recorded.report()
+        assert not report.verification.sound
+        assert "NOT sound" in make_document(report).warnings[0]
+
+    def test_the_hash_is_the_journals_own_as_its_checkpoint_has_it(self, tmp_path: Path) -> None:
+        import base64
+
+        with ordinary(tmp_path) as recorded:
+            report = recorded.report()
+            _, size, root = list(read_checkpoints(tmp_path))[-1].split("\n")[:3]
+        assert (report.records, report.root_sha256) == (int(size), base64.b64decode(root).hex())
+        assert report.root_sha256 in make_document(report).evidence
+
+    def test_a_record_that_is_none_ends_in_an_error_that_names_it(self, tmp_path: Path) -> None:
+        with ordinary(tmp_path) as recorded:
+            index = recorded.door.note("message", direction="sent")
+            with pytest.raises(JournalError, match=f"record {index} "):
+                recorded.report()
+
+    def test_no_journal_is_an_error_that_says_what_begins_one(self, tmp_path: Path) -> None:
+        with Recorded(tmp_path / "one") as recorded:
+            recorded.folder = tmp_path / "none"
+            with pytest.raises(JournalError, match="silo train"):
+                recorded.report(verification=Verification(True, []))
+
+
+class TestPageOne:
+    def test_answers_every_question_in_plain_words(self, tmp_path: Path) -> None:
+        with ordinary(tmp_path) as recorded:
+            report = recorded.report()
+        assert "Models only" in answered(report, "What left?")
+        assert "The coordinator “hub”, and nobody else" in answered(report, "To whom?")
+        assert "all that left was covered by it" in answered(report, "On which consent?")
+        assert "ε = ∞" in answered(report, "What risk remains?")
+        assert "whether a given image was used" in answered(report, "What risk remains?")
+        assert answered(report, "Was anything refused?").startswith("No ")
+
+    def test_calls_synthetic_data_synthetic(self, tmp_path: Path) -> None:
+        with ordinary(tmp_path) as recorded:
+            report = recorded.report()
+        assert make_document(report).warnings[0].startswith("Synthetic data.")
+        with Recorded(tmp_path / "real") as recorded:
+            recorded.consent("MODEL_PARAMETERS", synthetic=False)
+            assert make_document(recorded.report()).warnings == []
+
+    def test_says_that_nothing_left_where_nothing_did(self, tmp_path: Path) -> None:
+        with Recorded(tmp_path) as recorded:
+            recorded.consent()
+            report = recorded.report()
+        assert answered(report, "What left?").startswith("Nothing")
+        assert answered(report, "To whom?").startswith("Nobody")
+        assert answered(report, "What risk remains?").startswith("None")
+
+    def test_every_class_has_a_name_and_every_telling_one_a_risk(self) -> None:
+        assert set(NAME) == set(Exposure)
+        assert set(RISK) == set(TELLING)
+
+    def test_the_glossary_holds_the_words_that_occur_and_no_others(self, tmp_path: Path) -> None:
+        with ordinary(tmp_path) as recorded:
+            document = make_document(recorded.report())
+        words = dict(document.sections[-1].blocks[0].items)  # type: ignore[union-attr, arg-type]
+        assert {"model", "round", "epsilon", "differential privacy", "last layer"} <= set(words)
+        assert not {"gradient", "prototype", "running statistics"} & set(words)
+        assert "gradient" in dict(glossary_of("gradients of the last layer"))
+        assert set(words) <= set(GLOSSARY)
+
+
+class TestManyRuns:
+    def test_a_report_may_be_limited_to_one(self, tmp_path: Path) -> None:
+        with ordinary(tmp_path) as recorded:
+            recorded.run("autumn", method="fedavg")
+            recorded.upload("autumn", 0, {**MODELS, Exposure.SAMPLE_COUNT: {"samples": 8}})
+            everything, autumn = recorded.report(), recorded.report(run="autumn")
+            with pytest.raises(ConfigurationError, match="spring, autumn"):
+                recorded.report(run="winter")
+        assert [run.name for run in everything.runs] == ["spring", "autumn", ""]
+        assert [run.name for run in autumn.runs] == ["autumn"]
+        assert autumn.other_runs == ["spring"]
+        assert "limited to run autumn" in make_document(autumn).warnings[-1]
+        assert "Different kinds of content in 2 runs" in answered(everything, "What left?")
+
+    def test_memory_does_not_grow_with_the_number_of_messages(self, tmp_path: Path) -> None:
+        peaks = []
+        for repeats in (30, 600):
+            with Recorded(tmp_path / str(repeats)) as recorded:
+                recorded.run("spring")
+                for attempt in range(repeats):
+                    recorded.upload("spring", attempt % 3, MODELS, attempt=attempt)
+                verification = Verification(True, [])
+                recorded.report(verification=verification)
+                tracemalloc.start()
+                recorded.report(verification=verification)
+                peaks.append(tracemalloc.get_traced_memory()[1])
+                tracemalloc.stop()
+        assert peaks[1] < 1.3 * peaks[0]
+
+
+class TestCoordinator:
+    @pytest.fixture
+    def report(self, tmp_path: Path) -> Report:
+        with Recorded(tmp_path, COORDINATOR) as recorded:
+            recorded.run("spring")
+            for silo in (SILO, OTHER):
+                recorded.upload("spring", 0, MODELS, silo=silo)
+            recorded.run("autumn", method="fedavg")
+            recorded.upload("autumn", 0, {**MODELS, Exposure.SAMPLE_COUNT: {"samples": 8}})
+            return recorded.report(
+                answers=[Answer("spring", "east", False, ["RUNNING_STATISTICS"], "2030-01-01T10:00:00.000Z")],
+                accuracies=[SharedAccuracy("spring", 2, 0.705)],
+            )
+
+    def test_has_every_hospital_and_every_method_by_class(self, report: Report) -> None:
+        hospitals, methods = report.hospitals(), report.methods()
+        assert set(hospitals) == {SILO.uri, OTHER.uri}
+        assert Exposure.SAMPLE_COUNT in hospitals[SILO.uri]
+        assert Exposure.SAMPLE_COUNT not in hospitals[OTHER.uri]
+        assert list(methods) == ["diversifed", "fedavg"]
+        assert methods["diversifed"][EXTRACTOR] == 2 * methods["fedavg"][EXTRACTOR]
+        for table in (hospitals, methods):
+            assert sum(sum(row.values()) for row in table.values()) == report.bytes_left
+
+    def test_puts_exposure_beside_accuracy(self, report: Report) -> None:
+        assert "70.5 % (2 hospitals)" in json.dumps(make_document(report).to_data())
+        assert make_document(report).warnings == []
+
+    def test_calls_accuracies_on_synthetic_data_synthetic(self, tmp_path: Path) -> None:
+        with Recorded(tmp_path, COORDINATOR) as recorded:
+            recorded.run("spring")
+            recorded.join("spring", silo=SILO, synthetic=True)
+            recorded.join("spring", silo=OTHER, synthetic=False)
+            report = recorded.report(accuracies=[SharedAccuracy("spring", 2, 0.705)])
+        assert report.synthetic == [SILO.uri]
+        assert make_document(report).warnings[0].startswith("Synthetic data. The images of north were")
+        assert "Accuracy (synthetic data)" in json.dumps(make_document(report).to_data())
+
+    def test_lists_who_declined_and_for_lack_of_what(self, report: Report) -> None:
+        text = json.dumps(make_document(report).to_data())
+        assert "declined" in text
+        assert "RUNNING_STATISTICS" in text

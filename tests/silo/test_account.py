@@ -1,0 +1,181 @@
+"""What a silo believes of a plan's privacy, what its consent says to it, and what the journal is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from test_private_training import private_plan
+
+from algorithms.registry import make
+from coordinator.config import PrivacyConfig
+from privacy.accounting import Unit, epsilon
+from privacy.consent import Consent, ConsentFile
+from privacy.door import Door
+from privacy.errors import BudgetError, RefusedError
+from privacy.exposure import Exposure
+from privacy.journal import Journal, read_records
+from privacy.ledger import Budget, Ledger, Purpose, Subject, replay
+from privacy.plan import MethodPlan, PrivacyPlan, RunPlan, TrainingPlan
+from silo.account import Account, budget_of, check_promise
+
+
+class Open:
+    """A gate that holds nothing back."""
+
+    def check(self, classes: object) -> None:
+        pass
+
+
+def run_plan(method: str = "fedavg", *, rounds: int = 5, target: float = 4.0, **changes: Any) -> RunPlan:
+    """As the coordinator makes it: calibrated for all rounds."""
+    made, training = make(method, {}), TrainingPlan(epochs=1)
+    config = PrivacyConfig(epsilon=target, delta=1e-5, sampling_rate=0.1)
+    mechanism = config.plan(made, training, rounds).model_copy(update=changes)
+    update = {
+        "method": MethodPlan(name=method, parameters=made.parameters()),
+        "training": training,
+        "rounds": rounds,
+        "required": made.required,
+        "privacy": mechanism,
+    }
+    return private_plan().model_copy(update=update)
+
+
+def consent(**privacy: Any) -> ConsentFile:
+    content = {"epsilon": 5.0, "delta": 1e-5, **privacy}
+    return ConsentFile(None, Consent.model_validate({"methods": ["fedavg"], "rounds": 9, "privacy": content}), "00")
+
+
+def test_the_coordinators_plan_keeps_its_promise_with_the_least_noise() -> None:
+    plan = run_plan()
+    check_promise(plan, make("fedavg", {}))
+    assert plan.privacy is not None
+    assert plan.privacy.steps == 50
+    assert 3.99 < epsilon([plan.privacy.training(50)], delta=1e-5) <= 4
+    assert RunPlan.from_message(plan.to_message()) == plan
+    assert RunPlan.from_message(plan.to_message()).sha256 == plan.sha256
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"noise_multiplier": 0.5}, "promises ε = 4.000 .* but its 50 steps"),
+        ({"steps": 49}, "counts 49 steps, but its 5 rounds take 50"),
+        ({"sampling_rate": 0.05, "steps": 50}, "take 100"),
+        ({"epsilon": 3.0}, "promises ε = 3.000"),
+    ],
+)
+def test_a_plan_that_promises_more_than_it_keeps_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(RefusedError, match=words):
+        check_promise(run_plan(**changes), make("fedavg", {}))
+
+
+def test_a_plan_that_exposes_what_has_no_mechanism_is_refused() -> None:
+    plan = run_plan()
+    with pytest.raises(RefusedError, match="LOCAL_METRICS, which has no mechanism"):
+        check_promise(plan.model_copy(update={"optional": (Exposure.LOCAL_METRICS,)}), make("fedavg", {}))
+    with pytest.raises(RefusedError, match="fedproto cannot run with differential privacy: prototypes"):
+        check_promise(plan, make("fedproto", {}))
+
+
+@pytest.mark.parametrize(
+    ("file", "unit", "words"),
+    [
+        (consent(), "image", None),
+        (consent(epsilon=3.9), "image", "a privacy loss of ε = .* at δ = 1e-05 .unit image, adjacency zero-out"),
+        (consent(delta=1e-7), "image", "`privacy: epsilon: "),
+        (consent(unit="patient"), "image", "the image as unit of privacy"),
+        (consent(), "patient", "the patient as unit of privacy"),
+        (consent(clipping_norm=0.5), "image", "a clipping norm of 1 "),
+    ],
+)
+def test_a_consent_says_what_a_private_plan_lacks(file: ConsentFile, unit: Unit, words: str | None) -> None:
+    plan = run_plan(unit=unit)
+    found = file.missing_for(plan).privacy
+    if words is None:
+        assert found == ()
+    else:
+        with pytest.raises(AssertionError, match=words):
+            raise AssertionError("\n".join(found))
+
+
+def test_a_plan_without_privacy_passes_only_where_it_is_not_demanded() -> None:
+    plan = run_plan().model_copy(update={"privacy": None})
+    assert "demanded: false" in consent().missing_for(plan).privacy[0]
+    assert not consent(demanded=False).missing_for(plan).privacy
+    assert not ConsentFile(None, Consent(), "").missing_for(plan).privacy
+
+
+def opened(folder: Path, plan: RunPlan, budget: Budget) -> tuple[Account, Ledger, Door]:
+    assert plan.privacy is not None
+    journal = Journal(folder / "journal", key=KEY, origin="o")
+    door = Door(journal, identity="i", federation="test", gate=Open())
+    ledger = Ledger(folder / "ledger", Subject("ab" * 32, plan.privacy.unit))
+    return Account(ledger, plan, plan.privacy, budget, door), ledger, door
+
+
+KEY = Ed25519PrivateKey.generate()
+BUDGET = Budget(5.0, 1e-5)
+
+
+def mechanism(plan: RunPlan) -> PrivacyPlan:
+    assert plan.privacy is not None
+    return plan.privacy
+
+
+def test_a_run_is_covered_as_long_as_the_rest_of_it_fits(tmp_path: Path) -> None:
+    plan, method = run_plan(), make("fedavg", {})
+    account, ledger, door = opened(tmp_path, plan, BUDGET)
+    event = mechanism(plan).training(10)
+    for number in range(5):
+        account.check_covers(method)
+        account.charge(number, "training", event)
+    account.check_covers(method)
+    door.journal.close()
+    again, _, door = opened(tmp_path, plan.model_copy(update={"run": "another"}), BUDGET)
+    with pytest.raises(BudgetError, match=r"run another would bring .* from 3\.997 to ε = 5\..* and the budget is 5\."):
+        again.check_covers(method)
+    charged = 0
+    with pytest.raises(BudgetError, match="refused"):  # noqa: PT012 the one that is too many
+        for number in range(5):
+            again.charge(number, "training", event)
+            charged += 1
+    assert 0 < charged < 5
+    assert ledger.guarantee(1e-5).epsilon <= 5
+    door.journal.close()
+
+
+def test_the_journal_is_told_of_charges_that_a_crash_kept_from_it(tmp_path: Path) -> None:
+    plan = run_plan()
+    account, ledger, door = opened(tmp_path, plan, BUDGET)
+    account.charge(0, "training", mechanism(plan).training(10))
+    # A crash between the ledger's fsync and the journal's record; and a run of another federation.
+    ledger.charge(mechanism(plan).training(10), Purpose("test", "r", plan.sha256.hex(), 1, "training"), BUDGET)
+    ledger.charge(mechanism(plan).training(10), Purpose("secret", "their-run", "ff", 0, "training"), BUDGET)
+    door.journal.close()
+    _, _, door = opened(tmp_path, plan, BUDGET)
+    records = list(read_records(tmp_path / "journal"))
+    assert epsilon(replay(records)[ledger.subject], delta=1e-5) == ledger.guarantee(1e-5).epsilon
+    assert [r["charge"]["round"] for r in records if r["kind"] == "ledger"] == [0, 1, None]
+    assert "secret" not in str(records)
+    assert "their-run" not in str(records)
+    door.journal.close()
+
+
+def test_a_ledger_from_a_backup_is_refused_by_the_journal(tmp_path: Path) -> None:
+    plan = run_plan()
+    account, ledger, door = opened(tmp_path, plan, BUDGET)
+    account.charge(0, "training", mechanism(plan).training(10))
+    door.journal.close()
+    ledger.path.unlink()
+    with pytest.raises(BudgetError, match="an older copy"):
+        opened(tmp_path, plan, BUDGET)
+
+
+def test_without_a_budget_of_its_own_a_silo_keeps_to_the_plans_delta() -> None:
+    plan = run_plan()
+    assert budget_of(Consent(), mechanism(plan)) == Budget(float("inf"), 1e-5)
+    assert budget_of(consent().consent, mechanism(plan)) == BUDGET
