@@ -60,17 +60,17 @@ def read_note(note: str) -> Checkpoint:
     return checkpoint
 
 
-def verify(note: str, public_key: bytes, *, alone: bool = False) -> Checkpoint:
+def verify(note: str, public_key: bytes) -> Checkpoint:
     """The checkpoint of a signed note; raises ``JournalError`` if it is malformed or the signature does not hold.
 
-    ``alone``: there must be no other signature, so that nothing stands in the note but what this one is for.
+    There is one signature in a note, and nothing besides it: all that stands in it is what was signed.
     """
     checkpoint = read_note(note)
     try:
-        signatures = note[len(checkpoint.text()) + 1 :]
-        if alone and (not signatures.endswith("\n") or len(signatures.splitlines()) != 1):
-            raise ValueError("there is something besides its signature")
-        blob = _signature_of(checkpoint.origin, signatures)
+        signature = note[len(checkpoint.text()) + 1 :]
+        if not signature.endswith("\n"):
+            raise ValueError("it does not end with a signature")
+        blob = _signature_of(checkpoint.origin, signature[:-1])
         if blob[:4] != _key_hash(checkpoint.origin, public_key):
             raise ValueError("it was not signed with this key")
         Ed25519PublicKey.from_public_bytes(public_key).verify(blob[4:], checkpoint.text().encode())
@@ -109,16 +109,15 @@ def _cosigned(note: str, time: int) -> bytes:
     return f"cosignature/v1\ntime {time}\n{text}\n".encode()
 
 
-def _signature_of(name: str, signatures: str) -> bytes:
+def _signature_of(name: str, line: str) -> bytes:
     start = f"— {name} "
-    for line in signatures.splitlines():
-        encoded = line.removeprefix(start)
-        if encoded != line:
-            blob = base64.b64decode(encoded, validate=True)
-            if base64.b64encode(blob).decode() != encoded:
-                raise ValueError("its signature is not in canonical base64")
-            return blob
-    raise ValueError(f"it has no signature by {name}")
+    encoded = line.removeprefix(start)
+    if encoded == line:
+        raise ValueError(f"it has no signature by {name}")
+    blob = base64.b64decode(encoded, validate=True)
+    if base64.b64encode(blob).decode() != encoded:
+        raise ValueError("its signature is not in canonical base64")
+    return blob
 
 
 def _key_hash(name: str, public_key: bytes, kind: bytes = _ED25519) -> bytes:

@@ -166,7 +166,7 @@ class EvidenceReader:
 
     def _check_signature(self, note: str) -> None:
         try:
-            verify(note, self._key_for(read_note(note).size), alone=True)
+            verify(note, self._key_for(read_note(note).size))
         except JournalError as error:
             raise BrokenError(None, f"the checkpoint over {read_note(note).size} records: {error}") from None
 
@@ -388,7 +388,7 @@ class EvidenceReader:
             raise BrokenError(self._index, "it names another segment than the one that stands before it")
 
     def _check_note(self, note: str, checkpoint: Checkpoint) -> None:
-        verify(note, self._key_for(checkpoint.size), alone=True)
+        verify(note, self._key_for(checkpoint.size))
         self._check_root(checkpoint)
 
     def _check_root(self, checkpoint: Checkpoint) -> None:
