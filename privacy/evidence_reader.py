@@ -24,7 +24,7 @@ from privacy.permission import Permissions
 from privacy.receipts import Attestation
 from privacy.stored_schema import StoredSchema
 
-_REMEMBERED = 1 << 14
+_REMEMBERED = 1 << 13
 """How far an attestation's checkpoint may lie behind the record that holds it: others write records meanwhile."""
 _MOST_REMARKS = 5
 _MOST_UNCHECKED = 64
