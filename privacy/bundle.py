@@ -30,6 +30,7 @@ _OPENING = "{"
 _RECORDS = '"records":['
 _CLOSING = "]}"
 _LONGEST_LINE = 16 << 20
+_BUFFER = 1 << 18
 
 
 class UnreadableError(JournalError):
@@ -180,7 +181,7 @@ def _bundle_lines(path: Path) -> Iterator[bytes]:
     def fail(what: str) -> UnreadableError:
         return UnreadableError(f"{path}: {what}; a bundle is read as `audit export` wrote it, line by line")
 
-    with path.open("rb") as file:
+    with path.open("rb", buffering=_BUFFER) as file:
 
         def line() -> bytes:
             found = file.readline(_LONGEST_LINE)

@@ -19,12 +19,12 @@ from privacy.errors import JournalError, MedsiloError
 from privacy.exposure import SCHEMA_SHA256
 from privacy.findings import BrokenError, Verification
 from privacy.ledger import Charges
-from privacy.merkle import EMPTY_ROOT, MerkleTree
+from privacy.merkle import EMPTY_ROOT, MerkleTree, root_of
 from privacy.permission import Permissions
 from privacy.receipts import Attestation
 from privacy.stored_schema import StoredSchema
 
-_REMEMBERED_ROOTS = 1 << 16
+_REMEMBERED = 1 << 14
 """How far an attestation's checkpoint may lie behind the record that holds it: others write records meanwhile."""
 _MOST_REMARKS = 5
 _MOST_UNCHECKED = 64
@@ -56,9 +56,10 @@ class EvidenceReader:
         self._lines: Iterator[bytes] = itertools.chain(() if first is None else (first,), evidence.lines)
         self.announced = _announced(first)
         self._tree = MerkleTree()
-        self._roots = bytearray(_REMEMBERED_ROOTS * len(EMPTY_ROOT))
-        self._checkpoint_here = bytearray(_REMEMBERED_ROOTS)
-        """For each remembered root, whether the journal's own list of checkpoints holds one over it."""
+        self._peaks: list[tuple[bytes, ...]] = [()] * _REMEMBERED
+        """Of the trees so far, by size: their roots are computed when they are asked for."""
+        self._checkpoint_here = bytearray(_REMEMBERED)
+        """For each of them, whether the journal's own list of checkpoints holds one over it."""
         self._oldest_root = 0
         self._confirmed = 0
         """Size as of which a signature has confirmed the records."""
@@ -157,7 +158,7 @@ class EvidenceReader:
             raise BrokenError(None, f"the checkpoint over {checkpoint.size} records is out of its place")
         self._check_root(checkpoint)
         self._sign(checkpoint)
-        self._checkpoint_here[checkpoint.size % _REMEMBERED_ROOTS] = 1
+        self._checkpoint_here[checkpoint.size % _REMEMBERED] = 1
         # Most checkpoints stand in an attestation as well, a few records on, whose signature then serves for both.
         self._unchecked.append(note)
         if len(self._unchecked) > _MOST_UNCHECKED:
@@ -255,21 +256,19 @@ class EvidenceReader:
         return record
 
     def _remember(self) -> None:
-        root, size = self._tree.root(), self._tree.size
-        start = size % _REMEMBERED_ROOTS * len(root)
-        self._roots[start : start + len(root)] = root
-        self._checkpoint_here[size % _REMEMBERED_ROOTS] = 0
+        size = self._tree.size
+        self._peaks[size % _REMEMBERED] = self._tree.peaks
+        self._checkpoint_here[size % _REMEMBERED] = 0
         if self._comparison is not None:
-            self._comparison.root(self.side, size, root)
+            self._comparison.root(self.side, size, self._tree.root())
 
     def _root(self, size: int) -> bytes | None:
         """The root over the first ``size`` records, if it is remembered."""
         if size == 0:
             return EMPTY_ROOT
-        if not max(self._oldest_root, self._tree.size - _REMEMBERED_ROOTS + 1) <= size <= self._tree.size:
+        if not max(self._oldest_root, self._tree.size - _REMEMBERED + 1) <= size <= self._tree.size:
             return None
-        start = size % _REMEMBERED_ROOTS * len(EMPTY_ROOT)
-        return bytes(self._roots[start : start + len(EMPTY_ROOT)])
+        return root_of(self._peaks[size % _REMEMBERED])
 
     def _take(self, record: dict[str, Any]) -> None:
         whole = self.result.whole
@@ -332,7 +331,7 @@ class EvidenceReader:
         """Checks the checkpoint in an own attestation; its signature is the one of the document around it."""
         checkpoint = read_note(document.checkpoint)
         self._check_root(checkpoint)
-        if self.header is None and not self._checkpoint_here[checkpoint.size % _REMEMBERED_ROOTS]:
+        if self.header is None and not self._checkpoint_here[checkpoint.size % _REMEMBERED]:
             raise BrokenError(
                 self._index,
                 f"its attestation shows a checkpoint over {checkpoint.size} records that is not among the journal's "

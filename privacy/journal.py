@@ -27,6 +27,7 @@ import rfc8785
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securesystemslib import dsse
 
+from privacy.canonical import read_canonical
 from privacy.checkpoint import Checkpoint, cosign, read_note, verify
 from privacy.durable import fsync_folder
 from privacy.envelope import seal
@@ -380,9 +381,9 @@ def read_checkpoints(directory: Path) -> Iterator[str]:
         if not complete:
             return
         try:
-            content = json.loads(line)
+            content = read_canonical(line)
             note, before = content["checkpoint"], content["previous"]
-            good = isinstance(note, str) and rfc8785.dumps({"checkpoint": note, "previous": previous}) == line
+            good = isinstance(note, str) and content == {"checkpoint": note, "previous": previous}
         except (ValueError, KeyError, TypeError):
             good, before = False, previous
         if not good:

@@ -26,6 +26,16 @@ def node_hash(left: bytes, right: bytes) -> bytes:
     return hashlib.sha256(b"\x01" + left + right).digest()
 
 
+def root_of(peaks: Sequence[bytes]) -> bytes:
+    """The root hash of a tree by the roots of the perfect subtrees that it consists of, largest first."""
+    if not peaks:
+        return EMPTY_ROOT
+    root = peaks[-1]
+    for peak in reversed(peaks[:-1]):
+        root = node_hash(peak, root)
+    return root
+
+
 class MerkleTree:
     """The roots of the perfect subtrees that make up a tree of ``size`` leaves: at most log2(size) hashes.
 
@@ -70,12 +80,7 @@ class MerkleTree:
 
     def root(self) -> bytes:
         """The tree's root hash, 32 bytes; of the empty tree, SHA-256 of nothing."""
-        if not self._peaks:
-            return EMPTY_ROOT
-        root = self._peaks[-1]
-        for peak in reversed(self._peaks[:-1]):
-            root = node_hash(peak, root)
-        return root
+        return root_of(self._peaks)
 
     def _complete(self, level: int, number: int, root: bytes) -> None:
         """Called for every perfect subtree as it becomes complete: the ``number``-th of 2^level leaves, from 0."""
