@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from privacy.envelope import ROTATION, from_json, from_message, key_id, to_json, to_message, unseal
-from privacy.errors import ConsentError, IdentityError, JournalError, ReceiptError, RefusedError
+from privacy.errors import ConsentError, IdentityError, JournalError, MedsiloError, ReceiptError, RefusedError
 from privacy.exposure import SCHEMA_FILES, SCHEMA_SHA256, Attribution, Exposure, attribute
 from privacy.journal import Journal, read_records
 from privacy.receipts import Correspondence
@@ -51,7 +51,7 @@ class Call:
     """One RPC as the journal knows it. ``call_id`` is the nonce of the call's first message, as hex.
 
     ``attempt`` counts the tries of the same upload; ``round`` is None outside rounds. ``peer`` may be empty at first;
-    then ``name_peer`` tells it from the first message.
+    then ``name_peer`` tells it from the first message. Once it is ``over`` nothing more is sent in it.
     """
 
     rpc: str
@@ -65,6 +65,7 @@ class Call:
     call_id: str | None = None
     name_peer: Callable[[Message], str] | None = None
     frames: dict[str, int] = field(default_factory=lambda: {"sent": 0, "received": 0})
+    over: bool = False
 
     def describe(self) -> dict[str, Any]:
         """The part of a record that all the call's messages share."""
@@ -174,13 +175,19 @@ class Door:
 
     def all_signed(self) -> bool:
         """Whether every other party has put its signature to what came from it in rounds, and has no call open."""
-        with self._adding:
-            return all(correspondence.parted() for correspondence in self._correspondences.values())
+        with self._adding:  # not while asking them: a call under way holds its own lock and may want this one
+            correspondences = list(self._correspondences.values())
+        return all(correspondence.parted() for correspondence in correspondences)
 
     def ended(self, call: Call) -> None:
-        """A call has ended, in whatever way."""
-        if call.call_id is not None:
-            self.correspondence(call.peer).end(call.call_id)
+        """A call has ended, in whatever way; a thread that still streams its messages is stopped at the next."""
+        if not call.peer:
+            return
+        correspondence = self.correspondence(call.peer)
+        with correspondence.lock:
+            call.over = True
+            if call.call_id is not None:
+                correspondence.end(call.call_id)
 
     def note(self, kind: str, **content: Any) -> int:
         """Records something that is not a message (a consent, a joined run); returns the record's index."""
@@ -190,7 +197,7 @@ class Door:
         """The exact bytes to send, one item a message, all of them recorded and durable.
 
         Raises ``ConsentError`` or ``RefusedError`` if any of them may not leave; then none does, and the refusal
-        is a record.
+        is a record. Raises ``MedsiloError`` if the call is over; then nothing is recorded either.
         """
         sealed, records = [], []
         for message in messages:
@@ -204,6 +211,7 @@ class Door:
                 raise
             sealed.append(data)
         with self.correspondence(call.peer).lock:
+            _check_not_over(call)
             self._append(records, call)
         if self._archive is not None:
             for record, data in zip(records, sealed, strict=True):
@@ -270,8 +278,11 @@ class Door:
         if not call.peer and call.name_peer:
             call.peer = call.name_peer(message)
         if call.call_id is None:
-            self.correspondence(call.peer).begin(own_nonce.hex())
-            call.call_id = own_nonce.hex()
+            correspondence = self.correspondence(call.peer)
+            with correspondence.lock:
+                _check_not_over(call)
+                correspondence.begin(own_nonce.hex())
+                call.call_id = own_nonce.hex()
         frame = call.frames[direction]
         call.frames[direction] += 1
         record = {
@@ -311,6 +322,11 @@ class Door:
 
     def _party(self) -> dict[str, Any]:
         return {"federation": self.federation, "self": self.identity}
+
+
+def _check_not_over(call: Call) -> None:
+    if call.over:
+        raise MedsiloError(f"{call.rpc} has ended; nothing more is sent in it")
 
 
 def _nonce_of(message: Message) -> bytes:

@@ -240,7 +240,8 @@ class Correspondence:
                     )
                 self.acknowledged = since
             exchanges: list[Exchange] = []
-            for (call_id, direction), messages in self._open.items():
+            # Newest first: the call under way has to be in it, however many old ones wait.
+            for (call_id, direction), messages in reversed(self._open.items()):
                 # What came in a call that another thread still answers is told as well: the answer to it may be lost,
                 # and the other side then holds this attestation, not that one.
                 waits = direction == "sent" and call_id in self._in_progress

@@ -35,6 +35,7 @@ from silo.config import SiloConfig
 PROTOCOL_VERSION = 1
 WAIT_SECONDS = 50
 ANSWER_SECONDS = 60
+PARTING_SECONDS = 10
 LONGEST_PAUSE_SECONDS = 30
 _SERVICE = wire.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
 _TRANSIENT = (
@@ -151,9 +152,10 @@ class Uplink:
         """Gives and takes the last signatures of a run that has ended; a coordinator that has gone is not waited for:
         the receipt for the last update is here already."""
         try:
-            self._attest(plan.sha256, 1)
-        except grpc.RpcError as error:
-            self._notice(f"{self._explain(error)}; its last answer stays without this silo's receipt")
+            self._attest(plan.sha256, 1, seconds=PARTING_SECONDS)
+        except (grpc.RpcError, _PassingError) as error:
+            reason = error if isinstance(error, _PassingError) else self._explain(error)
+            self._notice(f"{reason}; its last answer stays without this silo's receipt")
 
     def withdraw(self, run: str, plan_sha256: bytes, tombstone: dsse.Envelope, *, seconds: float) -> None:
         """Tells the coordinator that this silo's part has ended; raises if it cannot be told within ``seconds``."""
@@ -252,7 +254,9 @@ class Uplink:
         if attempt > 1 or not self._in_step:
             self._attest(plan.sha256, attempt, in_step=False)
 
-    def _attest(self, plan_sha256: bytes, attempt: int, *, in_step: bool = True) -> None:
+    def _attest(
+        self, plan_sha256: bytes, attempt: int, *, in_step: bool = True, seconds: float = ANSWER_SECONDS
+    ) -> None:
         with self._calling("Attest", attempt, "exchanging receipts") as call:
             request = wire.AttestRequest(
                 nonce=nonce(),
@@ -261,7 +265,8 @@ class Uplink:
                 seen=self._door.correspondence(self._peer).seen.size,
                 attestation=self._door.attest(self._peer) if in_step and self._in_step else None,
             )
-            self._door.admit(self._unary(request, call), wire.AttestResponse, call, durable=True)
+            answer = self._unary(request, call, seconds=seconds)
+            self._door.admit(answer, wire.AttestResponse, call, durable=True)
             self._door.check_receipt(call)
         self._in_step = True
 

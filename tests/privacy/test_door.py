@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from privacy.door import Call, Door, nonce
-from privacy.errors import ConsentError, RefusedError
+from privacy.errors import ConsentError, MedsiloError, RefusedError
 from privacy.exposure import SCHEMA_FILES, SCHEMA_SHA256, Exposure, attribute
 from privacy.journal import Journal, read_records
 from protos.medsilo.v1 import coordinator_pb2 as wire
@@ -192,3 +193,43 @@ def test_a_call_id_that_is_in_use_is_refused_in_either_direction(journal: Journa
     with pytest.raises(RefusedError, match="has been made before"):
         door.admit(message.SerializeToString(), wire.SubmitUpdateRequest, make_call())
     assert [record["kind"] for record in records_of(journal)] == ["message", "refusal", "refusal"]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_thread_that_streams_on_after_its_call_has_ended_neither_sends_nor_records(
+    journal: Journal, begun: bool
+) -> None:
+    door = make_door(journal, *Exposure)
+    call = make_call()
+    if begun:
+        door.release([update()], call)
+    door.ended(call)
+    with pytest.raises(MedsiloError, match="has ended"):
+        door.release([chunk() if begun else update()], call)
+    assert len(records_of(journal)) == begun
+    assert not door.correspondence(PEER).unsigned()
+    assert sum(exchange["messages"] for exchange in attested(door, make_call())) == begun
+    assert door.all_signed(), "no call is left under way"
+
+
+def test_asking_who_has_signed_stops_no_message(journal: Journal) -> None:
+    """The coordinator asks at the end of a run, while silos still make their last calls."""
+    door = make_door(journal, *Exposure)
+    correspondence = door.correspondence(PEER)
+    passed = threading.Event()
+
+    def asks() -> None:
+        door.all_signed()
+
+    def passes() -> None:
+        with correspondence.lock:  # as `admit` holds it
+            asking.start()
+            asking.join(timeout=0.5)  # long enough for it to wait where it waits
+            door.correspondence(PEER)
+            passed.set()
+
+    asking = threading.Thread(target=asks, daemon=True)
+    threading.Thread(target=passes, daemon=True).start()
+    assert passed.wait(timeout=30)
+    asking.join(timeout=30)
+    assert not asking.is_alive()

@@ -1,0 +1,94 @@
+"""The silo's way out, against servers that do not do what a coordinator does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from privacy.door import Door
+from privacy.exposure import Exposure
+from privacy.journal import Journal, read_records
+from privacy.plan import RunPlan
+from silo import uplink
+from silo.config import CoordinatorAddress, SiloConfig
+from silo.uplink import Uplink
+
+PLAN = RunPlan.model_validate(
+    {
+        "federation": "test",
+        "coordinator": "coordinator",
+        "run": "run1",
+        "method": {"name": "fedavg", "parameters": {}},
+        "model": {"name": "cnn-medical", "input_shape": (3, 28, 28), "classes": 9},
+        "training": {},
+        "rounds": 1,
+        "seed": 1,
+        "required": ["MODEL_PARAMETERS_EXTRACTOR"],
+        "optional": [],
+        "downlink": ["PEER_DERIVED"],
+    }
+)
+
+
+class Everything:
+    """A gate that holds nothing back."""
+
+    def check(self, classes: Any) -> None: ...
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of a server that takes every call and answers none."""
+    over = threading.Event()
+
+    def never(_request: bytes, _context: grpc.ServicerContext) -> bytes:
+        over.wait()
+        return b""
+
+    class Silence(grpc.GenericRpcHandler):
+        def service(self, _details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+            return grpc.unary_unary_rpc_method_handler(never)
+
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=4))
+    server.add_generic_rpc_handlers((Silence(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    over.set()
+    server.stop(grace=None).wait()
+
+
+def test_a_run_that_has_ended_is_no_failure_though_the_coordinator_says_nothing_more(
+    silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uplink, "PARTING_SECONDS", 0.5)
+    config = SiloConfig(
+        federation="test",
+        name="hospital1",
+        coordinator=CoordinatorAddress(address=silent),
+        state=tmp_path,
+        shard=tmp_path / "shard.npz",
+        insecure=True,
+    )
+    said: list[str] = []
+    key = Ed25519PrivateKey.generate()
+    with Journal(config.journal, key=key, origin=config.journal_origin) as journal:
+        door = Door(journal, identity=config.identity.uri, federation="test", gate=Everything())
+        way_out = Uplink(config, None, door, notice=said.append)
+        way_out.use(door, PLAN)
+        way_out.part(PLAN)
+        way_out.close()
+        assert door.all_signed(), "the call that was given up is over"
+    (notice,) = said
+    assert "does not answer within" in notice
+    assert "stays without this silo's receipt" in notice
+    (sent,) = (record for record in read_records(config.journal) if record["kind"] == "message")
+    assert (sent["rpc"], sent["direction"]) == ("Attest", "sent")
+    assert set(sent["classes"]) == {Exposure.PROTOCOL.value, Exposure.IDENTITY.value}
