@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import copy
 import hashlib
-import re
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,17 +20,17 @@ from typing import Any, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from privacy.envelope import ROTATION, from_json, from_message, key_id, to_json, to_message, unseal
+from privacy.envelope import from_json, from_message, key_id, to_json, to_message
 from privacy.errors import ConsentError, IdentityError, JournalError, MedsiloError, ReceiptError, RefusedError
 from privacy.exposure import SCHEMA_FILES, SCHEMA_SHA256, Attribution, Exposure, attribute
 from privacy.journal import Journal, read_records
+from privacy.key_rotation import follow
 from privacy.receipts import Correspondence
 from privacy.retention import SentArchive
 from protos.medsilo.v1 import journal_pb2
 
 NONCE_BYTES = 16
 AUDIT_KEY_BYTES = 32
-_AUDIT_KEY = re.compile(r"[0-9a-f]{64}")
 _LARGEST_SIZE = 2**53  # beyond it, JSON has no exact numbers
 
 
@@ -360,16 +359,12 @@ def _chain(
 ) -> list[dict[str, Any]]:
     """The rotations that lead from the known key to the new one."""
     found: list[dict[str, Any]] = []
-    for message in rotations:
-        envelope = from_message(message)
+    for envelope in map(from_message, rotations):
         try:
-            document = unseal(envelope, ROTATION, known)
+            known = follow(envelope, peer, known)
         except JournalError:
             continue
-        new = document.get("new_key")
-        if document.get("party") == peer and isinstance(new, str) and _AUDIT_KEY.fullmatch(new):
-            found.append(to_json(envelope))
-            known = bytes.fromhex(new)
+        found.append(to_json(envelope))
     if known != public_key:
         raise IdentityError(
             f"{peer} was enrolled with the audit key {key_id(known)[:16]}… and now shows another, "

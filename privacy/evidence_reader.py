@@ -14,10 +14,11 @@ from privacy.canonical import read_canonical
 from privacy.checkpoint import Checkpoint, read_note, verify
 from privacy.comparison import Comparison, Extent, Side
 from privacy.dialogue import Dialogue
-from privacy.envelope import ATTESTATION, ROTATION, from_json, key_id, unseal
+from privacy.envelope import ATTESTATION, from_json, key_id, unseal
 from privacy.errors import JournalError, MedsiloError
 from privacy.exposure import SCHEMA_SHA256
 from privacy.findings import BrokenError, Verification
+from privacy.key_rotation import follow
 from privacy.ledger import Charges
 from privacy.merkle import EMPTY_ROOT, MerkleTree, root_of
 from privacy.permission import Permissions
@@ -425,12 +426,8 @@ class EvidenceReader:
         if not self.keys:
             raise BrokenError(self._index, "a key is changed before there is one")
         known, new = self.keys[-1][1], _public_key(record["public_key"])
-        document = unseal(from_json(record["statement"]), ROTATION, known)
-        unseal(from_json(record["statement"]), ROTATION, new)
-        if (document["party"], document["new_key"]) != (record["self"], record["public_key"]):
-            raise BrokenError(self._index, "the signed change of keys is for another party or key")
-        if document.get("old_key", known.hex()) != known.hex():
-            raise BrokenError(self._index, "the signed change of keys is from another key")
+        if follow(from_json(record["statement"]), record["self"], known) != new:
+            raise BrokenError(self._index, "the signed change of keys is for another key")
         self.keys.append((record["index"] + 2, new))
 
     def _enrol(self, record: Mapping[str, Any]) -> None:
@@ -438,10 +435,7 @@ class EvidenceReader:
         new = _public_key(record["public_key"])
         known = correspondence.peer_key
         for statement in record["rotations"]:
-            document = unseal(from_json(statement), ROTATION, known or b"")
-            if document["party"] != record["peer"]:
-                raise BrokenError(self._index, f"the signed change of keys is not one of {record['peer']:.200}")
-            known = _public_key(document["new_key"])
+            known = follow(from_json(statement), record["peer"], known or b"")
         if known is not None and known != new:
             raise BrokenError(self._index, f"{record['peer']} has another audit key without a signed change")
         correspondence.peer_key = new

@@ -6,12 +6,34 @@ Whoever knows the earlier key follows the record to the new one; without it a ne
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from privacy.envelope import ROTATION, countersign, key_id, seal, to_json
+from securesystemslib import dsse
+
+from privacy.envelope import ROTATION, countersign, key_id, seal, to_json, unseal
 from privacy.errors import JournalError
 from privacy.journal import Journal, current_key
 from privacy.pki import Identity, load_audit_key, pending_audit_key, replace_audit_key
+
+_KEY = re.compile(r"[0-9a-f]{64}")
+
+
+def follow(statement: dsse.Envelope, party: str, known: bytes) -> bytes:
+    """The audit key (Ed25519, 32 bytes) to which a party's signed change of keys leads from the known one.
+
+    Raises ``JournalError`` unless both keys have signed it, for that party.
+    """
+    document = unseal(statement, ROTATION, known)
+    new = document.get("new_key")
+    if not (isinstance(new, str) and _KEY.fullmatch(new)):
+        raise JournalError("the signed change of keys names no new key")
+    unseal(statement, ROTATION, bytes.fromhex(new))
+    if document.get("party") != party:
+        raise JournalError(f"the signed change of keys is not one of {party:.200}")
+    if document.get("old_key", known.hex()) != known.hex():
+        raise JournalError("the signed change of keys is from another key")
+    return bytes.fromhex(new)
 
 
 def rotate(keys: Path, journal: Path, *, origin: str, identity: Identity) -> str:

@@ -13,7 +13,7 @@ from two_parties import COORDINATOR, SILO, Line, Party, check, digests, document
 
 from privacy.checkpoint import Checkpoint, read_note
 from privacy.door import Call, nonce
-from privacy.envelope import ATTESTATION, ROTATION, seal, to_json, to_message
+from privacy.envelope import ATTESTATION, ROTATION, countersign, seal, to_json, to_message
 from privacy.errors import IdentityError, ReceiptError, RefusedError
 from privacy.journal import Journal, read_records
 from privacy.key_rotation import rotate
@@ -493,7 +493,16 @@ def test_the_state_after_a_restart_is_the_state_before_it(joined: Line) -> None:
 def rotation(party: str, old: Ed25519PrivateKey, new: Ed25519PrivateKey, **changes: Any) -> journal_pb2.Envelope:
     public = [key.public_key().public_bytes_raw().hex() for key in (old, new)]
     document = {"v": 1, "party": party, "origin": "o", "old_key": public[0], "new_key": public[1], **changes}
-    return to_message(seal(document, ROTATION, old))
+    statement = seal(document, ROTATION, old)
+    countersign(statement, new)
+    return to_message(statement)
+
+
+def one_handed(party: str, old: Ed25519PrivateKey, new: Ed25519PrivateKey) -> journal_pb2.Envelope:
+    """Without the signature of the new key: whoever signs it need not have that key."""
+    statement = rotation(party, old, new)
+    del statement.signatures[1:]
+    return statement
 
 
 def test_a_key_is_followed_along_its_signed_changes_and_no_others(line: Line) -> None:
@@ -509,6 +518,7 @@ def test_a_key_is_followed_along_its_signed_changes_and_no_others(line: Line) ->
         [one],
         [one, rotation("spiffe://test/silo/b", second, third)],
         [one, rotation(SILO, STRANGER, third)],
+        [one, one_handed(SILO, second, third)],
         [one, rotation(SILO, second, third, new_key="rubbish")],
         [one, rotation(SILO, second, third, new_key="ab")],
         [one, rotation(SILO, second, third, new_key=5)],
