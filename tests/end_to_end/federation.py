@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -34,10 +36,20 @@ PATIENCE = 180
 """Seconds after which a state that does not come is a failure."""
 
 
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_PORTS = itertools.count(12_000 + 1_000 * (_WORKER % 20))
+"""Below those that the system gives away, and for each of pytest's processes its own: a port that is free while a
+daemon is being restarted is not taken by another test."""
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    for port in _PORTS:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return port
+    raise AssertionError("unreachable: the count does not end")
 
 
 def without_signatures(record: Mapping[str, Any]) -> int:

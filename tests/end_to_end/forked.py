@@ -13,7 +13,16 @@ from pathlib import Path
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
-    ["torch", "coordinator.cli", "coordinator.daemon", "coordinator.store", "silo.cli", "silo.daemon"]
+    [
+        "torch",
+        "torch._dynamo",  # the first optimiser of a process would load it, for seconds
+        "coordinator.cli",
+        "coordinator.daemon",
+        "coordinator.store",
+        "silo.cli",
+        "silo.daemon",
+        "silo.shard_command",
+    ]
 )
 
 
