@@ -32,7 +32,7 @@ from privacy.checkpoint import Checkpoint, cosign, read_note, verify
 from privacy.durable import Appender, fsync_folder
 from privacy.envelope import seal
 from privacy.errors import JournalError, JournalInUseError
-from privacy.merkle import TILE, MerkleTree, ProvingTree
+from privacy.merkle import TILE, ProvingTree
 
 RECORDS = "records.jsonl"
 CHECKPOINTS = "checkpoints.jsonl"
@@ -374,27 +374,6 @@ def read_checkpoints(directory: Path) -> Iterator[str]:
             raise JournalError(f"{directory / CHECKPOINTS}: line {number + 1} {what}")
         previous = hashlib.sha256(line).hexdigest()
         yield note
-
-
-def verify_records(directory: Path, public_key: bytes) -> tuple[int, int]:
-    """Checks a journal's records against its own signed checkpoints.
-
-    Returns (number of records, number covered by the latest checkpoint); raises ``JournalError`` naming what is
-    broken.
-    """
-    signed = {c.size: c.root for c in (verify(note, public_key) for note in read_checkpoints(directory))}
-    tree = MerkleTree()
-    covered = 0
-    for line in read_lines(directory):
-        _parse(line, tree.size, directory)
-        tree.append(line)
-        if tree.size in signed:
-            if signed[tree.size] != tree.root():
-                raise JournalError(f"a record between {covered} and {tree.size - 1} is not the one that was signed")
-            covered = tree.size
-    if max(signed, default=0) > tree.size:
-        raise JournalError(f"records {tree.size} to {max(signed) - 1} were signed and are gone")
-    return tree.size, covered
 
 
 def _files(directory: Path) -> list[Path]:

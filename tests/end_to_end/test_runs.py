@@ -15,17 +15,19 @@ from proxy import Proxy
 from safetensors.torch import load_file
 from vouched import assert_vouched
 
-from privacy.journal import verify_records
 from privacy.pki import load_audit_key
+from privacy.verification import verify_evidence
 
 Make = Callable[..., Federation]
 
 
-def assert_journals_sound(one: Federation) -> None:
-    for party in ("coordinator", *one.silos):
+def assert_journals_sound(one: Federation, *parties: str) -> None:
+    """``parties``: whose; all of them by default."""
+    for party in parties or ("coordinator", *one.silos):
         key = load_audit_key(one.keys(party) / "audit.key").public_key().public_bytes_raw()
-        records, covered = verify_records(one.folder / "state" / party / "journal", key)
-        assert records == covered > 0
+        found = verify_evidence(one.folder / "state" / party / "journal", key=key)
+        assert found.sound, found.problem
+        assert found.records == found.signed > 0
 
 
 def assert_both_sides_agree(one: Federation) -> None:
