@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from privacy.bundle import export
 from privacy.door import Call, Door, nonce
 from privacy.exposure import Exposure
+from privacy.gate import PlanGate
 from privacy.journal import SEGMENT_BYTES, Journal
 from privacy.key_rotation import rotate
 from privacy.pki import Identity, create_keys, load_audit_key
@@ -54,12 +55,6 @@ CONSENT: dict[str, Any] = {
 }
 
 
-class Anything:
-    """A gate that lets everything pass."""
-
-    def check(self, classes: Iterable[Exposure]) -> None: ...
-
-
 def key_of(seed: int) -> Ed25519PrivateKey:
     return Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32)
 
@@ -84,7 +79,7 @@ class Party:
         self.journal = Journal(
             self.folder, key=self.key, origin=origin_of(self.identity), segment_bytes=self.segment_bytes
         )
-        self.door = Door(self.journal, identity=self.identity, federation=FEDERATION, gate=Anything())
+        self.door = Door(self.journal, identity=self.identity, federation=FEDERATION, gate=PlanGate(Exposure))
 
     def restart(self) -> None:
         self.journal.close()

@@ -16,15 +16,11 @@ from algorithms.method import Method
 from privacy.door import Call, Door, nonce
 from privacy.errors import ConsentError, JournalError, RefusedError
 from privacy.exposure import Exposure
+from privacy.gate import PlanGate
 from privacy.journal import Journal, read_records
 from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from protos.medsilo.v1 import coordinator_pb2 as wire
 from protos.medsilo.v1 import plan_pb2, tensor_pb2
-
-
-class Anything:
-    def check(self, classes: Iterable[Exposure]) -> None:
-        pass
 
 
 class NoCounts:
@@ -46,7 +42,7 @@ def records_of(journal: Journal) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def door(journal: Journal) -> Door:
-    return Door(journal, identity="spiffe://test/silo/a", federation="test", gate=Anything())
+    return Door(journal, identity="spiffe://test/silo/a", federation="test", gate=PlanGate(Exposure))
 
 
 def call() -> Call:
