@@ -237,6 +237,10 @@ class Exchange:
             self.get_task(number, chunks)
             self.submit(number, chunks)
 
+    def close(self) -> None:
+        self.silo.journal.close()
+        self.coordinator.journal.close()
+
     def cutting(self, what: str, call: Callable[[], object]) -> None:
         """Makes a call that is cut."""
         self.cut = what
@@ -299,6 +303,15 @@ def meet(
     exchange = Exchange(Party(silo, folder / silo.rpartition("/")[2], key_of(seed)), coordinator, plan)
     coordinator.door.note("run", **exchange.summary())
     exchange.begin()
+    return exchange
+
+
+def two_rounds(folder: Path) -> Exchange:
+    """Two rounds that both sides have signed for; the journals are closed."""
+    exchange = meet(folder)
+    exchange.rounds([0, 1])
+    exchange.attest()
+    exchange.close()
     return exchange
 
 

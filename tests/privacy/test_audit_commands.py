@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from exchanging import COORDINATOR, SILO, Exchange, key_of, meet
+from exchanging import COORDINATOR, SILO, Exchange, key_of, two_rounds
 from typer.testing import CliRunner
 
 from privacy.audit_commands import audit_app
@@ -28,12 +28,7 @@ def write_public(path: Path, key: Ed25519PrivateKey) -> Path:
 
 @pytest.fixture(scope="module")
 def exchange(tmp_path_factory: pytest.TempPathFactory) -> Exchange:
-    made = meet(tmp_path_factory.mktemp("commands"))
-    made.rounds([0, 1])
-    made.attest()
-    made.silo.journal.close()
-    made.coordinator.journal.close()
-    return made
+    return two_rounds(tmp_path_factory.mktemp("commands"))
 
 
 class Audit:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exchanging import COORDINATOR, SILO, Exchange, meet
+from exchanging import COORDINATOR, SILO, Exchange, meet, two_rounds
 from plain_journal import PUBLIC, open_journal, plain_record
 from rocrate.rocrate import ROCrate
 
@@ -105,12 +105,7 @@ def test_nothing_is_exported_of_no_journal_or_a_damaged_one(tmp_path: Path) -> N
 
 @pytest.fixture(scope="module")
 def exchange(tmp_path_factory: pytest.TempPathFactory) -> Exchange:
-    made = meet(tmp_path_factory.mktemp("crate"))
-    made.rounds([0, 1])
-    made.attest()
-    made.silo.journal.close()
-    made.coordinator.journal.close()
-    return made
+    return two_rounds(tmp_path_factory.mktemp("crate"))
 
 
 def test_a_crate_says_who_did_what_and_its_hashes_fit(exchange: Exchange, tmp_path: Path) -> None:
