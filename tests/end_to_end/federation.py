@@ -33,6 +33,8 @@ Process = subprocess.Popen[bytes] | Forked
 BIN = Path(sys.executable).parent
 PATIENCE = 180
 """Seconds after which a state that does not come is a failure."""
+BIG: dict[str, Any] = {"name": "torchvision:mobilenet_v3_small", "input_shape": [3, 28, 28], "classes": 9}
+"""A model of 6 MB: seven messages."""
 
 
 def free_port() -> int:

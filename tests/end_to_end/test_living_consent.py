@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import date, timedelta
 from typing import Any
 
-from federation import PATIENCE, Federation
+from federation import BIG, PATIENCE, Federation
 from forked import Forked
 from proxy import Proxy
 from test_runs import assert_journals_sound
@@ -21,8 +21,6 @@ from privacy.withdrawal import History, Tombstone
 from silo.config import SiloConfig
 
 Make = Callable[..., Federation]
-BIG = {"name": "torchvision:mobilenet_v3_small", "input_shape": [3, 28, 28], "classes": 9}
-"""6 MB of it: seven messages."""
 
 
 def shown(one: Federation, name: str) -> dict[str, Any]:
