@@ -13,15 +13,13 @@ from rich.table import Table
 from coordinator.ca_commands import ca_app
 from coordinator.config import CoordinatorConfig
 from coordinator.store import RoundState, Store
-from privacy.audit_commands import AuditParty, audit_app
+from privacy.audit_commands import audit_app
 from privacy.console import application, output
 from privacy.console import run as run_app
-from privacy.errors import ConfigurationError, JournalError
-from privacy.key_rotation import rotate as rotate_key
-from privacy.pki import create_keys, load_audit_key
+from privacy.errors import ConfigurationError
+from privacy.party_commands import OnlyRun, ReportFolder, ReportFormats, Rotate, make_keys, report_on, rotate_key
 from privacy.report import Answer, SharedAccuracy
-from privacy.report_builder import build_report, verify_journal
-from privacy.report_pages import Format, print_report, write_report
+from privacy.report_pages import Format
 from privacy.withdrawal import Cause
 
 app = application("The coordinator of a federation: leads runs, and never sees an image.")
@@ -32,29 +30,17 @@ Config = Annotated[Path, typer.Option("--config", "-c", help="The coordinator's 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
-def _party(config: Path) -> AuditParty:
-    settings = CoordinatorConfig.read(config)
-    return AuditParty(settings.name, settings.journal, settings.keys, settings.state)
-
-
-app.add_typer(audit_app(_party), name="audit")
+app.add_typer(audit_app(CoordinatorConfig.read), name="audit")
 
 
 @app.command()
-def keys(
-    config: Config,
-    rotate: Annotated[
-        bool, typer.Option("--rotate", help="Change the audit key, by a signed record; stop the daemon first.")
-    ] = False,
-) -> None:
+def keys(config: Config, rotate: Rotate = False) -> None:
     """Make the coordinator's keys and its certificate request, on this machine."""
     settings = CoordinatorConfig.read(config)
     if rotate:
-        found = rotate_key(settings.keys, settings.journal, origin=settings.journal_origin, identity=settings.identity)
-        out.print(f"The audit key is a new one ({found[:16]}…), and the journal says so, signed with both keys.")
+        rotate_key(settings)
         return
-    paths = create_keys(settings.keys, settings.identity)
-    out.print(f"Keys are in {settings.keys}; they stay on this machine.")
+    paths = make_keys(settings)
     out.print(
         f"Next, where the CA is:\n  coordinator ca issue {settings.name} --role coordinator --request {paths.request} "
         f"--out {settings.tls_files.certificate}\nand copy the CA's ca.pem to {settings.tls_files.ca}",
@@ -181,37 +167,25 @@ def results(config: Config, as_json: AsJson = False) -> None:
 @app.command()
 def report(
     config: Config,
-    output: Annotated[
-        Path | None, typer.Option("--out", help="Folder for the files (default: `report` in the state folder).")
-    ] = None,
-    formats: Annotated[
-        list[Format], typer.Option("--format", help="Write this format only; repeat for several.")
-    ] = list(Format),  # noqa: B006 Typer copies it
-    only: Annotated[str | None, typer.Option("--run", help="Only this run.")] = None,
+    folder: ReportFolder = None,
+    formats: ReportFormats = list(Format),  # noqa: B006 Typer copies it
+    run: OnlyRun = None,
 ) -> None:
     """Say what left which hospital, by the coordinator's own record: in words here; as HTML, PDF and JSON in files."""
     settings, store = _open_store(config)
-    key = load_audit_key(settings.keys / "audit.key").public_key().public_bytes_raw()
-    journal = settings.journal
-    found = build_report(
-        journal,
-        key,
-        party=settings.identity,
-        verification=verify_journal(journal, key),
-        run=only,
+    names = [name for name, _, _ in store.runs()]
+    report_on(
+        settings,
+        folder,
+        formats,
+        run=run,
         answers=[
-            Answer(run, member.silo, member.accepted, list(member.missing), member.answered_at)
-            for run, _, _ in store.runs()
-            for member in store.members(run).values()
+            Answer(name, member.silo, member.accepted, list(member.missing), member.answered_at)
+            for name in names
+            for member in store.members(name).values()
         ],
-        accuracies=[shared for run, _, _ in store.runs() if (shared := _shared_accuracy(store, run))],
+        accuracies=[shared for name in names if (shared := _shared_accuracy(store, name))],
     )
-    written = write_report(found, output or settings.state / "report", formats)
-    print_report(found, out)
-    for path in written:
-        out.print(str(path), markup=False, soft_wrap=True)
-    if not found.verification.sound:
-        raise typer.Exit(JournalError.exit_code)
 
 
 def _shared_accuracy(store: Store, run: str) -> SharedAccuracy | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -17,11 +16,11 @@ from algorithms.private_methods import check_model, planned_steps
 from algorithms.public_set import PublicImages
 from algorithms.registry import make
 from privacy.accounting import SampledGaussian, Unit, noise_multiplier_for
-from privacy.configuration import FilePath, Name, StrictModel, load
-from privacy.endpoint import TlsFiles, is_loopback
+from privacy.configuration import FilePath, Name, StrictModel
+from privacy.endpoint import is_loopback
 from privacy.errors import ConfigurationError
 from privacy.exposure import Exposure, expand
-from privacy.pki import Identity
+from privacy.party import PartyConfig
 from privacy.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
 
 
@@ -111,7 +110,7 @@ class RunConfig(StrictModel):
         return names
 
 
-class CoordinatorConfig(StrictModel):
+class CoordinatorConfig(PartyConfig):
     """``coordinator.yaml``. Relative paths are taken from the file's folder.
 
     ``listen``: address and port. ``silos``: the hospitals that may take part; the run starts when ``start_with``
@@ -122,12 +121,11 @@ class CoordinatorConfig(StrictModel):
     ``trusted_models``: users' own model factories that a plan may name.
     """
 
-    federation: Name
+    role = "coordinator"
+
     name: Name = "coordinator"
     listen: str
-    state: FilePath
     store: str | None = None
-    tls: TlsFiles | None = None
     insecure: bool = False
     silos: tuple[Name, ...] = Field(min_length=1)
     start_with: int | None = Field(default=None, ge=1)
@@ -147,36 +145,6 @@ class CoordinatorConfig(StrictModel):
         if self.insecure and not is_loopback(self.listen):
             raise ValueError(f"`insecure: true` is for loopback addresses only, not {self.listen}")
         return self
-
-    @classmethod
-    def read(cls, path: Path) -> CoordinatorConfig:
-        """Raises ``ConfigurationError`` naming the file and every key that is wrong."""
-        return load(path, cls)
-
-    @property
-    def identity(self) -> Identity:
-        """Who this coordinator is."""
-        return Identity(self.federation, "coordinator", self.name)
-
-    @property
-    def keys(self) -> Path:
-        """The folder of the coordinator's own keys."""
-        return self.state / "keys"
-
-    @property
-    def journal(self) -> Path:
-        """The folder of the coordinator's journal."""
-        return self.state / "journal"
-
-    @property
-    def journal_origin(self) -> str:
-        """The name of the coordinator's journal in its checkpoints."""
-        return f"medsilo/{self.federation}/coordinator/{self.name}"
-
-    @property
-    def tls_files(self) -> TlsFiles:
-        """Where certificate and key are."""
-        return self.tls or TlsFiles.beside(self.keys)
 
     @property
     def database(self) -> str:

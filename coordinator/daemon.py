@@ -13,10 +13,11 @@ import torch
 from algorithms.allocation import reuse_freed_memory
 from coordinator.config import CoordinatorConfig
 from coordinator.rounds import Rounds
-from coordinator.service import CoordinatorService, PlanGate, serve
+from coordinator.service import CoordinatorService, serve
 from coordinator.store import Store
 from privacy.door import Door
 from privacy.errors import MedsiloError
+from privacy.gate import PlanGate
 from privacy.journal import Journal
 from privacy.pki import Credentials, load_audit_key, load_credentials
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -25,7 +25,7 @@ from coordinator.rounds import LateError, Rounds
 from coordinator.store import Store
 from privacy.door import Call, Door, nonce
 from privacy.envelope import from_json, from_message, to_json, to_message
-from privacy.errors import ConsentError, IdentityError, MedsiloError, ReceiptError, RefusedError
+from privacy.errors import IdentityError, MedsiloError, ReceiptError, RefusedError
 from privacy.exposure import Exposure
 from privacy.pki import Credentials, Identity, fingerprint, identity_of_certificate
 from privacy.receipts import OutOfStepError
@@ -60,19 +60,6 @@ class UnsignedError(MedsiloError):
 
 _TOLD = (IdentityError, RefusedError, ReceiptError, LateError, BusyError, UnsignedError)
 """Errors whose words go to the silo that they are about: they name it, its message and the run, nobody else."""
-
-
-class PlanGate:
-    """What the coordinator may send: the plan's downlink, and nothing that silos were not told of."""
-
-    def __init__(self, downlink: Sequence[Exposure]) -> None:
-        self._allowed = frozenset(downlink) | {Exposure.PROTOCOL, Exposure.IDENTITY}
-
-    def check(self, classes: Iterable[Exposure]) -> None:
-        """Raises ``ConsentError`` for a class outside the plan."""
-        extra = [exposure for exposure in classes if exposure not in self._allowed]
-        if extra:
-            raise ConsentError(f"the plan does not announce {', '.join(extra)}; it is not sent")
 
 
 class CoordinatorService:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +16,7 @@ from privacy.console import output
 from privacy.crate import write_crate
 from privacy.errors import ConfigurationError, MedsiloError
 from privacy.findings import Verification
+from privacy.party import PartyConfig
 from privacy.pki import load_audit_public
 from privacy.verification import verify_evidence
 
@@ -24,17 +25,7 @@ _ROUND = re.compile(r"[1-9][0-9]{0,8}")
 out = output()
 
 
-@dataclass(frozen=True)
-class AuditParty:
-    """Whose journal ``--config`` means: its folder, and the folder of the party's keys."""
-
-    name: str
-    journal: Path
-    keys: Path
-    state: Path
-
-
-def audit_app(read: Callable[[Path], AuditParty]) -> typer.Typer:
+def audit_app(read: Callable[[Path], PartyConfig]) -> typer.Typer:
     """The ``audit`` commands of a party whose configuration ``read`` reads."""
     app = typer.Typer(help="Check the evidence of what left, and hand it on.", no_args_is_help=True)
 

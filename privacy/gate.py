@@ -1,4 +1,4 @@
-"""The gate in a silo's door: decides message by message whether bytes may leave, on the consent as it is now.
+"""The gates in doors: a silo's decides message by message whether bytes may leave, on the consent as it is now.
 
 A consent lives on while a run goes on: it is withdrawn, it expires, its file is changed, its rounds are used up. The
 gate looks before every message, which costs two calls to ``stat`` and a comparison of dates.
@@ -15,7 +15,7 @@ from datetime import date
 from pathlib import Path
 
 from privacy.consent import Consent, ConsentFile, Missing, today
-from privacy.errors import ConfigurationError
+from privacy.errors import ConfigurationError, ConsentError
 from privacy.exposure import Exposure
 from privacy.pki import Identity
 from privacy.plan import RunPlan
@@ -163,6 +163,19 @@ class FarewellGate:
         """Raises ``EndedError`` for any other class."""
         if extra := set(classes) - {Exposure.PROTOCOL, Exposure.IDENTITY}:
             raise EndedError(Cause.WITHDRAWN, f"the consent has ended; {', '.join(sorted(extra))} is not sent")
+
+
+class PlanGate:
+    """What the coordinator may send: the plan's downlink, and nothing that silos were not told of."""
+
+    def __init__(self, downlink: Iterable[Exposure]) -> None:
+        self._allowed = frozenset(downlink) | {Exposure.PROTOCOL, Exposure.IDENTITY}
+
+    def check(self, classes: Iterable[Exposure]) -> None:
+        """Raises ``ConsentError`` for a class outside the plan."""
+        extra = [exposure for exposure in classes if exposure not in self._allowed]
+        if extra:
+            raise ConsentError(f"the plan does not announce {', '.join(extra)}; it is not sent")
 
 
 def _mark(path: Path) -> tuple[int, ...] | None:

@@ -29,10 +29,10 @@ from securesystemslib import dsse
 
 from privacy.canonical import read_canonical
 from privacy.checkpoint import Checkpoint, cosign, read_note, verify
-from privacy.durable import fsync_folder
+from privacy.durable import Appender, fsync_folder
 from privacy.envelope import seal
 from privacy.errors import JournalError, JournalInUseError
-from privacy.merkle import TILE, MerkleTree, ProvingTree
+from privacy.merkle import TILE, ProvingTree
 
 RECORDS = "records.jsonl"
 CHECKPOINTS = "checkpoints.jsonl"
@@ -54,7 +54,7 @@ class Journal:
         self.origin = origin
         self._segment_bytes = segment_bytes
         self._key = key
-        self._broken = ""
+        self._disk = Appender(refused=self._refused, lost=self._unusable)
         self._signed_size, self._signed, self._last_line = -1, "", ""
         self._unwritten: list[tuple[int, bytes]] = []
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -106,7 +106,7 @@ class Journal:
                 rfc8785.dumps({"v": 1, "index": first + offset, "time": time, **record})
                 for offset, record in enumerate(records)
             ]
-            self._write(self._file, b"".join(line + b"\n" for line in lines))
+            self._disk.append(self._file, b"".join(line + b"\n" for line in lines))
             for line in lines:
                 self._grow(line)
             if records and not self._party:
@@ -138,7 +138,7 @@ class Journal:
                 self._sync(current.size)
                 with self._sync_lock:
                     self._write_checkpoints()
-                    self._fsync(self._checkpoints)
+                    self._disk.sync(self._checkpoints)
             with self._append_lock:
                 if self._end >= self._segment_bytes and self._tree.size == current.size:
                     self._end_segment()
@@ -160,7 +160,7 @@ class Journal:
     def close(self) -> None:
         """Signs a last checkpoint (not over what a failing disk may have lost) and lets go of the files."""
         try:
-            if not self._broken:
+            if self._disk.usable:
                 self.checkpoint()
         finally:
             os.close(self._checkpoints)
@@ -176,8 +176,8 @@ class Journal:
         newest = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         try:
             fcntl.flock(newest, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._write(newest, line + b"\n")
-            self._fsync(newest)
+            self._disk.append(newest, line + b"\n")
+            self._disk.sync(newest)
             segment.unlink(missing_ok=True)  # left by a crash in this place: another name of the newest file
             os.link(self.directory / RECORDS, segment)
             partial.replace(self.directory / RECORDS)
@@ -237,44 +237,27 @@ class Journal:
             if self._durable >= size:
                 return
             reached = self._tree.size
-            self._fsync(self._file)
+            self._disk.sync(self._file)
             self._durable = max(self._durable, reached)
             self._write_checkpoints()
 
     def _write_checkpoints(self) -> None:
         """Writes the checkpoints whose records are durable."""
         while self._unwritten and self._unwritten[0][0] <= self._durable:
-            self._write(self._checkpoints, self._unwritten[0][1] + b"\n")
+            self._disk.append(self._checkpoints, self._unwritten[0][1] + b"\n")
             self._unwritten.pop(0)
 
-    def _fsync(self, file: int) -> None:
-        try:
-            os.fsync(file)
-        except OSError as error:
-            # What a failed fsync leaves on disk is unknown, and a second one may report success all the same.
-            self._broken = f"the disk failed to keep records ({error.strerror})"
-            raise self._unusable() from error
-
-    def _unusable(self) -> JournalError:
+    def _refused(self, error: OSError) -> JournalError:
         return JournalError(
-            f"{self.directory}: {self._broken}; nothing is sent without a record. Check the disk and start again"
+            f"{self.directory}: cannot write the journal ({error.strerror}); nothing is sent without a record. "
+            "Free some space and start again"
         )
 
-    def _write(self, file: int, data: bytes) -> None:
-        if self._broken:
-            raise self._unusable()
-        end = os.fstat(file).st_size
-        view = memoryview(data)
-        try:
-            while view:
-                view = view[os.write(file, view) :]
-        except OSError as error:
-            # Half a line would spoil the next one.
-            os.ftruncate(file, end)
-            raise JournalError(
-                f"{self.directory}: cannot write the journal ({error.strerror}); nothing is sent without a record. "
-                "Free some space and start again"
-            ) from error
+    def _unusable(self, error: OSError) -> JournalError:
+        return JournalError(
+            f"{self.directory}: the disk failed to keep records ({error.strerror}); nothing is sent without a record. "
+            "Check the disk and start again"
+        )
 
     def _lock_file(self) -> None:
         try:
@@ -391,27 +374,6 @@ def read_checkpoints(directory: Path) -> Iterator[str]:
             raise JournalError(f"{directory / CHECKPOINTS}: line {number + 1} {what}")
         previous = hashlib.sha256(line).hexdigest()
         yield note
-
-
-def verify_records(directory: Path, public_key: bytes) -> tuple[int, int]:
-    """Checks a journal's records against its own signed checkpoints.
-
-    Returns (number of records, number covered by the latest checkpoint); raises ``JournalError`` naming what is
-    broken.
-    """
-    signed = {c.size: c.root for c in (verify(note, public_key) for note in read_checkpoints(directory))}
-    tree = MerkleTree()
-    covered = 0
-    for line in read_lines(directory):
-        _parse(line, tree.size, directory)
-        tree.append(line)
-        if tree.size in signed:
-            if signed[tree.size] != tree.root():
-                raise JournalError(f"a record between {covered} and {tree.size - 1} is not the one that was signed")
-            covered = tree.size
-    if max(signed, default=0) > tree.size:
-        raise JournalError(f"records {tree.size} to {max(signed) - 1} were signed and are gone")
-    return tree.size, covered
 
 
 def _files(directory: Path) -> list[Path]:

@@ -27,7 +27,7 @@ import rfc8785
 
 from privacy import accounting
 from privacy.accounting import Adjacency, Event, Guarantee, Unit, shown
-from privacy.durable import fsync_folder
+from privacy.durable import Appender
 from privacy.errors import BudgetError
 
 _SLACK = 1e-9
@@ -117,7 +117,7 @@ class Ledger:
         self._entries: list[Entry] = []
         self._read_to = 0
         self._last = ""
-        self._broken = ""
+        self._disk = Appender(refused=self._refused, lost=self._unusable)
         self._lock = threading.Lock()
         if self.path.exists():
             self.entries()
@@ -151,8 +151,7 @@ class Ledger:
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self._alone():
-            if self._broken:
-                raise self._unusable()
+            self._disk.check_usable()
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             try:
                 return self._charge(file, event, purpose, budget)
@@ -202,31 +201,10 @@ class Ledger:
                 "previous": line,
             }
         )
-        self._append(file, content + charge + b"\n", new=bool(content))
+        self._disk.append(file, content + charge + b"\n")
+        self._disk.sync(file, folder=self.folder if content else None)
         self._take(file)
         return self._entries[-1]
-
-    def _append(self, file: int, data: bytes, *, new: bool) -> None:
-        end = os.fstat(file).st_size
-        view = memoryview(data)
-        try:
-            while view:
-                view = view[os.write(file, view) :]
-        except OSError as error:
-            # Half a line would be taken for a torn one, which it is; but there is no need to leave it.
-            os.ftruncate(file, end)
-            raise BudgetError(
-                f"{self.path}: the charge cannot be written ({error.strerror}), and nothing is trained or sent without "
-                "it. Free some space and start again"
-            ) from error
-        try:
-            os.fsync(file)
-            if new:
-                fsync_folder(self.folder)
-        except OSError as error:
-            # What a failed fsync leaves on disk is unknown, and a second one may report success all the same.
-            self._broken = f"the disk failed to keep a charge ({error.strerror})"
-            raise self._unusable() from error
 
     def _take(self, file: int) -> bool:
         """Takes in what was written since the last time; returns whether a torn line follows it."""
@@ -274,9 +252,16 @@ class Ledger:
             "ledger's newest copy"
         )
 
-    def _unusable(self) -> BudgetError:
+    def _refused(self, error: OSError) -> BudgetError:
         return BudgetError(
-            f"{self.path}: {self._broken}; nothing is trained or sent without a charge. Check the disk and start again"
+            f"{self.path}: the charge cannot be written ({error.strerror}), and nothing is trained or sent without it. "
+            "Free some space and start again"
+        )
+
+    def _unusable(self, error: OSError) -> BudgetError:
+        return BudgetError(
+            f"{self.path}: the disk failed to keep a charge ({error.strerror}); nothing is trained or sent without a "
+            "charge. Check the disk and start again"
         )
 
 

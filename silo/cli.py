@@ -12,14 +12,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from privacy.audit_commands import AuditParty, audit_app
+from privacy.audit_commands import audit_app
 from privacy.console import application, output
 from privacy.console import run as run_app
-from privacy.errors import JournalError
-from privacy.key_rotation import rotate as rotate_key
-from privacy.pki import create_keys, load_audit_key
-from privacy.report_builder import build_report, verify_journal
-from privacy.report_pages import Format, print_report, write_report
+from privacy.party_commands import OnlyRun, ReportFolder, ReportFormats, Rotate, make_keys, report_on, rotate_key
+from privacy.report_pages import Format
 from privacy.report_words import readable_bytes
 from silo.config import SiloConfig
 from silo.consent_commands import approve, consent_app
@@ -32,12 +29,7 @@ out = output()
 Config = Annotated[Path, typer.Option("--config", "-c", help="The hospital's configuration (YAML).")]
 
 
-def _party(config: Path) -> AuditParty:
-    settings = SiloConfig.read(config)
-    return AuditParty(settings.name, settings.journal, settings.keys, settings.state)
-
-
-audit = audit_app(_party)
+audit = audit_app(SiloConfig.read)
 app.add_typer(audit, name="audit")
 
 
@@ -72,20 +64,13 @@ def open_sent(
 
 
 @app.command()
-def keys(
-    config: Config,
-    rotate: Annotated[
-        bool, typer.Option("--rotate", help="Change the audit key, by a signed record; stop the daemon first.")
-    ] = False,
-) -> None:
+def keys(config: Config, rotate: Rotate = False) -> None:
     """Make the hospital's keys and its certificate request, on this machine."""
     settings = SiloConfig.read(config)
     if rotate:
-        found = rotate_key(settings.keys, settings.journal, origin=settings.journal_origin, identity=settings.identity)
-        out.print(f"The audit key is a new one ({found[:16]}…), and the journal says so, signed with both keys.")
+        rotate_key(settings)
         return
-    paths = create_keys(settings.keys, settings.identity)
-    out.print(f"Keys are in {settings.keys}; they stay on this machine.")
+    paths = make_keys(settings)
     out.print(
         f"Next: send {paths.request} to the federation's CA, whose operator runs\n"
         f"  coordinator ca issue {settings.name} --request {paths.request.name}\n"
@@ -164,30 +149,12 @@ def budget(
 @app.command()
 def report(
     config: Config,
-    output: Annotated[
-        Path | None, typer.Option("--out", help="Folder for the files (default: `report` in the state folder).")
-    ] = None,
-    formats: Annotated[
-        list[Format], typer.Option("--format", help="Write this format only; repeat for several.")
-    ] = list(Format),  # noqa: B006 Typer copies it
-    run: Annotated[str | None, typer.Option("--run", help="Only this run.")] = None,
+    folder: ReportFolder = None,
+    formats: ReportFormats = list(Format),  # noqa: B006 Typer copies it
+    run: OnlyRun = None,
 ) -> None:
     """Say what left this hospital, to whom and on which consent: in words here; as HTML, PDF and JSON in files."""
-    settings = SiloConfig.read(config)
-    key = load_audit_key(settings.keys / "audit.key").public_key().public_bytes_raw()
-    found = build_report(
-        settings.journal,
-        key,
-        party=settings.identity,
-        verification=verify_journal(settings.journal, key),
-        run=run,
-    )
-    written = write_report(found, output or settings.state / "report", formats)
-    print_report(found, out)
-    for path in written:
-        out.print(str(path), markup=False, soft_wrap=True)
-    if not found.verification.sound:
-        raise typer.Exit(JournalError.exit_code)
+    report_on(SiloConfig.read(config), folder, formats, run=run)
 
 
 @app.command()

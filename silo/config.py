@@ -6,8 +6,9 @@ from pathlib import Path
 
 from pydantic import Field, field_validator, model_validator
 
-from privacy.configuration import FilePath, Name, StrictModel, load
-from privacy.endpoint import TlsFiles, is_loopback
+from privacy.configuration import FilePath, Name, StrictModel
+from privacy.endpoint import is_loopback
+from privacy.party import PartyConfig
 from privacy.pki import Identity
 from privacy.retention import SentArchive
 
@@ -27,7 +28,7 @@ class CoordinatorAddress(StrictModel):
         return address
 
 
-class SiloConfig(StrictModel):
+class SiloConfig(PartyConfig):
     """``hospitalN.yaml``. Relative paths are taken from the file's folder.
 
     ``state``: folder for keys, journal and models; keep it on a disk that is backed up. ``shard``: the hospital's
@@ -40,13 +41,11 @@ class SiloConfig(StrictModel):
     (in several federations) must share one.
     """
 
-    federation: Name
-    name: Name
+    role = "silo"
+
     coordinator: CoordinatorAddress
-    state: FilePath
     shard: FilePath
     consent: FilePath | None = None
-    tls: TlsFiles | None = None
     device: str = "auto"
     threads: int | None = Field(default=None, ge=1)
     insecure: bool = False
@@ -68,35 +67,10 @@ class SiloConfig(StrictModel):
             raise ValueError(f"`insecure: true` is for loopback addresses only, not {self.coordinator.address}")
         return self
 
-    @classmethod
-    def read(cls, path: Path) -> SiloConfig:
-        """Raises ``ConfigurationError`` naming the file and every key that is wrong."""
-        return load(path, cls)
-
-    @property
-    def identity(self) -> Identity:
-        """Who this silo is."""
-        return Identity(self.federation, "silo", self.name)
-
     @property
     def coordinator_identity(self) -> Identity:
         """Whom it speaks to."""
         return Identity(self.federation, "coordinator", self.coordinator.name)
-
-    @property
-    def keys(self) -> Path:
-        """The folder of the silo's own keys."""
-        return self.state / "keys"
-
-    @property
-    def journal(self) -> Path:
-        """The folder of the silo's journal."""
-        return self.state / "journal"
-
-    @property
-    def journal_origin(self) -> str:
-        """The name of the silo's journal in its checkpoints."""
-        return f"medsilo/{self.federation}/silo/{self.name}"
 
     @property
     def sent_archive(self) -> SentArchive:
@@ -122,8 +96,3 @@ class SiloConfig(StrictModel):
     def approval(self) -> Path:
         """The file in which ``silo approve`` leaves the hash of an approved plan for the daemon."""
         return self.state / "approval.json"
-
-    @property
-    def tls_files(self) -> TlsFiles:
-        """Where certificate and key are."""
-        return self.tls or TlsFiles.beside(self.keys)

@@ -26,21 +26,17 @@ from algorithms.transfer import (
 from privacy.door import Call, Door, nonce
 from privacy.errors import DataError, RefusedError
 from privacy.exposure import MODEL, Exposure
+from privacy.gate import PlanGate
 from privacy.journal import Journal
 from protos.medsilo.v1 import coordinator_pb2 as wire
 
 EXTRACTOR, CLASSIFIER = MODEL
 
 
-class Everything:
-    def check(self, classes: object) -> None:
-        pass
-
-
 @pytest.fixture
 def door(tmp_path: Path) -> Iterator[Door]:
     with Journal(tmp_path / "journal", key=Ed25519PrivateKey.generate(), origin="medsilo/t/silo/a") as journal:
-        yield Door(journal, identity="spiffe://t/silo/a", federation="t", gate=Everything())
+        yield Door(journal, identity="spiffe://t/silo/a", federation="t", gate=PlanGate(Exposure))
 
 
 def a_payload() -> Payload:

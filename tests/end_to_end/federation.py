@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from algorithms.registry import make
 from coordinator.config import CoordinatorConfig
 from privacy.door import Door
 from privacy.exposure import Exposure
+from privacy.gate import PlanGate
 from privacy.journal import Journal
 from privacy.pki import Identity, create_authority, create_keys, issue, load_audit_key
 from simulation.federation import Simulation
@@ -34,6 +35,8 @@ Process = subprocess.Popen[bytes] | Forked
 BIN = Path(sys.executable).parent
 PATIENCE = 180
 """Seconds after which a state that does not come is a failure."""
+BIG: dict[str, Any] = {"name": "torchvision:mobilenet_v3_small", "input_shape": [3, 28, 28], "classes": 9}
+"""A model of 6 MB: seven messages."""
 
 
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
@@ -57,13 +60,6 @@ def without_signatures(record: Mapping[str, Any]) -> int:
     return sum(
         count for field, count in record["fields"].items() if not {"attestation", "first"} & set(field.split("."))
     )
-
-
-class Anything:
-    """A gate that holds nothing back."""
-
-    def check(self, classes: Iterable[Exposure]) -> None:
-        pass
 
 
 class Federation:
@@ -172,7 +168,7 @@ class Federation:
                 key=load_audit_key(self.keys(name) / "audit.key"),
                 origin=f"medsilo/test/{identity.role}/{name}",
             )
-            self._doors[name] = Door(journal, identity=identity.uri, federation="test", gate=Anything())
+            self._doors[name] = Door(journal, identity=identity.uri, federation="test", gate=PlanGate(Exposure))
         return self._doors[name]
 
     def close_door(self, name: str) -> None:

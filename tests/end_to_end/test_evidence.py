@@ -10,10 +10,9 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from federation import Federation, without_signatures
+from federation import BIG, Federation, without_signatures
 from proxy import Proxy
 from vouched import assert_vouched, said
 from wire_reader import read_streams
@@ -163,8 +162,7 @@ def test_every_sent_byte_is_in_the_journal_and_there_is_no_other_connection(fede
 
     Every byte on every connection belongs to an HTTP/2 frame; the messages in them are the journals', in their order.
     """
-    model: dict[str, Any] = {"name": "torchvision:mobilenet_v3_small", "input_shape": [3, 28, 28], "classes": 9}
-    one = federation(insecure=True, run={"rounds": 2, "model": model})
+    one = federation(insecure=True, run={"rounds": 2, "model": BIG})
     with inside(island):
         proxies = {name: Proxy(one.port) for name in one.silos}
     prefix = ("ip", "netns", "exec", island)

@@ -10,22 +10,24 @@ from typing import Any
 
 import pytest
 import torch
-from federation import Federation, without_signatures
+from federation import BIG, Federation, without_signatures
 from proxy import Proxy
 from safetensors.torch import load_file
 from vouched import assert_vouched
 
-from privacy.journal import verify_records
 from privacy.pki import load_audit_key
+from privacy.verification import verify_evidence
 
 Make = Callable[..., Federation]
 
 
-def assert_journals_sound(one: Federation) -> None:
-    for party in ("coordinator", *one.silos):
+def assert_journals_sound(one: Federation, *parties: str) -> None:
+    """``parties``: whose; all of them by default."""
+    for party in parties or ("coordinator", *one.silos):
         key = load_audit_key(one.keys(party) / "audit.key").public_key().public_bytes_raw()
-        records, covered = verify_records(one.folder / "state" / party / "journal", key)
-        assert records == covered > 0
+        found = verify_evidence(one.folder / "state" / party / "journal", key=key)
+        assert found.sound, found.problem
+        assert found.records == found.signed > 0
 
 
 def assert_both_sides_agree(one: Federation) -> None:
@@ -115,8 +117,7 @@ def test_a_silo_killed_in_mid_training_loses_nothing(federation: Make) -> None:
 
 
 def test_a_silo_killed_in_mid_upload_loses_nothing_and_is_counted_once(federation: Make) -> None:
-    model = {"name": "torchvision:mobilenet_v3_small", "input_shape": [3, 28, 28], "classes": 9}
-    one = federation(run={"model": model, "rounds": 2})
+    one = federation(run={"model": BIG, "rounds": 2})
     proxy = Proxy(one.port, hold_after=3_000_000)
     one.write_silo("hospital2", port=proxy.port)
     coordinator = one.start_coordinator()
@@ -139,8 +140,7 @@ def test_a_silo_killed_in_mid_upload_loses_nothing_and_is_counted_once(federatio
 
 @pytest.mark.parametrize("moment", ["with an update delivered", "in mid-upload"])
 def test_a_coordinator_that_was_killed_goes_on_in_its_round(federation: Make, moment: str) -> None:
-    model = {"name": "torchvision:mobilenet_v3_small", "input_shape": [3, 28, 28], "classes": 9}
-    one = federation(run={"model": model, "rounds": 2})
+    one = federation(run={"model": BIG, "rounds": 2})
     proxy = Proxy(one.port, hold_after=3_000_000)
     one.write_silo("hospital2", port=proxy.port)
     coordinator = one.start_coordinator()

@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from privacy.bundle import export
 from privacy.door import Call, Door, nonce
 from privacy.exposure import Exposure
+from privacy.gate import PlanGate
 from privacy.journal import SEGMENT_BYTES, Journal
 from privacy.key_rotation import rotate
 from privacy.pki import Identity, create_keys, load_audit_key
@@ -54,12 +55,6 @@ CONSENT: dict[str, Any] = {
 }
 
 
-class Anything:
-    """A gate that lets everything pass."""
-
-    def check(self, classes: Iterable[Exposure]) -> None: ...
-
-
 def key_of(seed: int) -> Ed25519PrivateKey:
     return Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32)
 
@@ -84,7 +79,7 @@ class Party:
         self.journal = Journal(
             self.folder, key=self.key, origin=origin_of(self.identity), segment_bytes=self.segment_bytes
         )
-        self.door = Door(self.journal, identity=self.identity, federation=FEDERATION, gate=Anything())
+        self.door = Door(self.journal, identity=self.identity, federation=FEDERATION, gate=PlanGate(Exposure))
 
     def restart(self) -> None:
         self.journal.close()
@@ -242,6 +237,10 @@ class Exchange:
             self.get_task(number, chunks)
             self.submit(number, chunks)
 
+    def close(self) -> None:
+        self.silo.journal.close()
+        self.coordinator.journal.close()
+
     def cutting(self, what: str, call: Callable[[], object]) -> None:
         """Makes a call that is cut."""
         self.cut = what
@@ -304,6 +303,15 @@ def meet(
     exchange = Exchange(Party(silo, folder / silo.rpartition("/")[2], key_of(seed)), coordinator, plan)
     coordinator.door.note("run", **exchange.summary())
     exchange.begin()
+    return exchange
+
+
+def two_rounds(folder: Path) -> Exchange:
+    """Two rounds that both sides have signed for; the journals are closed."""
+    exchange = meet(folder)
+    exchange.rounds([0, 1])
+    exchange.attest()
+    exchange.close()
     return exchange
 
 

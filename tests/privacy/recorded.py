@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from privacy.consent import Consent
 from privacy.door import Call, Door, nonce
 from privacy.exposure import Exposure
+from privacy.gate import PlanGate
 from privacy.journal import Journal
 from privacy.pki import Identity
 from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
@@ -35,13 +36,6 @@ MODELS: Content = {
 }
 MIXTURE: Content = {Exposure.PEER_DERIVED: {"body.weight": 4000, "body.bias": 40, "head.weight": 400, "head.bias": 8}}
 MIXED_BODIES: Content = {Exposure.PEER_DERIVED: {"body.weight": 4000, "body.bias": 40}}
-
-
-class Open:
-    """Lets everything through."""
-
-    def check(self, classes: Iterable[Exposure]) -> None:
-        del classes
 
 
 def plan(run: str, method: str, rounds: int) -> RunPlan:
@@ -68,7 +62,7 @@ class Recorded:
         self._plans: dict[str, str] = {}
         key, origin = Ed25519PrivateKey.from_private_bytes(bytes(32)), f"medsilo/test/{party.role}/{party.name}"
         self.journal = Journal(folder, key=key, origin=origin)
-        self.door = Door(self.journal, identity=party.uri, federation="test", gate=Open())
+        self.door = Door(self.journal, identity=party.uri, federation="test", gate=PlanGate(Exposure))
 
     def __enter__(self) -> Self:
         return self

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from exchanging import COORDINATOR, SILO, Exchange, key_of, meet
+from exchanging import COORDINATOR, SILO, Exchange, key_of, two_rounds
 from typer.testing import CliRunner
 
-from privacy.audit_commands import AuditParty, audit_app
+from privacy.audit_commands import audit_app
 from privacy.errors import ConfigurationError, IdentityError
 from privacy.findings import Verification
+from privacy.party import PartyConfig
 
 
 def write_public(path: Path, key: Ed25519PrivateKey) -> Path:
@@ -27,20 +28,16 @@ def write_public(path: Path, key: Ed25519PrivateKey) -> Path:
 
 @pytest.fixture(scope="module")
 def exchange(tmp_path_factory: pytest.TempPathFactory) -> Exchange:
-    made = meet(tmp_path_factory.mktemp("commands"))
-    made.rounds([0, 1])
-    made.attest()
-    made.silo.journal.close()
-    made.coordinator.journal.close()
-    return made
+    return two_rounds(tmp_path_factory.mktemp("commands"))
 
 
 class Audit:
     """The commands of a silo whose configuration is any file."""
 
     def __init__(self, exchange: Exchange, state: Path) -> None:
-        self._party = AuditParty("hospital1", exchange.silo.folder, state / "keys", state)
-        write_public(state / "keys" / "audit.pub", exchange.silo.key)
+        self._party = PartyConfig(federation="test", name="hospital1", state=state)
+        write_public(self._party.keys / "audit.pub", exchange.silo.key)
+        self._party.journal.symlink_to(exchange.silo.folder)
 
     def __call__(self, *words: object) -> Any:
         return CliRunner().invoke(audit_app(lambda _config: self._party), [str(word) for word in words])

@@ -38,8 +38,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     exchange.attest()
     exchange.silo.door.note("refusal", reason="no", run="run2", plan_sha256="00" * 32, plan={})
     exchange.silo.door.note("of-a-later-release", more=1)
-    exchange.silo.journal.close()
-    exchange.coordinator.journal.close()
+    exchange.close()
     stretch = folder / "stretch.json"
     export(exchange.silo.folder, stretch, select=Selection(first_round=1, last_round=1))
     return {

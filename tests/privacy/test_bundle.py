@@ -9,27 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from exchanging import COORDINATOR, SILO, Exchange, meet
+from exchanging import COORDINATOR, SILO, Exchange, meet, two_rounds
+from plain_journal import PUBLIC, open_journal, plain_record
 from rocrate.rocrate import ROCrate
 
 from privacy.bundle import NothingFitsError, Selection, export, open_evidence, sha256_of
 from privacy.crate import write_crate
 from privacy.errors import ConfigurationError, JournalError
-from privacy.journal import CHECKPOINTS, RECORDS, Journal
+from privacy.journal import CHECKPOINTS, RECORDS
 from privacy.verification import verify_evidence
-
-KEY = Ed25519PrivateKey.from_private_bytes(b"\x05" * 32)
-ORIGIN = "medsilo/test/silo/a"
 
 
 def numbered(folder: Path, records: int) -> Path:
     """A journal of which record n belongs to round n."""
-    party = {"federation": "test", "self": "spiffe://test/silo/a", "run": "r"}
-    with Journal(folder, key=KEY, origin=ORIGIN) as journal:
-        public = KEY.public_key().public_bytes_raw().hex()
-        journal.append([{"kind": "key", **party, "round": 0, "origin": ORIGIN, "public_key": public}])
-        journal.append([{"kind": "note", **party, "round": number} for number in range(1, records)])
+    with open_journal(folder) as journal:
+        journal.append([plain_record(number, run="r", round=number) for number in range(records)])
     return folder
 
 
@@ -46,7 +40,7 @@ def test_every_stretch_proves_its_place(tmp_path: Path, records: int) -> None:
         header = export(folder, path, select=Selection("r", first, last))
         assert (header.first, header.count, header.size) == (first, last - first + 1, records)
         assert header.whole == (last - first + 1 == records)
-        found = verify_evidence(path, key=KEY.public_key().public_bytes_raw())
+        found = verify_evidence(path, key=PUBLIC)
         assert found.sound, found.problem
         assert found.records == last - first + 1
         assert found.whole == header.whole
@@ -111,12 +105,7 @@ def test_nothing_is_exported_of_no_journal_or_a_damaged_one(tmp_path: Path) -> N
 
 @pytest.fixture(scope="module")
 def exchange(tmp_path_factory: pytest.TempPathFactory) -> Exchange:
-    made = meet(tmp_path_factory.mktemp("crate"))
-    made.rounds([0, 1])
-    made.attest()
-    made.silo.journal.close()
-    made.coordinator.journal.close()
-    return made
+    return two_rounds(tmp_path_factory.mktemp("crate"))
 
 
 def test_a_crate_says_who_did_what_and_its_hashes_fit(exchange: Exchange, tmp_path: Path) -> None:

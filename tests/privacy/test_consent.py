@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
+from planning import make_plan
 
-from algorithms.diversifed import DiversiFed
 from algorithms.fedavg import FedAvg
 from coordinator.config import CoordinatorConfig
 from privacy import consent as consent_module
@@ -20,7 +20,7 @@ from privacy.errors import ConfigurationError, ConsentError, RefusedError
 from privacy.exposure import Exposure
 from privacy.gate import ConsentGate
 from privacy.pki import Identity
-from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from privacy.plan import RunPlan, TrainingPlan
 from silo.config import SiloConfig
 
 COORDINATOR = Identity("test", "coordinator", "c")
@@ -31,24 +31,6 @@ exposures: [PROTOCOL, IDENTITY, MODEL_PARAMETERS, PEER_DERIVED]
 rounds: 5
 expires: 2030-06-30
 """
-
-
-def make_plan(**changes: Any) -> RunPlan:
-    method = DiversiFed()
-    fields: dict[str, Any] = {
-        "federation": "test",
-        "coordinator": "c",
-        "run": "r",
-        "method": MethodPlan(name=method.name, parameters=method.parameters()),
-        "model": ModelPlan(name="diversifed-cnn", input_shape=(3, 28, 28), classes=9),
-        "training": TrainingPlan(),
-        "rounds": 5,
-        "seed": 1,
-        "required": method.required,
-        "optional": (Exposure.LOCAL_METRICS,),
-        "downlink": (Exposure.INITIAL_MODEL, Exposure.PEER_DERIVED),
-    }
-    return RunPlan(**{**fields, **changes})
 
 
 def written(folder: Path, text: str | bytes) -> Path:
@@ -146,10 +128,7 @@ def test_a_refusal_names_each_missing_class_and_the_method_with_the_line_that_wo
 
 
 def test_a_refusal_names_each_thing_that_is_missing(tmp_path: Path) -> None:
-    method = FedAvg()
-    plan = make_plan(
-        method=MethodPlan(name="fedavg", parameters=method.parameters()), required=method.required, rounds=9
-    )
+    plan = make_plan(FedAvg(), rounds=9)
     file = full(tmp_path, exposures=["PROTOCOL", "IDENTITY", "MODEL_PARAMETERS_EXTRACTOR"], expires="2020-05-17")
     text = str(file.refusal(file.missing_for(plan), "run r"))
     for word in (

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from planning import make_plan
 
-from algorithms.diversifed import DiversiFed
 from privacy import gate as gate_module
 from privacy.consent import ConsentFile
 from privacy.envelope import from_json, seal, to_json
@@ -19,29 +19,12 @@ from privacy.errors import ConsentError, RefusedError
 from privacy.exposure import Exposure
 from privacy.gate import ConsentGate, FarewellGate
 from privacy.pki import Identity
-from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from privacy.withdrawal import WITHDRAWAL, Cause, EndedError, History, Tombstone
 
 COORDINATOR = Identity("test", "coordinator", "c")
 CLASSES = ["PROTOCOL", "IDENTITY", "MODEL_PARAMETERS", "PEER_DERIVED", "LOCAL_METRICS"]
 MODEL = Exposure.MODEL_PARAMETERS_EXTRACTOR
 TODAY = date(2030, 6, 30)
-
-
-def plan(rounds: int = 5) -> RunPlan:
-    method = DiversiFed()
-    return RunPlan(
-        federation="test",
-        coordinator="c",
-        run="r",
-        method=MethodPlan(name=method.name, parameters=method.parameters()),
-        model=ModelPlan(name="diversifed-cnn", input_shape=(3, 28, 28), classes=9),
-        training=TrainingPlan(),
-        rounds=rounds,
-        seed=1,
-        required=method.required,
-        optional=(Exposure.LOCAL_METRICS,),
-    )
 
 
 class Living:
@@ -69,7 +52,7 @@ class Living:
         return ConsentGate(
             ConsentFile.read(self.path),
             COORDINATOR,
-            plan(),
+            make_plan(),
             withdrawal=self.withdrawal,
             changed=lambda file, problem: self.changes.append((file.sha256, problem)),
             rounds=rounds,
@@ -166,7 +149,7 @@ def test_a_file_that_is_only_touched_has_not_changed(living: Living) -> None:
 def test_a_file_changed_between_reading_and_the_first_message_is_read_again(living: Living) -> None:
     file = ConsentFile.read(living.path)
     living.write(methods=[])
-    gate = ConsentGate(file, COORDINATOR, plan(), day=lambda: TODAY)
+    gate = ConsentGate(file, COORDINATOR, make_plan(), day=lambda: TODAY)
     with pytest.raises(EndedError, match="method diversifed"):
         gate.check([MODEL])
 

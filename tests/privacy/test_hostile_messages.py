@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from planning import make_plan
 
 from algorithms.diversifed import DiversiFed
 from algorithms.fedavg import FedAvg
@@ -16,15 +17,11 @@ from algorithms.method import Method
 from privacy.door import Call, Door, nonce
 from privacy.errors import ConsentError, JournalError, RefusedError
 from privacy.exposure import Exposure
+from privacy.gate import PlanGate
 from privacy.journal import Journal, read_records
-from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from privacy.plan import RunPlan
 from protos.medsilo.v1 import coordinator_pb2 as wire
 from protos.medsilo.v1 import plan_pb2, tensor_pb2
-
-
-class Anything:
-    def check(self, classes: Iterable[Exposure]) -> None:
-        pass
 
 
 class NoCounts:
@@ -46,31 +43,16 @@ def records_of(journal: Journal) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def door(journal: Journal) -> Door:
-    return Door(journal, identity="spiffe://test/silo/a", federation="test", gate=Anything())
+    return Door(journal, identity="spiffe://test/silo/a", federation="test", gate=PlanGate(Exposure))
 
 
 def call() -> Call:
     return Call("GetTask", "spiffe://test/coordinator/c", "ab" * 32, "a test")
 
 
-def plan_message(method: Method | None = None) -> plan_pb2.RunPlan:
-    chosen = method or DiversiFed()
-    return RunPlan(
-        federation="test",
-        coordinator="c",
-        run="r",
-        method=MethodPlan(name=chosen.name, parameters=chosen.parameters()),
-        model=ModelPlan(name="diversifed-cnn", input_shape=(3, 28, 28), classes=9),
-        training=TrainingPlan(),
-        rounds=5,
-        seed=1,
-        required=chosen.required,
-    ).to_message()
-
-
 @pytest.mark.parametrize("method", [DiversiFed(temperature=1.0, step_size=2.0), DiversiFed(temperature=0.1), FedAvg()])
 def test_a_plan_keeps_its_hash_whatever_its_hyper_parameters(method: Method) -> None:
-    message = plan_message(method)
+    message = make_plan(method).to_message()
     plan = RunPlan.from_message(message)
     again = RunPlan.from_message(plan_pb2.RunPlan.FromString(message.SerializeToString()))
     assert plan.sha256 == again.sha256 == RunPlan.from_message(again.to_message()).sha256
@@ -96,7 +78,7 @@ def test_a_plan_keeps_its_hash_whatever_its_hyper_parameters(method: Method) -> 
     ],
 )
 def test_hyper_parameters_that_cannot_be_hashed_are_refused_with_the_plan(parameters: str) -> None:
-    message = plan_message()
+    message = make_plan().to_message()
     message.method.parameters_json = parameters
     with pytest.raises(RefusedError, match="plan"):
         _ = RunPlan.from_message(message).sha256
@@ -121,7 +103,7 @@ def test_hyper_parameters_that_cannot_be_hashed_are_refused_with_the_plan(parame
     ],
 )
 def test_a_plan_with_an_unusable_value_is_refused_by_its_name(change: plan_pb2.RunPlan, words: str) -> None:
-    message = plan_message()
+    message = make_plan().to_message()
     message.MergeFrom(change)
     with pytest.raises(RefusedError, match=words):
         RunPlan.from_message(message)

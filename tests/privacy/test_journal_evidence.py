@@ -11,17 +11,12 @@ from typing import Any
 import pytest
 import rfc8785
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from plain_journal import ORIGIN, PUBLIC, open_journal, plain_record, verified
 
 from privacy.checkpoint import verify
 from privacy.errors import JournalError
-from privacy.journal import CHECKPOINTS, RECORDS, Journal, read_checkpoints, read_records, verify_records
-
-KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
-PUBLIC = KEY.public_key().public_bytes_raw()
-
-
-def open_journal(folder: Path) -> Journal:
-    return Journal(folder, key=KEY, origin="medsilo/test/silo/a")
+from privacy.journal import CHECKPOINTS, RECORDS, Journal, read_checkpoints, read_records
+from privacy.verification import verify_evidence
 
 
 def killed(folder: Path, records: int) -> None:
@@ -32,9 +27,9 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from privacy.journal import Journal
 key = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
-journal = Journal(Path({str(folder)!r}), key=key, origin="medsilo/test/silo/a")
-for number in range({records}):
-    journal.append([{{"number": number}}])
+journal = Journal(Path({str(folder)!r}), key=key, origin={ORIGIN!r})
+for number, record in enumerate({[plain_record(number) for number in range(records)]!r}):
+    journal.append([record])
     if number == {records} - 3:
         journal.checkpoint()
 os._exit(9)
@@ -49,10 +44,10 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_killed_process_loses_no_record(tmp_path: Path) -> None:
     killed(tmp_path, 5)
     assert [record["number"] for record in read_records(tmp_path)] == [0, 1, 2, 3, 4]
-    assert verify_records(tmp_path, PUBLIC) == (5, 3)
+    assert verified(tmp_path) == (5, 3)
     with open_journal(tmp_path) as journal:
         assert len(journal) == 5
-    assert verify_records(tmp_path, PUBLIC) == (5, 5)
+    assert verified(tmp_path) == (5, 5)
 
 
 def test_a_torn_last_record_is_cut_and_nothing_else(tmp_path: Path) -> None:
@@ -62,7 +57,7 @@ def test_a_torn_last_record_is_cut_and_nothing_else(tmp_path: Path) -> None:
         (tmp_path / RECORDS).write_bytes(torn)
         (tmp_path / CHECKPOINTS).write_bytes((tmp_path / CHECKPOINTS).read_bytes().splitlines(True)[0])
         kept = 5 if torn.startswith(whole) else 4
-        assert verify_records(tmp_path, PUBLIC)[0] == kept
+        assert verified(tmp_path)[0] == kept
         with open_journal(tmp_path) as journal:
             assert len(journal) == kept
         assert (tmp_path / RECORDS).read_bytes() == b"".join(whole.splitlines(True)[:kept])
@@ -70,7 +65,7 @@ def test_a_torn_last_record_is_cut_and_nothing_else(tmp_path: Path) -> None:
 
 def test_a_torn_record_that_was_signed_is_noticed_and_kept_as_evidence(tmp_path: Path) -> None:
     with open_journal(tmp_path) as journal:
-        journal.append([{"number": 0}, {"number": 1}])
+        journal.append([plain_record(0), plain_record(1)])
     records = (tmp_path / RECORDS).read_bytes()
     (tmp_path / RECORDS).write_bytes(records[:-1])
     before = contents(tmp_path)
@@ -81,12 +76,11 @@ def test_a_torn_record_that_was_signed_is_noticed_and_kept_as_evidence(tmp_path:
 
 def test_records_missing_below_a_signed_checkpoint_are_noticed(tmp_path: Path) -> None:
     with open_journal(tmp_path) as journal:
-        journal.append([{"number": number} for number in range(4)])
+        journal.append([plain_record(number) for number in range(4)])
     lines = (tmp_path / RECORDS).read_bytes().splitlines(True)
     for kept in range(4):
         (tmp_path / RECORDS).write_bytes(b"".join(lines[:kept]))
-        with pytest.raises(JournalError, match=f"records {kept} to 3 were signed and are gone"):
-            verify_records(tmp_path, PUBLIC)
+        assert verify_evidence(tmp_path).problem == f"records {kept} to 3 were signed and are gone"
         with pytest.raises(JournalError, match=f"holds {kept} records, but a checkpoint over 4 was signed"):
             open_journal(tmp_path)
 
@@ -94,32 +88,32 @@ def test_records_missing_below_a_signed_checkpoint_are_noticed(tmp_path: Path) -
 @pytest.mark.parametrize("index", range(4))
 def test_a_changed_record_is_noticed_on_opening(tmp_path: Path, index: int) -> None:
     with open_journal(tmp_path) as journal:
-        journal.append([{"number": number} for number in range(4)])
+        journal.append([plain_record(number) for number in range(4)])
     lines = (tmp_path / RECORDS).read_bytes().splitlines(True)
     lines[index] = lines[index].replace(b'"number"', b'"numbex"')
     (tmp_path / RECORDS).write_bytes(b"".join(lines))
     with pytest.raises(JournalError, match="not those that were signed"):
         open_journal(tmp_path)
-    with pytest.raises(JournalError, match="not the one that was signed"):
-        verify_records(tmp_path, PUBLIC)
+    assert "not the one that was signed" in verify_evidence(tmp_path).problem
 
 
 def test_a_journal_of_another_key_is_not_continued(tmp_path: Path) -> None:
     open_journal(tmp_path).close()
     with pytest.raises(JournalError, match="not signed with this key"):
-        Journal(tmp_path, key=Ed25519PrivateKey.generate(), origin="medsilo/test/silo/a")
+        Journal(tmp_path, key=Ed25519PrivateKey.generate(), origin=ORIGIN)
     open_journal(tmp_path).close()  # and the failed attempt holds no lock
 
 
 @pytest.mark.parametrize("line", [b"rubbish\n", b"{}\n", b"[]\n", b'{"checkpoint":1}\n', b"\n"])
 def test_a_damaged_checkpoint_is_noticed(tmp_path: Path, line: bytes) -> None:
-    open_journal(tmp_path).close()
+    with open_journal(tmp_path) as journal:
+        journal.append([plain_record(0)])
+    assert verify_evidence(tmp_path).sound
     with (tmp_path / CHECKPOINTS).open("ab") as file:
         file.write(line)
     with pytest.raises(JournalError):
         open_journal(tmp_path)
-    with pytest.raises(JournalError):
-        verify_records(tmp_path, PUBLIC)
+    assert not verify_evidence(tmp_path).sound
 
 
 def test_a_second_process_is_refused(tmp_path: Path) -> None:
@@ -155,7 +149,8 @@ def test_no_record_at_all_is_no_record(tmp_path: Path) -> None:
     with open_journal(tmp_path) as journal:
         assert journal.append([]) == range(0, 0)
         assert len(journal) == 0
-    assert verify_records(tmp_path, PUBLIC) == (0, 0)
+    assert not list(read_records(tmp_path))
+    assert [verify(note, PUBLIC).size for note in read_checkpoints(tmp_path)] == [0]
 
 
 def test_records_are_lines_of_canonical_json_with_index_and_time(tmp_path: Path) -> None:

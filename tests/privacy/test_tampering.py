@@ -65,8 +65,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
 
 def ended(exchange: Exchange, folder: Path) -> Federation:
     silo, coordinator = exchange.silo, exchange.coordinator
-    silo.journal.close()
-    coordinator.journal.close()
+    exchange.close()
     return Federation(
         silo.folder,
         coordinator.folder,
@@ -328,15 +327,16 @@ def test_edited_bytes_of_a_journals_records(federation: Federation, tmp_path: Pa
     campaign(150, edit, "bytes of a journal")
 
 
-def test_lines_of_a_journal_dropped_swapped_doubled_or_moved(federation: Federation, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "kind"), [(RECORDS, "lines of a journal"), (CHECKPOINTS, "lines of checkpoints")])
+def test_lines_dropped_swapped_doubled_or_moved(federation: Federation, tmp_path: Path, name: str, kind: str) -> None:
     folder = copy_of(federation.silo, tmp_path / "journal")
-    original = (folder / RECORDS).read_bytes().splitlines(keepends=True)
+    original = (folder / name).read_bytes().splitlines(keepends=True)
 
     def edit(chance: random.Random) -> bool:
-        (folder / RECORDS).write_bytes(b"".join(rearranged(original, chance)))
+        (folder / name).write_bytes(b"".join(rearranged(original, chance)))
         return is_noticed(folder)
 
-    campaign(50, edit, "lines of a journal")
+    campaign(50, edit, kind)
 
 
 def test_edited_checkpoints(federation: Federation, tmp_path: Path) -> None:
@@ -350,17 +350,6 @@ def test_edited_checkpoints(federation: Federation, tmp_path: Path) -> None:
         return is_noticed(folder) or leaves_unsigned(verify_evidence(folder), whole)
 
     campaign(150, edit, "bytes of checkpoints")
-
-
-def test_lines_of_checkpoints_dropped_swapped_doubled_or_moved(federation: Federation, tmp_path: Path) -> None:
-    folder = copy_of(federation.silo, tmp_path / "journal")
-    original = (folder / CHECKPOINTS).read_bytes().splitlines(keepends=True)
-
-    def edit(chance: random.Random) -> bool:
-        (folder / CHECKPOINTS).write_bytes(b"".join(rearranged(original, chance)))
-        return is_noticed(folder)
-
-    campaign(50, edit, "lines of checkpoints")
 
 
 def leaves_unsigned(found: Verification, whole: int) -> bool:
@@ -604,8 +593,7 @@ def fork(tmp_path: Path) -> Iterator[Fork]:
         exchange.in_step = True
     yield Fork(first, second)
     for exchange in (first, second):
-        exchange.silo.journal.close()
-        exchange.coordinator.journal.close()
+        exchange.close()
 
 
 def test_a_forked_history(fork: Fork) -> None:

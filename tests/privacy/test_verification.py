@@ -43,8 +43,7 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Exc
     exchange.rounds([0, 1], chunks=1)
     exchange.silo.journal.checkpoint()
     yield exchange.silo.bundle(folder / "silo.json"), exchange
-    exchange.silo.journal.close()
-    exchange.coordinator.journal.close()
+    exchange.close()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from privacy.door import Call, Door, nonce
 from privacy.errors import ReceiptError
 from privacy.exposure import Exposure
+from privacy.gate import PlanGate
 from privacy.journal import Journal, read_records
 from privacy.receipts import Correspondence, OutOfStepError
 from protos.medsilo.v1 import coordinator_pb2 as wire
@@ -25,13 +26,6 @@ from protos.medsilo.v1 import journal_pb2, tensor_pb2
 SILO = "spiffe://test/silo/a"
 COORDINATOR = "spiffe://test/coordinator/c"
 Answers = Generator[bytes | None, None, None]
-
-
-class Anything:
-    """A gate that holds nothing back."""
-
-    def check(self, classes: Iterable[Exposure]) -> None:
-        pass
 
 
 class UnsignedError(Exception):
@@ -54,7 +48,7 @@ class Party:
 
     def _open(self) -> None:
         self.journal = Journal(self.folder, key=self.key, origin="medsilo/" + self.uri.removeprefix("spiffe://"))
-        self.door = Door(self.journal, identity=self.uri, federation="test", gate=Anything())
+        self.door = Door(self.journal, identity=self.uri, federation="test", gate=PlanGate(Exposure))
 
     def with_(self, peer: str) -> Correspondence:
         return self.door.correspondence(peer)

@@ -16,17 +16,11 @@ from privacy.consent import Consent, ConsentFile
 from privacy.door import Door
 from privacy.errors import BudgetError, RefusedError
 from privacy.exposure import Exposure
+from privacy.gate import PlanGate
 from privacy.journal import Journal, read_records
 from privacy.ledger import Budget, Ledger, Purpose, Subject, replay
 from privacy.plan import MethodPlan, PrivacyPlan, RunPlan, TrainingPlan
 from silo.account import Account, budget_of, check_promise
-
-
-class Open:
-    """A gate that holds nothing back."""
-
-    def check(self, classes: object) -> None:
-        pass
 
 
 def run_plan(method: str = "fedavg", *, rounds: int = 5, target: float = 4.0, **changes: Any) -> RunPlan:
@@ -112,7 +106,7 @@ def test_a_plan_without_privacy_passes_only_where_it_is_not_demanded() -> None:
 def opened(folder: Path, plan: RunPlan, budget: Budget) -> tuple[Account, Ledger, Door]:
     assert plan.privacy is not None
     journal = Journal(folder / "journal", key=KEY, origin="o")
-    door = Door(journal, identity="i", federation="test", gate=Open())
+    door = Door(journal, identity="i", federation="test", gate=PlanGate(Exposure))
     ledger = Ledger(folder / "ledger", Subject("ab" * 32, plan.privacy.unit))
     return Account(ledger, plan, plan.privacy, budget, door), ledger, door
 

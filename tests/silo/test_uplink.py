@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -14,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from privacy.door import Door
 from privacy.exposure import Exposure
+from privacy.gate import PlanGate
 from privacy.journal import Journal, read_records
 from privacy.plan import RunPlan
 from silo import uplink
@@ -35,12 +35,6 @@ PLAN = RunPlan.model_validate(
         "downlink": ["PEER_DERIVED"],
     }
 )
-
-
-class Everything:
-    """A gate that holds nothing back."""
-
-    def check(self, classes: Any) -> None: ...
 
 
 @pytest.fixture
@@ -80,7 +74,7 @@ def test_a_run_that_has_ended_is_no_failure_though_the_coordinator_says_nothing_
     said: list[str] = []
     key = Ed25519PrivateKey.generate()
     with Journal(config.journal, key=key, origin=config.journal_origin) as journal:
-        door = Door(journal, identity=config.identity.uri, federation="test", gate=Everything())
+        door = Door(journal, identity=config.identity.uri, federation="test", gate=PlanGate(Exposure))
         way_out = Uplink(config, None, door, notice=said.append)
         way_out.use(door, PLAN)
         way_out.part(PLAN)

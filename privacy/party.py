@@ -1,0 +1,51 @@
+"""What every party's configuration says alike: who it is, and where it keeps its keys and its journal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, Self
+
+from privacy.configuration import FilePath, Name, StrictModel, load
+from privacy.endpoint import TlsFiles
+from privacy.pki import Identity, Role
+
+
+class PartyConfig(StrictModel):
+    """A party's configuration file. ``state``: folder for everything the party keeps."""
+
+    role: ClassVar[Role]
+
+    federation: Name
+    name: Name
+    state: FilePath
+    tls: TlsFiles | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Raises ``ConfigurationError`` naming the file and every key that is wrong."""
+        return load(path, cls)
+
+    @property
+    def identity(self) -> Identity:
+        """Who this party is."""
+        return Identity(self.federation, self.role, self.name)
+
+    @property
+    def keys(self) -> Path:
+        """The folder of the party's own keys."""
+        return self.state / "keys"
+
+    @property
+    def journal(self) -> Path:
+        """The folder of the party's journal."""
+        return self.state / "journal"
+
+    @property
+    def journal_origin(self) -> str:
+        """The name of the party's journal in its checkpoints."""
+        return f"medsilo/{self.federation}/{self.role}/{self.name}"
+
+    @property
+    def tls_files(self) -> TlsFiles:
+        """Where certificate and key are."""
+        return self.tls or TlsFiles.beside(self.keys)
