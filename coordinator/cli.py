@@ -65,7 +65,10 @@ def serve(
     import coordinator.daemon as daemon  # torch and gRPC take seconds to load; the other commands need neither
 
     logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s", datefmt="%Y-%m-%d %H:%M:%S"
+        force=True,  # a library that was loaded before may have put a handler of its own there
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)-7s %(message)s",
+        datefmt="%Y-%m-%d %H:%M:%S",
     )
     daemon.run(CoordinatorConfig.read(config), until_done=until_done)
 

@@ -66,6 +66,8 @@ class EvidenceReader:
         """Size as of which a signature has confirmed the records."""
         self._unchecked: deque[str] = deque()
         """Checkpoints whose signatures have not been checked yet."""
+        self._unlisted: dict[str, tuple[int, int | None]] = {}
+        """Calls in which a checkpoint was shown that the journal's own list lacks: (its size, the message's index)."""
         self._dialogues: dict[str, Dialogue] = {}
         self._schemas: dict[str, StoredSchema] = {}
         self._unused: set[str] = set()
@@ -155,6 +157,8 @@ class EvidenceReader:
             self._check_signature(note)
 
     def _take_note(self, note: str, checkpoint: Checkpoint) -> None:
+        if self._unlisted:
+            raise self._not_listed(next(iter(self._unlisted)))
         if checkpoint.size <= self.result.signed and self.result.signed:
             raise BrokenError(None, f"the checkpoint over {checkpoint.size} records is out of its place")
         self._check_root(checkpoint)
@@ -318,7 +322,9 @@ class EvidenceReader:
             dialogue = self._dialogue(record["peer"])
             document = dialogue.take(record, self._key_for(self._tree.size))
             if document is not None and sent:
-                self._check_given(document)
+                self._check_given(document, record["call_id"])
+            elif not sent and record["call_id"] in self._unlisted:
+                raise self._not_listed(record["call_id"])
         elif record.get("attestation") is not None:
             document = Attestation.model_validate(read_canonical(from_json(record["attestation"]).payload))
         if self._comparison is not None and record["peer"] == self._compared:
@@ -328,18 +334,22 @@ class EvidenceReader:
                 self._comparison.seen(self.side, shown.size, shown.root, record["index"])
             self._comparison.message(self.side, record, self._seen)
 
-    def _check_given(self, document: Attestation) -> None:
+    def _check_given(self, document: Attestation, call_id: str) -> None:
         """Checks the checkpoint in an own attestation; its signature is the one of the document around it."""
         checkpoint = read_note(document.checkpoint)
         self._check_root(checkpoint)
         if self.header is None and not self._checkpoint_here[checkpoint.size % _REMEMBERED]:
-            raise BrokenError(
-                self._index,
-                f"its attestation shows a checkpoint over {checkpoint.size} records that is not among the journal's "
-                "checkpoints",
-            )
+            # A crash may have kept it from the list, and the message from leaving.
+            self._unlisted[call_id] = checkpoint.size, self._index
         if document.checkpoint in self._unchecked:
             self._unchecked.remove(document.checkpoint)
+
+    def _not_listed(self, call_id: str) -> BrokenError:
+        size, index = self._unlisted[call_id]
+        return BrokenError(
+            index,
+            f"its attestation shows a checkpoint over {size} records that is not among the journal's checkpoints",
+        )
 
     def _attribute(self, record: Mapping[str, Any]) -> dict[str, int]:
         """Attributes the message's bytes anew from the stored schema: no byte may be without a class."""
@@ -455,6 +465,11 @@ class EvidenceReader:
             result.remarks.append(
                 f"Not signed yet: the newest {_count_of(unsigned, 'record')}. Nothing shows whether they were "
                 "changed, or how many there were. The daemon signs with its next message."
+            )
+        if self._unlisted:
+            result.remarks.append(
+                f"A crash kept {_count_of(len(self._unlisted), 'checkpoint')} from the journal's list, and what shows "
+                "them from leaving. The daemon puts that right when it starts."
             )
         if self._backwards:
             result.remarks.append(f"The clock went back at record {self._backwards}: its time is before the last one.")

@@ -30,9 +30,9 @@ from securesystemslib import dsse
 from privacy.canonical import read_canonical
 from privacy.checkpoint import Checkpoint, cosign, read_note, verify
 from privacy.durable import Appender, fsync_folder
-from privacy.envelope import seal
+from privacy.envelope import from_json, seal
 from privacy.errors import JournalError, JournalInUseError
-from privacy.merkle import TILE, ProvingTree
+from privacy.merkle import TILE, ProvingTree, check_consistency
 
 RECORDS = "records.jsonl"
 CHECKPOINTS = "checkpoints.jsonl"
@@ -66,16 +66,22 @@ class Journal:
             self._tiles: list[tuple[int, int]] = []
             self._party: dict[str, Any] = {}
             self._begin_file(directory / RECORDS)
-            self._recover()
+            lost = self._recover()
             self._checkpoints = os.open(directory / CHECKPOINTS, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         except BaseException:
             os.close(self._file)
             raise
         fsync_folder(directory)
+        self._disk.sync(self._file)  # what was read may have been on its way to the disk when the last process ended
         self._append_lock = threading.Lock()
         self._checkpoint_lock = threading.Lock()
         self._sync_lock = threading.Lock()
         self._durable = self._tree.size
+        for size, note in sorted(lost.items()):
+            self._unwritten.append((size, self._chained(size, note)))
+        if lost:
+            self._write_checkpoints()
+            self._disk.sync(self._checkpoints)
 
     def __enter__(self) -> Self:
         return self
@@ -128,9 +134,7 @@ class Journal:
             with self._append_lock:
                 current = Checkpoint(self.origin, self._tree.size, self._tree.root())
             if current.size != self._signed_size:
-                note = current.sign(self._key)
-                line = rfc8785.dumps({"checkpoint": note, "previous": self._last_line})
-                self._signed_size, self._signed, self._last_line = current.size, note, hashlib.sha256(line).hexdigest()
+                line = self._chained(current.size, current.sign(self._key))
                 with self._sync_lock:
                     self._unwritten.append((current.size, line))
             note = self._signed
@@ -191,6 +195,12 @@ class Journal:
         self._begin_file(self.directory / RECORDS)
         self._grow(line)
         self._durable = self._tree.size
+
+    def _chained(self, size: int, note: str) -> bytes:
+        """The line that a checkpoint gets in its file."""
+        line = rfc8785.dumps({"checkpoint": note, "previous": self._last_line})
+        self._signed_size, self._signed, self._last_line = size, note, hashlib.sha256(line).hexdigest()
+        return line
 
     def _link(self, segment: Path) -> bytes:
         record = {
@@ -267,7 +277,13 @@ class Journal:
                 f"{self.directory}: another process has this journal open; stop it first (one daemon per state folder)"
             ) from None
 
-    def _recover(self) -> None:
+    def _recover(self) -> dict[int, str]:
+        """Reads what is there; returns the checkpoints that a crash kept from their file, by size.
+
+        A checkpoint is written after the records that it covers and the message that carries it: it stands in that
+        message's record.
+        """
+        lost: dict[int, str] = {}
         notes = read_checkpoints(self.directory)
         ahead = next(notes, None)
         keys = [(0, self.public_key)]
@@ -288,6 +304,9 @@ class Journal:
                         keys = [(0, bytes.fromhex(record["public_key"]))]
                     case "key-rotation":
                         keys.append((record["index"] + 2, bytes.fromhex(record["public_key"])))
+                    case "message" if ahead is None and record["direction"] == "sent" and "attestation" in record:
+                        note = json.loads(from_json(record["attestation"]).payload)["checkpoint"]
+                        lost[read_note(note).size] = note
                 self._grow(line)
             if path != files[-1]:
                 self._begin_file(self.directory / RECORDS)
@@ -310,6 +329,13 @@ class Journal:
             self._last_line = hashlib.sha256(line).hexdigest()
             self._signed = json.loads(line)["checkpoint"]
             self._signed_size = read_note(self._signed).size
+        lost = {size: note for size, note in lost.items() if size > self._signed_size}
+        for size, note in lost.items():
+            checkpoint = verify(note, [key for first, key in keys if first <= size][-1])
+            proof = self._tree.consistency(size, self._tree.size)
+            if not check_consistency(size, checkpoint.root, self._tree.size, self._tree.root(), proof):
+                raise self._not_signed(size)
+        return lost
 
     def _check_note(self, note: str, keys: Sequence[tuple[int, bytes]]) -> None:
         size = read_note(note).size
@@ -319,10 +345,13 @@ class Journal:
                 f"{self.directory / CHECKPOINTS}: the checkpoint over {size} records is out of its place"
             )
         if checkpoint.root != self._tree.root():
-            raise JournalError(
-                f"{self.directory / RECORDS}: the first {size} records are not those that were "
-                "signed; restore the file from a backup, and keep this copy as evidence"
-            )
+            raise self._not_signed(size)
+
+    def _not_signed(self, size: int) -> JournalError:
+        return JournalError(
+            f"{self.directory / RECORDS}: the first {size} records are not those that were signed; restore the file "
+            "from a backup, and keep this copy as evidence"
+        )
 
 
 def read_records(directory: Path) -> Iterator[dict[str, Any]]:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads do not survive a fork
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
     [
@@ -21,6 +22,7 @@ _FORKS.set_forkserver_preload(
         "coordinator.store",
         "silo.cli",
         "silo.daemon",
+        "silo.private_training",
         "silo.shard_command",
     ]
 )

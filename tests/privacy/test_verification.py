@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -22,12 +23,13 @@ from test_tampering import Forger, Record, changed, records_of, resigned, write_
 
 from privacy.bundle import UnreadableError, open_evidence
 from privacy.canonical import read_canonical
+from privacy.checkpoint import read_note
 from privacy.envelope import ATTESTATION, from_json, seal, to_json
 from privacy.errors import ConsentError, JournalError
 from privacy.evidence_reader import EvidenceReader
 from privacy.exposure import SCHEMA_FILES, field_exposure
 from privacy.findings import Verification
-from privacy.journal import CHECKPOINTS, RECORDS
+from privacy.journal import CHECKPOINTS, RECORDS, Journal, read_records
 from privacy.permission import Permissions
 from privacy.stored_schema import StoredSchema
 from privacy.verification import verify_evidence
@@ -61,6 +63,56 @@ def lay(signed: tuple[Path, Exchange], tmp_path: Path) -> Lay:
 def beginning(signed: tuple[Path, Exchange]) -> list[Record]:
     """The records before the coordinator's first words."""
     return records_of(signed[0])[:8]
+
+
+def test_a_checkpoint_that_a_crash_kept_from_its_list_is_no_tampering_and_is_put_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class KilledError(Exception):
+        pass
+
+    def killed(_journal: Journal) -> None:
+        raise KilledError
+
+    exchange = meet(tmp_path)
+    exchange.rounds([0])
+    exchange.get_task(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "_write_checkpoints", killed)
+        with pytest.raises(KilledError):
+            exchange.submit(1)
+    crashed = shutil.copytree(exchange.silo.folder, tmp_path / "crashed")
+    exchange.silo.journal.close()
+    found = verify_evidence(crashed)
+    assert found.sound, found.problem
+    assert any("A crash kept 1 checkpoint from the journal's list" in remark for remark in found.remarks)
+
+    exchange.silo.folder, exchange.in_step = crashed, False
+    exchange.silo.open()
+    found = verify_evidence(crashed)
+    assert found.sound, found.problem
+    assert not any("crash" in remark for remark in found.remarks)
+    exchange.submit(1)
+    exchange.close()
+    for party, other in ((exchange.silo, exchange.coordinator), (exchange.coordinator, exchange.silo)):
+        both = verify_evidence(party.folder, peer=other.folder)
+        assert both.sound, both.problem
+
+
+def test_a_checkpoint_that_is_missing_under_an_answered_message_is_noticed(tmp_path: Path) -> None:
+    exchange = meet(tmp_path)
+    exchange.rounds([0, 1])
+    exchange.attest()
+    exchange.close()
+    folder = exchange.silo.folder
+    kept = (folder / CHECKPOINTS).read_bytes().splitlines(keepends=True)
+    sizes = [read_note(json.loads(line)["checkpoint"]).size for line in kept]
+    sent = [r for r in read_records(folder) if r.get("direction") == "sent" and "attestation" in r]
+    word = json.loads(from_json(sent[-1]["attestation"]).payload)
+    (folder / CHECKPOINTS).write_bytes(b"".join(kept[: sizes.index(read_note(word["checkpoint"]).size)]))
+    found = verify_evidence(folder)
+    assert (found.sound, found.index) == (False, sent[-1]["index"])
+    assert "that is not among the journal's checkpoints" in (found.problem or "")
 
 
 def test_honest_histories_are_sound_from_either_side(tmp_path: Path) -> None:
