@@ -2,6 +2,7 @@
 VENV ?= .venv
 export VENV
 BIN := $(VENV)/bin
+WORKERS ?= 2
 
 .PHONY: demo test check format protos benchmark clean
 
@@ -9,9 +10,9 @@ demo: ## real daemons on this machine, a few rounds, ending with the reports
 	@./setup.sh
 	@$(BIN)/python -m simulation.demo
 
-test: ## all tests
+test: ## all tests, several at once
 	@./setup.sh --tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 check: ## style, types, schemas, import contracts
 	@./setup.sh

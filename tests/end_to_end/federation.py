@@ -177,10 +177,10 @@ class Federation:
             door.journal.close()
 
     def start(self, *command: str, prefix: Sequence[str] = ()) -> Process:
-        """Starts a console script; what it says goes to ``NAME.log``."""
+        """Starts a console script; what it says goes to ``NAME.log``. ``prefix``: a command that runs it."""
         log = self.log(command[-1] if command[0] != "coordinator" else "coordinator.yaml")
-        if self.forked and not prefix:
-            self.processes.append(Forked(command, self.folder, log))
+        if self.forked and (not prefix or prefix[0] == "deadly"):
+            self.processes.append(Forked([*prefix, *command], self.folder, log))
             return self.processes[-1]
         with log.open("ab") as file:
             process = subprocess.Popen(

@@ -3,46 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 from federation import Federation, Process
 from test_runs import assert_every_round_counted_once, assert_journals_sound, assert_models_are, assert_signed
 
 Make = Callable[..., Federation]
-
-_KILLER = """
-import itertools, os, signal
-_count = itertools.count(1)
-_at, _after = int(os.environ["KILL_AT"]), os.environ["KILL_WHEN"] == "after"
-
-def _deadly(step):
-    def call(*arguments, **options):
-        now = next(_count) == _at
-        if now and not _after:
-            os.kill(os.getpid(), signal.SIGKILL)
-        try:
-            return step(*arguments, **options)
-        finally:  # a step may fail, such as taking away a file that is not there
-            if now:
-                os.kill(os.getpid(), signal.SIGKILL)
-    return call
-
-for _name in ("fsync", "replace", "link", "unlink", "truncate"):
-    setattr(os, _name, _deadly(getattr(os, _name)))
-"""
-
-
-def deadly(folder: Path, at: int, when: str) -> tuple[str, ...]:
-    """A prefix with which a Python process kills itself before or after the so many-th of its steps on disk."""
-    place = folder / "killer"
-    place.mkdir(exist_ok=True)
-    (place / "sitecustomize.py").write_text(_KILLER)
-    path = os.pathsep.join([str(place), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return ("env", f"PYTHONPATH={path}", f"KILL_AT={at}", f"KILL_WHEN={when}")
 
 
 def run_with_kills(one: Federation, coordinator: Sequence[tuple[int, str]], silo: Sequence[tuple[int, str]]) -> None:
@@ -56,7 +24,7 @@ def run_with_kills(one: Federation, coordinator: Sequence[tuple[int, str]], silo
 
     def begin(party: str) -> Process:
         start = one.start_coordinator if party == "coordinator" else lambda prefix: one.start_silo(party, prefix=prefix)
-        return start(prefix=deadly(one.folder, *waiting[party].pop(0)) if waiting[party] else ())
+        return start(prefix=("deadly", *map(str, waiting[party].pop(0))) if waiting[party] else ())
 
     running = {party: begin(party) for party in ("coordinator", *one.silos) if party in waiting}
     others = [one.start_silo(name) for name in one.silos if name not in running]
@@ -78,8 +46,8 @@ def test_killed_again_and_again_at_its_steps_on_disk_nothing_is_lost(federation:
     one = federation(run={"rounds": 4})
     run_with_kills(
         one,
-        coordinator=[(9, "before"), (17, "after"), (25, "before"), (33, "after")],
-        silo=[(6, "after"), (12, "before"), (15, "after"), (18, "before")],
+        coordinator=[(14, "before"), (30, "after"), (45, "before"), (60, "after")],
+        silo=[(10, "after"), (20, "before"), (27, "after"), (33, "before")],
     )
     assert_every_round_counted_once(one)
     assert_journals_sound(one)

@@ -249,7 +249,9 @@ def test_killed_at_any_step_on_disk_a_consent_is_withdrawn_or_it_is_not(federati
             shutil.rmtree(state)
             shutil.copytree(kept, state)
             words = ("consent", word, "--yes", "--config", "hospital1.yaml")
-            code = Forked(("deadly_silo", str(step), *words), one.folder, one.folder / "said").wait(PATIENCE)
+            code = Forked(("deadly", str(step), "before", "silo", *words), one.folder, one.folder / "said").wait(
+                PATIENCE
+            )
             settings = SiloConfig.read(one.folder / "hospital1.yaml")
             withdrawn = settings.withdrawal.exists() or History.read(settings.journal).withdrawal is not None
             found.append("withdrawn" if withdrawn else "in force")
@@ -262,7 +264,7 @@ def test_killed_at_any_step_on_disk_a_consent_is_withdrawn_or_it_is_not(federati
         shutil.rmtree(kept)
     shutil.rmtree(state / "journal")
     words = ("consent", "withdraw", "--yes", "--config", "hospital1.yaml")
-    Forked(("deadly_silo", "5", *words), one.folder, one.folder / "said").wait(PATIENCE)
+    Forked(("deadly", "5", "before", "silo", *words), one.folder, one.folder / "said").wait(PATIENCE)
     for _ in range(2):
         one.command("silo", *words)
     assert len(of_kind(one, "hospital1", "withdrawal")) == 1

@@ -155,7 +155,7 @@ def test_a_kill_between_charge_and_upload_never_undercounts(federation: Make) ->
     run_with_kills(
         one,
         coordinator=[],
-        silo=[(5, "after"), (7, "before"), (8, "after"), (9, "after"), (11, "before"), (14, "after")],
+        silo=[(9, "after"), (13, "before"), (15, "after"), (17, "after"), (20, "before"), (26, "after")],
     )
     assert_every_round_counted_once(one)
     assert_journals_sound(one)
