@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.main import get_group
 
 from privacy.audit_commands import audit_app
 from privacy.console import application, output
@@ -192,5 +193,7 @@ def _add_shard() -> None:
 
 def main() -> None:
     """Entry point."""
-    _add_shard()
+    # Cutting data sets needs PyTorch and Matplotlib, which take seconds to load: the other commands need not wait.
+    if not get_group(app).commands.keys() & set(sys.argv[1:2]):
+        _add_shard()
     run_app(app)
