@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +62,7 @@ def p_value(epsilon: float, *, canaries: int, guesses: int, right: int, delta: f
     return min(1.0, float(tails[0]) + 2 * canaries * delta * slope)
 
 
+@lru_cache(maxsize=4096)
 def epsilon_lower_bound(
     *, canaries: int, guesses: int, right: int, delta: float, confidence: float = CONFIDENCE
 ) -> float:

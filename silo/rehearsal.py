@@ -118,6 +118,16 @@ class Rehearsal:
         """There is a promise, and no guesses about so few canaries could have refuted it."""
         return self.claim is not None and self.audit.highest <= self.claim.epsilon
 
+    @property
+    def verdict(self) -> str:
+        """``broken``: the promise is refuted; ``not refuted``; ``cannot tell``: it could not have been with so few
+        canaries; ``no promise``: the plan makes none."""
+        if self.claim is None:
+            return "no promise"
+        if self.broken:
+            return "broken"
+        return "cannot tell" if self.blind else "not refuted"
+
 
 def rehearse(
     config: SiloConfig,

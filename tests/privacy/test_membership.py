@@ -84,23 +84,23 @@ def test_randomised_response_is_hardly_ever_accused_of_more_than_its_epsilon() -
     """The mechanism that is exactly (ε, 0)-private and tells the most: each coin, turned round now and then."""
     numbers = np.random.default_rng(1)
     epsilon, count, above, bounds = 1.0, 300, 0, []
-    for _ in range(400):
+    for _ in range(200):
         coins = numbers.random(count) < 0.5
         told = np.where(numbers.random(count) < 1 / (1 + math.exp(-epsilon)), coins, ~coins)
         found = audit_scores({"told": told + 0.1 * numbers.random(count)}, coins, delta=0).epsilon
         bounds.append(found)
         above += found > epsilon
-    assert above <= 0.05 * 400
+    assert above <= 0.05 * 200
     assert np.mean(bounds) > 0.4, "and the bound is not idle"
 
 
 def test_guessing_at_random_proves_more_than_nothing_in_few_of_many_audits() -> None:
     numbers = np.random.default_rng(2)
     proven = 0
-    for _ in range(400):
+    for _ in range(200):
         scores = {name: numbers.standard_normal(200) for name in ("one", "other")}
         proven += audit_scores(scores, numbers.random(200) < 0.5, delta=1e-5).epsilon > 0
-    assert proven <= 0.05 * 400
+    assert proven <= 0.05 * 200
 
 
 def test_who_knows_all_coins_proves_as_much_as_so_many_canaries_can() -> None:
