@@ -175,6 +175,11 @@ def _promise(found: Rehearsal) -> Answered:
             f"The attackers could not show more than the run promises: {proven}, and {promised}.",
             "That is no proof that the protection holds, but a fault could have shown: with so many guesses, up to "
             f"ε = {audit.highest:.3f}.",
+            *(
+                ["The run's optimiser, Adam, hides most of what a fault would show."]
+                if found.plan.training.optimizer == "adam"
+                else []
+            ),
         ],
         "good",
     )
