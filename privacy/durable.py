@@ -56,18 +56,22 @@ class Appender:
             raise self._lost(error) from error
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replaces a file's content in one step that a power cut cannot halve."""
-    with replacing(path) as file:
+def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
+    """Replaces a file's content in one step that a power cut cannot halve. ``mode``: see ``replacing``."""
+    with replacing(path, mode=mode) as file:
         file.write(content)
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, which takes the place of ``path`` in one step when the block ends without an error."""
+def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """A file to write, which takes the place of ``path`` in one step when the block ends without an error.
+
+    ``mode``: who may use it, less what the umask takes away.
+    """
     partial = path.with_name(f".{path.name}.partial")
     try:
-        with partial.open("wb") as file:
+        partial.unlink(missing_ok=True)  # one that a crash left has the mode that it was made with
+        with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

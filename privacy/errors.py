@@ -70,3 +70,9 @@ class BudgetError(MedsiloError):
     charged and nothing of it was sent."""
 
     exit_code = 10
+
+
+class RehearsalError(MedsiloError):
+    """A rehearsal has refuted the privacy that a run promises; nothing of the run was sent by it."""
+
+    exit_code = 11

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from privacy.durable import write_atomically
 from privacy.report import Report, in_order
+from privacy.report_blocks import Document
 from privacy.report_document import make_document
 from privacy.report_words import NAME, TELLING, grouped
 
@@ -47,12 +48,17 @@ def to_json(report: Report) -> bytes:
 
 
 def to_html(report: Report) -> bytes:
-    """One page: no script, nothing from elsewhere, the same on paper."""
+    """The report as a page."""
+    return page(make_document(report))
+
+
+def page(document: Document) -> bytes:
+    """A document as one page: no script, nothing from elsewhere, the same on paper."""
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     template = environment.from_string((TEMPLATES / "report.html").read_text(encoding="utf-8"))
-    return template.render(document=make_document(report)).strip().encode()
+    return template.render(document=document).strip().encode()
 
 
 def to_pdf(report: Report) -> bytes:
@@ -74,16 +80,7 @@ def to_pdf(report: Report) -> bytes:
 
 def print_report(report: Report, out: Console) -> None:
     """Page one, and a table of what left for each run, on a terminal."""
-    document = make_document(report)
-    out.print(document.title, style="bold", markup=False)
-    for warning in document.warnings:
-        out.print(warning, style="bold yellow", markup=False, soft_wrap=True)
-    for answer in document.answers:
-        out.print(f"{answer.question} {answer.verdict}.", style="bold", markup=False, soft_wrap=True)
-        for point in answer.points:
-            out.print(f"  - {point}", markup=False, soft_wrap=True)
-        if answer.sentences:
-            out.print(f"  {' '.join(answer.sentences)}", markup=False, soft_wrap=True)
+    print_page_one(make_document(report), out)
     for run in report.runs:
         title = f"Run {run.name}" if run.name else "Before any run"
         table = Table(title=f"{title}: {run.statement}; with {', '.join(run.peers)}", title_justify="left")
@@ -93,3 +90,16 @@ def print_report(report: Report, out: Console) -> None:
             telling = "yes" if exposure in TELLING else "no"
             table.add_row(NAME[exposure], exposure.value, grouped(run.left[exposure].bytes), telling)
         out.print(table)
+
+
+def print_page_one(document: Document, out: Console) -> None:
+    """A document's questions with their answers, on a terminal."""
+    out.print(document.title, style="bold", markup=False)
+    for warning in document.warnings:
+        out.print(warning, style="bold yellow", markup=False, soft_wrap=True)
+    for answer in document.answers:
+        out.print(f"{answer.question} {answer.verdict}.", style="bold", markup=False, soft_wrap=True)
+        for point in answer.points:
+            out.print(f"  - {point}", markup=False, soft_wrap=True)
+        if answer.sentences:
+            out.print(f"  {' '.join(answer.sentences)}", markup=False, soft_wrap=True)

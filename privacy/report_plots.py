@@ -19,7 +19,7 @@ _STRIP = 66
 _TOP = 22
 _BOTTOM = 40
 _WIDEST_BAR = 46
-_DARK, _LIGHT, _INK, _LINE = "#1f4e79", "#aebac4", "#1b2733", "#8b98a3"
+DARK, LIGHT, INK, LINE = "#1f4e79", "#aebac4", "#1b2733", "#8b98a3"
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def bars_by_round(strips: Sequence[Strip], labels: Sequence[str], *, unit: str, 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
         f'aria-labelledby="{identifier}-title {identifier}-description" '
-        f'font-family="Libertinus Serif, sans-serif" font-size="13" fill="{_INK}">',
+        f'font-family="Libertinus Serif, sans-serif" font-size="13" fill="{INK}">',
         f'<title id="{identifier}-title">Bytes by {escape(unit)}</title>',
         f'<desc id="{identifier}-description">{escape(describe(strips, labels, unit=unit))}</desc>',
     ]
@@ -61,9 +61,9 @@ def bars_by_round(strips: Sequence[Strip], labels: Sequence[str], *, unit: str, 
                 tall = max(1.5, _BARS * value / highest)
                 parts.append(
                     f'<rect x="{number * step + (step - bar) / 2:.1f}" y="{base - tall:.1f}" width="{bar:.1f}" '
-                    f'height="{tall:.1f}" fill="{_DARK if strip.telling else _LIGHT}"/>'
+                    f'height="{tall:.1f}" fill="{DARK if strip.telling else LIGHT}"/>'
                 )
-        parts.append(f'<line x1="0" y1="{base}" x2="{WIDTH}" y2="{base}" stroke="{_LINE}" stroke-width="1"/>')
+        parts.append(f'<line x1="0" y1="{base}" x2="{WIDTH}" y2="{base}" stroke="{LINE}" stroke-width="1"/>')
     axis = height - _BOTTOM + 12
     room = 8 * max(map(len, labels), default=0) + 8
     every = -(-room // step)

@@ -16,6 +16,7 @@ from typer.main import get_group
 from privacy.audit_commands import audit_app
 from privacy.console import application, output
 from privacy.console import run as run_app
+from privacy.errors import RehearsalError
 from privacy.party_commands import OnlyRun, ReportFolder, ReportFormats, Rotate, make_keys, report_on, rotate_key
 from privacy.report_pages import Format
 from privacy.report_words import readable_bytes
@@ -119,6 +120,49 @@ def inspect(
     settings = SiloConfig.read(config)
     found = inspection.inspect(settings, inspection.read_plan(plan) if plan else inspection.known_plan(settings))
     show(found, settings, out, as_json=as_json)
+
+
+@app.command()
+def rehearse(
+    config: Config,
+    plan: Annotated[
+        Path | None,
+        typer.Option("--plan", help="A plan from `coordinator plan`; by default the one this silo saw last."),
+    ] = None,
+    canaries: Annotated[
+        int, typer.Option("--canaries", min=20, help="Images or patients to guess about, at most.")
+    ] = 1000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")] = False,
+) -> None:
+    """Try out what could be learnt from the first round's update, before it leaves. Sends and charges nothing."""
+    from privacy.report_pages import print_page_one
+    from silo import rehearsal
+    from silo.inspection import known_plan, read_plan
+    from silo.rehearsal_page import as_json as machine_readable
+    from silo.rehearsal_page import make_document, write_page
+
+    settings = SiloConfig.read(config)
+    chosen = read_plan(plan) if plan else known_plan(settings)
+    with Console(stderr=True).status("training one round, here") as status:
+        found = rehearsal.rehearse(
+            settings,
+            chosen,
+            canaries=canaries,
+            progress=lambda p: status.update(f"training one round, here: epoch {p.epoch} of {p.epochs}"),
+        )
+    written = write_page(found, settings)
+    if as_json:
+        typer.echo(json.dumps(machine_readable(found), indent=2))
+    else:
+        print_page_one(make_document(found), out)
+        out.print(str(written), markup=False, soft_wrap=True)
+    if found.broken:
+        assert found.claim is not None
+        raise RehearsalError(
+            f"run {chosen.run} promises at most {found.claim} for its first round, but at least "
+            f"ε = {found.audit.epsilon:.3f} was proven; nothing was sent. Rehearse once more; if it happens again, do "
+            "not take part, and report it"
+        )
 
 
 @app.command()

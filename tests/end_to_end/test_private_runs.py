@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from federation import Federation
+from proxy import Proxy
 from test_kills import run_with_kills
 from test_runs import assert_every_round_counted_once, assert_journals_sound
 
@@ -116,6 +117,33 @@ def test_inspection_tells_the_plans_cost_per_class_before_anything_is_sent(feder
     words = " ".join(one.command("silo", "inspect", "--config", "hospital1.yaml", "--plan", str(plan)).split())
     assert "ε = 4.000 at δ = 1e-05 (unit image, adjacency zero-out, accountant PLD)" in words
     assert not (one.folder / "state/hospital1/ledger").exists()
+
+
+def test_a_rehearsal_sends_nothing_and_costs_nothing(federation: Make) -> None:
+    """While the run waits for a person, who looks before saying yes: on the wire there is the request for the plan."""
+    one = private(federation, "fedavg")
+    one.write_consent("hospital1", approval="required")
+    proxy = Proxy(one.port)
+    one.write_silo("hospital1", port=proxy.port)
+    coordinator = one.start_coordinator()
+    one.wait_to_say("coordinator", "listening")
+    silo = one.start_silo("hospital1")
+    one.wait_to_say("hospital1", "waits for approval")
+    journals = [one.folder / f"state/{name}/journal/records.jsonl" for name in ("hospital1", "coordinator")]
+    before = [journal.read_bytes() for journal in journals]
+    connections = len(proxy.connections)
+    found = json.loads(one.command("silo", "rehearse", "--config", "hospital1.yaml", "--json"))
+    assert found["verdict"] in ("not refuted", "cannot tell")
+    assert found["epsilon_lower_bound"] <= found["claimed"]["epsilon"] <= found["claimed_of_the_run"]["epsilon"] == 4.0
+    assert (found["units"], found["claimed"]["unit"], found["synthetic"]) == (90, "image", True)
+    assert [journal.read_bytes() for journal in journals] == before
+    assert {record["rpc"] for record in one.messages("hospital1", "sent")} == {"GetPlan"}
+    assert len(proxy.connections) == connections
+    assert not list((one.folder / "state/hospital1/ledger").glob("*.jsonl")), "nothing is charged"
+    (page,) = (one.folder / "state/hospital1/rehearsal").iterdir()
+    assert page.stat().st_mode & 0o777 == 0o600
+    for process in (silo, coordinator):
+        process.kill()
 
 
 def test_a_second_run_that_would_overspend_is_refused_before_training(federation: Make) -> None:
