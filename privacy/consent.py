@@ -24,12 +24,16 @@ def today() -> date:
     return datetime.now(UTC).date()
 
 
+LEAST_UNITS = 50
+"""How many units an average is over at least where a consent does not say."""
+
+
 class PrivacyConsent(StrictModel):
     """What all releases from a data set may cost together, over all runs, and how it is counted.
 
     ``epsilon``, ``delta``: the budget; adjacency zero-out, accountant PLD. ``unit``: whose contribution is hidden.
     ``clipping_norm``: the largest that a plan may have; any by default. ``demanded``: whether runs without differential
-    privacy are refused.
+    privacy are refused. ``least_units``: with fewer units than this, no mean over them leaves (FedDFQ's identifier).
     """
 
     epsilon: float = Field(gt=0, allow_inf_nan=False)
@@ -37,6 +41,7 @@ class PrivacyConsent(StrictModel):
     unit: Unit = "image"
     clipping_norm: float | None = Field(default=None, gt=0)
     demanded: bool = True
+    least_units: int = Field(default=LEAST_UNITS, ge=1)
 
     def missing_for(self, plan: RunPlan) -> tuple[str, ...]:
         """What a plan needs beyond this, each in words with the line that would allow it."""
@@ -50,7 +55,7 @@ class PrivacyConsent(StrictModel):
             lines.append(
                 f"a clipping norm of {found.clipping_norm:g} (`privacy: clipping_norm: {found.clipping_norm:g}`)"
             )
-        cost = epsilon([found.training(found.steps)], delta=self.delta)
+        cost = epsilon(found.events, delta=self.delta)
         if cost > self.epsilon:
             guarantee = Guarantee(cost, self.delta, found.unit)
             lines.append(f"a privacy loss of {guarantee} (`privacy: epsilon: {shown(cost)}`)")

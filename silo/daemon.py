@@ -32,7 +32,7 @@ from privacy.plan import RunPlan
 from privacy.retention import SentArchive
 from privacy.withdrawal import Cause, EndedError, History
 from protos.medsilo.v1 import coordinator_pb2 as wire
-from silo.account import Account, budget_of, check_promise
+from silo.account import Account, budget_of, check_enough, check_promise
 from silo.approval import await_approval
 from silo.config import SiloConfig
 from silo.display import Display
@@ -175,7 +175,8 @@ def _open_account(
         return None
     from silo.private_training import owners_of  # Opacus takes seconds to load
 
-    owners_of(dataset, plan.privacy.unit)
+    units = int(owners_of(dataset, plan.privacy.unit).max()) + 1
+    check_enough(plan.privacy, consent.consent, units)
     ledger = Ledger(config.ledgers, Subject(dataset.fingerprint, plan.privacy.unit))
     account = Account(ledger, plan, plan.privacy, budget_of(consent.consent, plan.privacy), door)
     door.paid_by = account.paid_by
@@ -243,6 +244,7 @@ class _Participation:
             device=device,
             progress=self._progress,
             charge=account.charge if account is not None else None,
+            kept=account.kept if account is not None else None,
         )
         self._half: SiloHalf = make(plan.method.name, plan.method.parameters).silo_half(self._site)
         self._state = RunState(config.runs / plan.run, plan, config.name, dataset)

@@ -14,11 +14,11 @@ from pydantic import ValidationError
 from algorithms.datasets import ImageDataset, largest_group, load_npz
 from algorithms.method import LOCAL_METRICS, Method
 from algorithms.models import build, state_of
-from algorithms.private_methods import DERIVED, NOISED, PUBLIC, mechanism
+from algorithms.private_methods import DERIVED, NOISED, PUBLIC, RELEASED, mechanism, planned_averages
 from algorithms.registry import make
 from algorithms.tensors import Part, Payload
 from algorithms.transfer import CHUNK, chunk_message, manifest
-from privacy.accounting import Guarantee, shown
+from privacy.accounting import Guarantee, epsilon, shown
 from privacy.configuration import explain
 from privacy.consent import Consent, ConsentFile, Missing
 from privacy.door import NONCE_BYTES
@@ -40,7 +40,8 @@ _UPDATE = wire.SubmitUpdateRequest.DESCRIPTOR.full_name
 class PrivacyLoss:
     """What a class of content costs over the whole run; ``epsilon`` is infinite where there is no mechanism.
 
-    Classes with the same mechanism share one cost: they are made from the same noised training.
+    Classes that are made from the same noised training share one cost, the whole run's, which holds that of noised
+    averages.
     """
 
     epsilon: float
@@ -185,6 +186,11 @@ def privacy_loss(plan: RunPlan, method: Method, exposure: Exposure) -> PrivacyLo
     by = mechanism(method, exposure)
     if by == PUBLIC:
         return PrivacyLoss(0.0, by)
+    if by == RELEASED:
+        (content,) = [one.content for one in planned_averages(method, plan.rounds) if one.exposure == exposure]
+        release = plan.privacy.release(content)
+        assert release is not None, "check_promise comes first"
+        return PrivacyLoss(epsilon([release.event(release.times)], delta=plan.privacy.delta), by)
     return PrivacyLoss(plan.privacy.epsilon if by in (NOISED, DERIVED) else math.inf, by)
 
 
@@ -195,11 +201,10 @@ def _account(
         return None, None
     ledger = Ledger(config.ledgers, Subject(dataset.fingerprint, plan.privacy.unit))
     delta = budget_of(consent, plan.privacy).delta
-    whole = plan.privacy.training(plan.privacy.steps)
-    return ledger.guarantee(delta), ledger.guarantee(delta, extra=[whole])
+    return ledger.guarantee(delta), ledger.guarantee(delta, extra=plan.privacy.events)
 
 
-def _no_training(*_: object) -> None:
+def _no_training(*_: object) -> str:
     raise AssertionError("an inspection trains nothing")
 
 

@@ -12,6 +12,7 @@ from federation import Federation
 from test_kills import run_with_kills
 from test_runs import assert_every_round_counted_once, assert_journals_sound
 
+from algorithms.datasets import ImageDataset
 from privacy.accounting import GaussianRelease, SampledGaussian, epsilon
 from privacy.ledger import Budget, Ledger, Purpose, Subject, ledgers, replay
 
@@ -31,7 +32,7 @@ def private(make: Make, method: str = "diversifed", *, budget: float = 4.5, **op
         "privacy": PRIVACY,
         **options.pop("run", {}),
     }
-    one = make(run=run, exposures=CLASSES, **options)
+    one = make(run=run, exposures=options.pop("exposures", CLASSES), **options)
     for name in one.silos:
         one.write_consent(name, privacy={"epsilon": budget, "delta": 1e-5})
     return one
@@ -116,6 +117,53 @@ def test_inspection_tells_the_plans_cost_per_class_before_anything_is_sent(feder
     words = " ".join(one.command("silo", "inspect", "--config", "hospital1.yaml", "--plan", str(plan)).split())
     assert "ε = 4.000 at δ = 1e-05 (unit image, adjacency zero-out, accountant PLD)" in words
     assert not (one.folder / "state/hospital1/ledger").exists()
+
+
+def test_feddfq_pays_for_its_identifier_once_and_sends_the_same_bytes_in_the_next_run(
+    federation: Make, shards: list[ImageDataset]
+) -> None:
+    classes = ("PROTOCOL", "IDENTITY", "MODEL_PARAMETERS_EXTRACTOR", "PEER_DERIVED")
+    one = private(
+        federation,
+        budget=8.0,
+        shards=shards[:2],
+        run={"method": {"name": "feddfq", "selection": "argmin", "normalisation": "softmax"}},
+        exposures=(*classes, "CLASSIFIER_GRADIENT", "DATA_IDENTIFIER"),
+    )
+    plan = one.folder / "plan.json"
+    plan.write_text(one.command("coordinator", "plan", "--config", "coordinator.yaml"))
+    found = json.loads(one.command("silo", "inspect", "--config", "hospital1.yaml", "--plan", str(plan), "--json"))
+    losses = {item["exposure"]: item["loss"] for item in found["content"]}
+    assert losses["DATA_IDENTIFIER"]["mechanism"] == "clipped and noised average"
+    assert 0 < losses["DATA_IDENTIFIER"]["epsilon"] < 1
+    assert losses["CLASSIFIER_GRADIENT"] == {"epsilon": 4.0, "mechanism": "made from the noised training alone"}
+    assert [(r["content"], r["times"]) for r in found["privacy"]["releases"]] == [("identifier", 1), ("choice", 1)]
+    assert not (one.folder / "state/hospital1/ledger").exists()
+    one.run_to_the_end()
+    run_again(one, "again")
+    one.run_to_the_end()
+    assert_journals_sound(one)
+    for name in one.silos:
+        phases = [(e.purpose.run, e.purpose.round, e.purpose.phase) for e in ledger(one, name).entries()]
+        assert sorted(phases) == sorted(
+            [
+                ("test", 0, "training"),
+                ("test", 0, "identifier"),
+                ("test", 1, "choice"),
+                ("test", 1, "training"),
+                ("again", 0, "training"),
+                ("again", 1, "choice"),
+                ("again", 1, "training"),
+            ]
+        )
+        state = one.folder / "state" / name / "runs"
+        kept = [next((state / run).glob("identifier-*.safetensors")).read_bytes() for run in ("test", "again")]
+        assert kept[0] == kept[1]
+        for run in ("test", "again"):
+            sent = [r for r in one.messages(name, "sent") if r["run"] == run and "DATA_IDENTIFIER" in r["classes"]]
+            assert {r["round"] for r in sent} == {0}
+        first = next(r for r in one.messages(name, "sent") if r["rpc"] == "SubmitUpdate" and r["run"] == "test")
+        assert {charge["phase"] for charge in first["ledger"]} == {"training", "identifier"}
 
 
 def test_a_second_run_that_would_overspend_is_refused_before_training(federation: Make) -> None:
