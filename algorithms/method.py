@@ -25,7 +25,7 @@ from algorithms.models import Layout
 from algorithms.tensors import Payload, TensorSpec, Workspace
 from privacy.errors import ConfigurationError, RefusedError
 from privacy.exposure import Exposure
-from privacy.plan import TrainingPlan
+from privacy.plan import RunPlan, TrainingPlan
 
 State = dict[str, Tensor]
 """Tensors by name, on the CPU."""
@@ -386,5 +386,10 @@ def derive_seed(seed: int, *purpose: str | int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-LOCAL_METRICS = (TensorSpec("accuracy", ()), TensorSpec("loss", ()))
-"""What a silo that consents to LOCAL_METRICS adds to its upload: its personalised model on its own test images."""
+def local_metrics(plan: RunPlan) -> tuple[TensorSpec, ...]:
+    """What a silo that consents to LOCAL_METRICS adds to its upload: its personalised model on its own test images.
+
+    With differential privacy that is the accuracy alone, as a noisy count: a sum of losses has no bound.
+    """
+    accuracy = TensorSpec("accuracy", ())
+    return (accuracy,) if plan.privacy is not None else (accuracy, TensorSpec("loss", ()))

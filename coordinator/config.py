@@ -22,7 +22,7 @@ from privacy.endpoint import TlsFiles, is_loopback
 from privacy.errors import ConfigurationError
 from privacy.exposure import Exposure, expand
 from privacy.pki import Identity
-from privacy.plan import MethodPlan, ModelPlan, PrivacyPlan, ReleasePlan, RunPlan, TrainingPlan
+from privacy.plan import MethodPlan, MetricsPlan, ModelPlan, PrivacyPlan, ReleasePlan, RunPlan, TrainingPlan
 
 
 class AverageConfig(StrictModel):
@@ -45,6 +45,8 @@ class PrivacyConfig(StrictModel):
     ``sampling_rate``: q, with which a step takes each unit; an epoch then has 1/q steps, and ``training.batch_size``
     counts for nothing. ``identifier`` and ``choice``: of FedDFQ's data identifier, and of the changes of the loss among
     which it chooses (per length of the step); the training's noise is chosen such that all together keep to the target.
+    ``metrics_epsilon``: what accuracies may cost a silo's test images, all rounds together; with ``ask_for:
+    [LOCAL_METRICS]``.
     """
 
     epsilon: float = Field(gt=0, allow_inf_nan=False)
@@ -54,6 +56,7 @@ class PrivacyConfig(StrictModel):
     sampling_rate: float = Field(gt=0, le=1)
     identifier: AverageConfig = AverageConfig(bound=3.0)
     choice: AverageConfig = AverageConfig(bound=1.0)
+    metrics_epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
     def plan(self, method: Method, training: TrainingPlan, rounds: int) -> PrivacyPlan:
         """The plan with the least noise that keeps to the target; raises ``BudgetError`` if none does."""
@@ -65,11 +68,18 @@ class PrivacyConfig(StrictModel):
         )
         fixed = tuple(release.event(release.times) for release in releases)
         return PrivacyPlan(
-            **self.model_dump(exclude=set(settings)),
+            **self.model_dump(exclude={*settings, "metrics_epsilon"}),
             noise_multiplier=_noise_multiplier(self.epsilon, self.delta, self.sampling_rate, steps, fixed),
             steps=steps,
             releases=releases,
+            metrics=self._metrics(rounds),
         )
+
+    def _metrics(self, rounds: int) -> MetricsPlan | None:
+        if self.metrics_epsilon is None:
+            return None
+        # One a round, and one of what is handed out at the end.
+        return MetricsPlan(epsilon=self.metrics_epsilon / (rounds + 1), releases=rounds + 1)
 
 
 @lru_cache(maxsize=64)
@@ -104,10 +114,10 @@ class RunConfig(StrictModel):
 
     @model_validator(mode="after")
     def _measured_nowhere(self) -> RunConfig:
-        if self.privacy is not None and self.ask_for:
+        if self.privacy is not None and bool(self.ask_for) != (self.privacy.metrics_epsilon is not None):
             raise ValueError(
-                "with `privacy`, `ask_for` must be empty: accuracies on a silo's own images have no mechanism of "
-                "differential privacy here"
+                "with `privacy`, accuracies on silos' own images are noised: `ask_for: [LOCAL_METRICS]` and `privacy: "
+                "metrics_epsilon` (what they may cost, for example 2) go together; leave both away to ask for none"
             )
         return self
 

@@ -34,6 +34,8 @@ class PrivacyConsent(StrictModel):
     ``epsilon``, ``delta``: the budget; adjacency zero-out, accountant PLD. ``unit``: whose contribution is hidden.
     ``clipping_norm``: the largest that a plan may have; any by default. ``demanded``: whether runs without differential
     privacy are refused. ``least_units``: with fewer units than this, no mean over them leaves (FedDFQ's identifier).
+    ``metrics_epsilon``: what accuracies may cost the test images, which have an account of their own; without it none
+    leaves a private run.
     """
 
     epsilon: float = Field(gt=0, allow_inf_nan=False)
@@ -42,6 +44,11 @@ class PrivacyConsent(StrictModel):
     clipping_norm: float | None = Field(default=None, gt=0)
     demanded: bool = True
     least_units: int = Field(default=LEAST_UNITS, ge=1)
+    metrics_epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+    def budget(self, split: str) -> float | None:
+        """The budget of the units of a split (train or test); None where there is none."""
+        return self.epsilon if split == "train" else self.metrics_epsilon
 
     def missing_for(self, plan: RunPlan) -> tuple[str, ...]:
         """What a plan needs beyond this, each in words with the line that would allow it."""

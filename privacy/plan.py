@@ -17,7 +17,7 @@ from pydantic import (
     model_serializer,
 )
 
-from privacy.accounting import Adjacency, Event, GaussianRelease, Guarantee, SampledGaussian, Unit
+from privacy.accounting import Adjacency, DiscreteLaplace, Event, GaussianRelease, Guarantee, SampledGaussian, Unit
 from privacy.configuration import Name, StrictModel, explain
 from privacy.errors import RefusedError
 from privacy.exposure import Exposure
@@ -78,6 +78,20 @@ class ReleasePlan(StrictModel):
         return GaussianRelease(self.noise_multiplier, times)
 
 
+class MetricsPlan(StrictModel):
+    """Accuracies on a silo's held-out test units, as counts with discrete Laplace noise.
+
+    ``epsilon``: what one of them costs those units; its δ is 0. ``releases``: how many in the run.
+    """
+
+    epsilon: float = Field(gt=0, allow_inf_nan=False)
+    releases: int = Field(ge=1, lt=2**31)
+
+    def event(self, times: int) -> DiscreteLaplace:
+        """What so many of them cost."""
+        return DiscreteLaplace(self.epsilon, times)
+
+
 class PrivacyPlan(StrictModel):
     """Differential privacy of a run: what it promises each silo, and the mechanisms that keep the promise.
 
@@ -89,6 +103,7 @@ class PrivacyPlan(StrictModel):
         sampling_rate: q; a step takes each unit with this probability, independently (Poisson sampling).
         steps: T, of all trainings in all rounds.
         releases: what the method releases besides; all of it and the training together keep the promise.
+        metrics: accuracies on test images, which concern other units and have an account of their own.
     """
 
     epsilon: float = Field(gt=0, allow_inf_nan=False)
@@ -101,6 +116,7 @@ class PrivacyPlan(StrictModel):
     sampling_rate: float = Field(gt=0, le=1)
     steps: int = Field(ge=1, lt=2**31)
     releases: tuple[ReleasePlan, ...] = ()
+    metrics: MetricsPlan | None = None
 
     @field_validator("releases")
     @classmethod
@@ -123,7 +139,7 @@ class PrivacyPlan(StrictModel):
 
     @property
     def events(self) -> list[Event]:
-        """All that the run costs a silo."""
+        """All that the run costs a silo's training units."""
         return [self.training(self.steps), *(release.event(release.times) for release in self.releases)]
 
     @property
@@ -244,4 +260,6 @@ def _privacy_fields(message: plan_pb2.Privacy) -> dict[str, Any]:
     fields["releases"] = tuple(
         {name: getattr(release, name) for name in ReleasePlan.model_fields} for release in message.releases
     )
+    metrics = {name: getattr(message.metrics, name) for name in MetricsPlan.model_fields}
+    fields["metrics"] = metrics if message.HasField("metrics") else None
     return fields

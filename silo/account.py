@@ -27,9 +27,14 @@ def check_promise(plan: RunPlan, method: Method) -> None:
         return
     if (reason := refusal(method)) is not None:
         raise RefusedError(f"the plan promises differential privacy, but {reason}")
-    if Exposure.LOCAL_METRICS in plan.optional:
+    if Exposure.LOCAL_METRICS in plan.optional and found.metrics is None:
         raise RefusedError(
-            "the plan promises differential privacy, and asks for LOCAL_METRICS, which has no mechanism here"
+            "the plan promises differential privacy, and asks for LOCAL_METRICS without saying how they are noised"
+        )
+    if found.metrics is not None and found.metrics.releases < plan.rounds + 1:
+        raise RefusedError(
+            f"the plan counts {found.metrics.releases} accuracies, but its {plan.rounds} rounds and its end "
+            f"take {plan.rounds + 1}"
         )
     needed = planned_steps(method, plan.training, plan.rounds, found.sampling_rate)
     if found.steps < needed:
@@ -69,6 +74,14 @@ def budget_of(consent: Consent, plan: PrivacyPlan) -> Budget:
     if consent.privacy is None:
         return Budget(math.inf, plan.delta)
     return Budget(consent.privacy.epsilon, consent.privacy.delta)
+
+
+def metrics_budget_of(consent: Consent, plan: PrivacyPlan) -> Budget | None:
+    """The budget of a consent for the test images; None where it has none for them."""
+    if consent.privacy is None:
+        return Budget(math.inf, plan.delta)
+    allowed = consent.privacy.metrics_epsilon
+    return Budget(allowed, consent.privacy.delta) if allowed is not None else None
 
 
 class Account:

@@ -44,7 +44,7 @@ def read_accounts(config: SiloConfig) -> list[AccountView]:
 
 
 def _view(subject: Subject, entries: list[Entry], consent: PrivacyConsent | None) -> AccountView:
-    budget = consent.epsilon if consent is not None and consent.unit == subject.unit else None
+    budget = consent.budget(subject.split) if consent is not None and consent.unit == subject.unit else None
     delta = consent.delta if consent is not None else DELTA
     events = [entry.event for entry in entries]
     spent = accounting.epsilon(events, delta=delta, adjacency=subject.adjacency)
@@ -92,9 +92,9 @@ def tables(account: AccountView) -> list[Table]:
 
 def lines(account: AccountView) -> list[str]:
     """What is spent and left, in words."""
-    found = [f"Spent on these images, all runs together: {account.spent}."]
+    found = [f"Spent on these images ({account.subject.split} split), all runs together: {account.spent}."]
     if account.budget is None or account.left is None:
-        found.append(f"The consent gives no budget for the {account.subject.unit} as unit.")
+        found.append(f"The consent gives them no budget with the {account.subject.unit} as unit.")
     else:
         found.append(f"The consent's budget is {account.budget:g}; {shown(account.left)} of it is left.")
     found.append(

@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from algorithms.datasets import ImageDataset, largest_group, load_npz
-from algorithms.method import LOCAL_METRICS, Method
+from algorithms.method import Method, local_metrics
 from algorithms.models import build, state_of
 from algorithms.private_methods import DERIVED, NOISED, PUBLIC, RELEASED, mechanism, planned_averages
 from algorithms.registry import make
@@ -27,12 +27,13 @@ from privacy.exposure import Exposure, attribute, field_exposure
 from privacy.ledger import Ledger, Subject
 from privacy.plan import RunPlan
 from protos.medsilo.v1 import coordinator_pb2 as wire
-from silo.account import budget_of, check_promise
+from silo.account import budget_of, check_promise, metrics_budget_of
 from silo.config import SiloConfig
 from silo.training import LocalSite
 from silo.uplink import WAIT_SECONDS
 
 _HARMLESS = (Exposure.PROTOCOL, Exposure.IDENTITY, Exposure.INITIAL_MODEL)
+COUNTED = "noisy counts of the test images, which have an account of their own"
 _UPDATE = wire.SubmitUpdateRequest.DESCRIPTOR.full_name
 
 
@@ -129,8 +130,10 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
     half.begin(state_of(model))
     half.rehearse()
     payload = dict(half.upload())
-    if Exposure.LOCAL_METRICS in set(plan.optional) & consent.consent.classes:
-        payload[Exposure.LOCAL_METRICS] = Part.of({spec.name: torch.zeros(()) for spec in LOCAL_METRICS})
+    if Exposure.LOCAL_METRICS in set(plan.optional) & consent.consent.classes and (
+        plan.privacy is None or metrics_budget_of(consent.consent, plan.privacy) is not None
+    ):
+        payload[Exposure.LOCAL_METRICS] = Part.of({spec.name: torch.zeros(()) for spec in local_metrics(plan)})
     missing = consent.missing_for(plan)
     fields: dict[str, int] = {}
     classes: dict[Exposure, int] = {}
@@ -183,6 +186,8 @@ def privacy_loss(plan: RunPlan, method: Method, exposure: Exposure) -> PrivacyLo
         return PrivacyLoss(0.0, "nothing about patients")
     if plan.privacy is None:
         return PrivacyLoss(math.inf, "no noise")
+    if exposure == Exposure.LOCAL_METRICS and (metrics := plan.privacy.metrics) is not None:
+        return PrivacyLoss(metrics.epsilon * metrics.releases, COUNTED)
     by = mechanism(method, exposure)
     if by == PUBLIC:
         return PrivacyLoss(0.0, by)

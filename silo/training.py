@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -44,10 +46,14 @@ class Progress:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A model's accuracy (share in [0, 1]) and mean cross entropy on a silo's test images."""
+    """A model's accuracy (share in [0, 1]) and mean cross entropy on a silo's test images.
+
+    ``shared``: the accuracy with noise, as it may leave under differential privacy; None where it was not noised.
+    """
 
     accuracy: float
     loss: float
+    shared: float | None = None
 
 
 def choose_device(name: str) -> torch.device:
@@ -321,19 +327,22 @@ class LocalSite:
 
     def measure(self, state: Mapping[str, Tensor]) -> Measurement | None:
         """A state's accuracy and loss on the silo's test images; None where there are none."""
+        right, loss = self.test(state)
+        return Measurement(int(right.sum()) / len(right), loss / len(right)) if len(right) else None
+
+    def test(self, state: Mapping[str, Tensor]) -> tuple[npt.NDArray[np.bool_], float]:
+        """On which of the silo's test images a state is right, ``bool [m]``, and the sum of its cross entropies."""
         images, labels = self._test
-        if not len(labels):
-            return None
         self.load(state)
         self._model.eval()
-        correct, loss = 0, 0.0
+        right, loss = [], 0.0
         with torch.inference_mode():
             for start in range(0, len(labels), EVALUATION_BATCH):
                 logits = self._model(images[start : start + EVALUATION_BATCH])
                 truth = labels[start : start + EVALUATION_BATCH]
-                correct += int((logits.argmax(dim=1) == truth).sum())
+                right.append((logits.argmax(dim=1) == truth).cpu().numpy())
                 loss += float(F.cross_entropy(logits, truth, reduction="sum"))
-        return Measurement(correct / len(labels), loss / len(labels))
+        return np.concatenate(right) if right else np.zeros(0, dtype=np.bool_), loss
 
     def orders(self, round_number: int, epochs: int, phase: str) -> Iterator[list[Tensor]]:
         """For each epoch the batches of ``fit`` as indices into the training images; seeds PyTorch's own generator."""

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import ValidationError
 from test_private_training import private_plan
 
 from algorithms.method import Method
 from algorithms.registry import make
-from coordinator.config import PrivacyConfig
+from coordinator.config import PrivacyConfig, RunConfig
 from privacy.accounting import Unit, epsilon
 from privacy.consent import Consent, ConsentFile
 from privacy.door import Door
@@ -20,8 +21,8 @@ from privacy.exposure import Exposure
 from privacy.journal import Journal, read_records
 from privacy.kept_releases import KeptReleases
 from privacy.ledger import Budget, Ledger, Purpose, Subject, replay
-from privacy.plan import MethodPlan, PrivacyPlan, RunPlan, TrainingPlan
-from silo.account import Account, budget_of, check_enough, check_promise
+from privacy.plan import MethodPlan, MetricsPlan, PrivacyPlan, RunPlan, TrainingPlan
+from silo.account import Account, budget_of, check_enough, check_promise, metrics_budget_of
 
 
 class Open:
@@ -79,8 +80,18 @@ def test_a_plan_that_promises_more_than_it_keeps_is_refused(changes: dict[str, A
 
 def test_a_plan_that_exposes_what_has_no_mechanism_is_refused() -> None:
     plan = run_plan()
-    with pytest.raises(RefusedError, match="LOCAL_METRICS, which has no mechanism"):
-        check_promise(plan.model_copy(update={"optional": (Exposure.LOCAL_METRICS,)}), make("fedavg", {}))
+    asking = plan.model_copy(update={"optional": (Exposure.LOCAL_METRICS,)})
+    with pytest.raises(RefusedError, match="LOCAL_METRICS without saying how"):
+        check_promise(asking, make("fedavg", {}))
+    for releases in (5, 6):
+        metrics = MetricsPlan(epsilon=0.1, releases=releases)
+        noised = asking.model_copy(update={"privacy": mechanism(plan).model_copy(update={"metrics": metrics})})
+        assert RunPlan.from_message(noised.to_message()) == noised
+        if releases == 6:
+            check_promise(noised, make("fedavg", {}))
+        else:
+            with pytest.raises(RefusedError, match="counts 5 accuracies, but its 5 rounds and its end take 6"):
+                check_promise(noised, make("fedavg", {}))
     with pytest.raises(RefusedError, match="fedproto cannot run with differential privacy: prototypes"):
         check_promise(plan, make("fedproto", {}))
 
@@ -247,3 +258,35 @@ def test_without_a_budget_of_its_own_a_silo_keeps_to_the_plans_delta() -> None:
     plan = run_plan()
     assert budget_of(Consent(), mechanism(plan)) == Budget(float("inf"), 1e-5)
     assert budget_of(consent().consent, mechanism(plan)) == BUDGET
+
+
+def test_test_images_have_a_budget_of_their_own_or_none() -> None:
+    found = mechanism(run_plan())
+    assert metrics_budget_of(consent().consent, found) is None
+    assert metrics_budget_of(consent(metrics_epsilon=2).consent, found) == Budget(2, 1e-5)
+    assert metrics_budget_of(Consent(), found) == Budget(float("inf"), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("ask_for", "epsilon", "good"),
+    [([], None, True), (["LOCAL_METRICS"], 2.0, True), (["LOCAL_METRICS"], None, False), ([], 2.0, False)],
+)
+def test_a_private_run_asks_for_accuracies_only_with_what_they_may_cost(
+    ask_for: list[str], epsilon: float | None, good: bool
+) -> None:
+    privacy = {"epsilon": 4.0, "delta": 1e-5, "sampling_rate": 0.1, "metrics_epsilon": epsilon}
+    run = {
+        "name": "r",
+        "method": {"name": "fedavg"},
+        "model": {"name": "lenet5-gn", "input_shape": (3, 28, 28), "classes": 3},
+        "rounds": 3,
+        "ask_for": ask_for,
+        "privacy": privacy,
+    }
+    if not good:
+        with pytest.raises(ValidationError, match="metrics_epsilon"):
+            RunConfig.model_validate(run)
+        return
+    RunConfig.model_validate(run)
+    plan = PrivacyConfig.model_validate(privacy).plan(make("fedavg", {}), TrainingPlan(epochs=1), 3)
+    assert plan.metrics == (None if epsilon is None else MetricsPlan(epsilon=0.5, releases=4))

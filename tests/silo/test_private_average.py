@@ -238,17 +238,16 @@ def test_the_classifiers_gradient_is_that_of_the_noised_steps() -> None:
 
 def test_the_choice_among_gradients_is_made_on_noised_numbers_alone() -> None:
     """With noise that outweighs all, useless gradients are taken as often as useful ones."""
+    site = private_site(averaging_plan(noise=1e6))
+    half = METHOD.silo_half(site)
+    before = state_of(site.model)
+    torch.nn.functional.cross_entropy(site.model(site._train[0]), site._train[1]).backward()
+    parameters = dict(site.model.named_parameters())
     taken = {"useful": 0, "harmful": 0}
     for kind, sign in (("useful", 1.0), ("harmful", -1.0)):
+        gradients = {f"000000/{s.name}": sign * parameters[s.name].grad for s in site.layout.classifier}
         for _ in range(40):
-            site = private_site(averaging_plan(noise=1e6))
-            half = METHOD.silo_half(site)
-            half.begin(state_of(site.model))
-            images, labels = site._train
-            torch.nn.functional.cross_entropy(site.model(images), labels).backward()
-            parameters = dict(site.model.named_parameters())
-            gradients = {f"000000/{s.name}": sign * parameters[s.name].grad for s in site.layout.classifier}
-            before = state_of(site.model)
+            site.load(before)
             half._try_gradients(1, Part.of(gradients).tensors())  # type: ignore[attr-defined, arg-type]
             taken[kind] += any(not torch.equal(before[n], t) for n, t in state_of(site.model).items())
     for count in taken.values():
