@@ -14,7 +14,7 @@ from privacy.errors import BudgetError, DataError, RefusedError
 from privacy.exposure import Exposure
 from privacy.journal import read_records
 from privacy.kept_releases import KeptReleases
-from privacy.ledger import Budget, Entry, Ledger, Purpose, Subject, charges
+from privacy.ledger import Budget, Entry, Ledger, Purpose, Subject, charges, describe_spent
 from privacy.plan import PrivacyPlan, RunPlan
 
 _ROUNDING = 1e-3
@@ -142,7 +142,10 @@ class Account:
         """Charges a training before its first step, or an average before it is drawn (see ``Ledger.charge``), and tells
         the journal; returns the charge's hash."""
         entry = self._ledger.charge(event, Purpose(*self._purpose, round_number, phase), self._budget)
-        self._door.note("ledger", charge=entry.describe())
+        delta, subject = self._budget.delta, self._ledger.subject
+        events = [one.event for one in self._ledger.entries()[: entry.index]]
+        spent = epsilon(events, delta=delta, adjacency=subject.adjacency)
+        self._door.note("ledger", charge=entry.describe(), spent=describe_spent(spent, delta))
         return entry.sha256
 
     def paid_by(self, call: Call) -> list[dict[str, Any]]:
