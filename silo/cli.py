@@ -15,7 +15,8 @@ from rich.table import Table
 from privacy.audit_commands import AuditParty, audit_app
 from privacy.console import application, output
 from privacy.console import run as run_app
-from privacy.errors import JournalError
+from privacy.durable import write_atomically
+from privacy.errors import ConfigurationError, JournalError
 from privacy.key_rotation import rotate as rotate_key
 from privacy.pki import create_keys, load_audit_key
 from privacy.report_builder import build_report, verify_journal
@@ -139,12 +140,20 @@ def inspect(
 def budget(
     config: Config,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", help="Write a page with pictures to this file too.")] = None,
 ) -> None:
     """Show what the privacy ledgers say: spent and left, per run and per release. Sends nothing."""
     from silo import budget as view
 
     settings = SiloConfig.read(config)
-    found = view.read_accounts(settings)
+    found = view.read_accounts(settings, course=html is not None)
+    if html is not None:
+        from silo.budget_page import to_html
+
+        try:
+            write_atomically(html, to_html(settings.name, found).encode())
+        except OSError as error:
+            raise ConfigurationError(f"{html}: cannot be written ({error.strerror}); give another file") from None
     if as_json:
         typer.echo(json.dumps([view.as_json(account) for account in found], indent=2))
         return
