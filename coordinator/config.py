@@ -12,16 +12,27 @@ from torch import nn
 from algorithms.datasets import load_npz
 from algorithms.method import Method
 from algorithms.models import build
-from algorithms.private_methods import check_model, planned_steps
+from algorithms.private_methods import check_model, planned_averages, planned_steps
 from algorithms.public_set import PublicImages
 from algorithms.registry import make
-from privacy.accounting import SampledGaussian, Unit, noise_multiplier_for
+from privacy.accounting import Event, SampledGaussian, Unit, noise_multiplier_for
 from privacy.configuration import FilePath, Name, StrictModel
 from privacy.endpoint import is_loopback
 from privacy.errors import ConfigurationError
 from privacy.exposure import Exposure, expand
 from privacy.party import PartyConfig
-from privacy.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
+from privacy.plan import MethodPlan, MetricsPlan, ModelPlan, PrivacyPlan, ReleasePlan, RunPlan, TrainingPlan
+
+
+class AverageConfig(StrictModel):
+    """How an average over a silo's units is protected.
+
+    ``bound``: R, the most that one unit's vector counts (its Euclidean norm). ``noise_multiplier``: z, of the noise on
+    the sum, with standard deviation z · R.
+    """
+
+    bound: float = Field(gt=0, allow_inf_nan=False)
+    noise_multiplier: float = Field(default=10.0, ge=0.1, allow_inf_nan=False)
 
 
 class PrivacyConfig(StrictModel):
@@ -31,7 +42,10 @@ class PrivacyConfig(StrictModel):
     well below one over a silo's number of units is usual. ``unit``: whose contribution is hidden; ``patient`` needs
     shards that say whose each image is. ``clipping_norm``: C, the most that one unit's gradient counts.
     ``sampling_rate``: q, with which a step takes each unit; an epoch then has 1/q steps, and ``training.batch_size``
-    counts for nothing.
+    counts for nothing. ``identifier`` and ``choice``: of FedDFQ's data identifier, and of the changes of the loss among
+    which it chooses (per length of the step); the training's noise is chosen such that all together keep to the target.
+    ``metrics_epsilon``: what accuracies may cost a silo's test images, all rounds together; with ``ask_for:
+    [LOCAL_METRICS]``.
     """
 
     epsilon: float = Field(gt=0, allow_inf_nan=False)
@@ -39,21 +53,40 @@ class PrivacyConfig(StrictModel):
     unit: Unit = "image"
     clipping_norm: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     sampling_rate: float = Field(gt=0, le=1)
+    identifier: AverageConfig = AverageConfig(bound=3.0)
+    choice: AverageConfig = AverageConfig(bound=1.0)
+    metrics_epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
     def plan(self, method: Method, training: TrainingPlan, rounds: int) -> PrivacyPlan:
         """The plan with the least noise that keeps to the target; raises ``BudgetError`` if none does."""
         steps = planned_steps(method, training, rounds, self.sampling_rate)
-        return PrivacyPlan(
-            **self.model_dump(),
-            noise_multiplier=_noise_multiplier(self.epsilon, self.delta, self.sampling_rate, steps),
-            steps=steps,
+        settings = {"identifier": self.identifier, "choice": self.choice}
+        releases = tuple(
+            ReleasePlan(content=one.content, times=one.times(rounds), **settings[one.content].model_dump())
+            for one in planned_averages(method, rounds)
         )
+        fixed = tuple(release.event(release.times) for release in releases)
+        return PrivacyPlan(
+            **self.model_dump(exclude={*settings, "metrics_epsilon"}),
+            noise_multiplier=_noise_multiplier(self.epsilon, self.delta, self.sampling_rate, steps, fixed),
+            steps=steps,
+            releases=releases,
+            metrics=self._metrics(rounds),
+        )
+
+    def _metrics(self, rounds: int) -> MetricsPlan | None:
+        if self.metrics_epsilon is None:
+            return None
+        # One a round, and one of what is handed out at the end.
+        return MetricsPlan(epsilon=self.metrics_epsilon / (rounds + 1), releases=rounds + 1)
 
 
 @lru_cache(maxsize=64)
-def _noise_multiplier(epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
+def _noise_multiplier(
+    epsilon: float, delta: float, sampling_rate: float, steps: int, fixed: tuple[Event, ...]
+) -> float:
     return noise_multiplier_for(
-        epsilon, delta=delta, events=lambda noise: [SampledGaussian(sampling_rate, noise, steps)]
+        epsilon, delta=delta, events=lambda noise: [SampledGaussian(sampling_rate, noise, steps), *fixed]
     )
 
 
@@ -80,10 +113,10 @@ class RunConfig(StrictModel):
 
     @model_validator(mode="after")
     def _measured_nowhere(self) -> RunConfig:
-        if self.privacy is not None and self.ask_for:
+        if self.privacy is not None and bool(self.ask_for) != (self.privacy.metrics_epsilon is not None):
             raise ValueError(
-                "with `privacy`, `ask_for` must be empty: accuracies on a silo's own images have no mechanism of "
-                "differential privacy here"
+                "with `privacy`, accuracies on silos' own images are noised: `ask_for: [LOCAL_METRICS]` and `privacy: "
+                "metrics_epsilon` (what they may cost, for example 2) go together; leave both away to ask for none"
             )
         return self
 

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from algorithms.method import LOCAL_METRICS, Downloads, Federation, Memory, Method, participants
+from algorithms.method import Downloads, Federation, Memory, Method, local_metrics, participants
 from algorithms.models import Layout, build, state_of
 from algorithms.tensor_files import FileWorkspace, Spares, read_payload, write_payload
 from algorithms.tensors import FileSource, Part, Payload, TensorSpec
@@ -217,7 +217,7 @@ class Rounds:
         parts = {} if round_number == self.plan.rounds else self._half.upload_parts(round_number, silo)
         found = {exposure: tuple(specs) for exposure, specs in parts.items()}
         if Exposure.LOCAL_METRICS in self.plan.optional:
-            found[Exposure.LOCAL_METRICS] = LOCAL_METRICS
+            found[Exposure.LOCAL_METRICS] = local_metrics(self.plan)
         return found
 
     def earlier_receipt(self, silo: str, round_number: int) -> Mapping[str, Any] | None:
@@ -265,7 +265,7 @@ class Rounds:
                 file=str(file.relative_to(self.config.state)) if file else None,
                 receipt=receipt,
                 accuracy=float(measured["accuracy"]) if measured else None,
-                loss=float(measured["loss"]) if measured else None,
+                loss=float(measured["loss"]) if "loss" in measured else None,
             )
             self._refresh()
             self._changed.notify_all()

@@ -24,12 +24,18 @@ def today() -> date:
     return datetime.now(UTC).date()
 
 
+LEAST_UNITS = 50
+"""How many units an average is over at least where a consent does not say."""
+
+
 class PrivacyConsent(StrictModel):
     """What all releases from a data set may cost together, over all runs, and how it is counted.
 
     ``epsilon``, ``delta``: the budget; adjacency zero-out, accountant PLD. ``unit``: whose contribution is hidden.
     ``clipping_norm``: the largest that a plan may have; any by default. ``demanded``: whether runs without differential
-    privacy are refused.
+    privacy are refused. ``least_units``: with fewer units than this, no mean over them leaves (FedDFQ's identifier).
+    ``metrics_epsilon``: what accuracies may cost the test images, which have an account of their own; without it none
+    leaves a private run.
     """
 
     epsilon: float = Field(gt=0, allow_inf_nan=False)
@@ -37,6 +43,12 @@ class PrivacyConsent(StrictModel):
     unit: Unit = "image"
     clipping_norm: float | None = Field(default=None, gt=0)
     demanded: bool = True
+    least_units: int = Field(default=LEAST_UNITS, ge=1)
+    metrics_epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+    def budget(self, split: str) -> float | None:
+        """The budget of the units of a split (train or test); None where there is none."""
+        return self.epsilon if split == "train" else self.metrics_epsilon
 
     def missing_for(self, plan: RunPlan) -> tuple[str, ...]:
         """What a plan needs beyond this, each in words with the line that would allow it."""
@@ -50,7 +62,7 @@ class PrivacyConsent(StrictModel):
             lines.append(
                 f"a clipping norm of {found.clipping_norm:g} (`privacy: clipping_norm: {found.clipping_norm:g}`)"
             )
-        cost = epsilon([found.training(found.steps)], delta=self.delta)
+        cost = epsilon(found.events, delta=self.delta)
         if cost > self.epsilon:
             guarantee = Guarantee(cost, self.delta, found.unit)
             lines.append(f"a privacy loss of {guarantee} (`privacy: epsilon: {shown(cost)}`)")

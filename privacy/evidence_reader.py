@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from privacy.accounting import shown
 from privacy.bundle import Evidence, Header, UnreadableError
 from privacy.canonical import read_canonical
 from privacy.checkpoint import Checkpoint, read_note, verify
@@ -284,6 +285,8 @@ class EvidenceReader:
                 self._take_refusal(record)
             case "ledger":
                 self._charges.add(record["charge"])
+                if "spent" in record:
+                    self._charges.say(record["charge"], record["spent"], record["index"])
             case "consent":
                 self._permissions.consented(record)
             case "withdrawal":
@@ -487,6 +490,35 @@ class EvidenceReader:
             )
         if result.whole:
             self._count()
+            self._recount_privacy()
+
+    def _recount_privacy(self) -> None:
+        """Adds the privacy ledger's charges up again, and holds the sum against what the journal says of it."""
+        try:
+            accounts = self._charges.replay()
+        except (ValueError, ArithmeticError, MemoryError) as error:
+            raise BrokenError(None, f"the privacy ledger's charges cannot be added up ({error!s:.200})") from None
+        for account in accounts:
+            said, record = account.said
+            whose = f"data set {account.subject.data_sha256[:16]} ({account.subject.split} split)"
+            if account.spent is None:
+                why = (
+                    f"charge {', '.join(map(str, account.untold))} is not told of here"
+                    if account.untold
+                    else "they are of too many kinds"
+                )
+                self.result.remarks.append(f"The privacy loss of {whose} cannot be recomputed: {why}.")
+            elif not account.agrees:
+                raise BrokenError(
+                    record,
+                    f"it says that the charges for {whose} come to ε = {shown(said)}; recomputed, the "
+                    f"{_count_of(account.charges, 'charge')} come to {account.spent}",
+                )
+            else:
+                self.result.remarks.append(
+                    f"The privacy loss of {whose}, recomputed from {_count_of(account.charges, 'charge')}, is "
+                    f"{account.spent}, as the journal says."
+                )
 
     def _count(self) -> None:
         result = self.result

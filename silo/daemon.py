@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from algorithms.allocation import reuse_freed_memory
 from algorithms.datasets import ImageDataset, load_npz
-from algorithms.method import LOCAL_METRICS, SiloHalf
+from algorithms.method import SiloHalf, local_metrics
 from algorithms.models import build
 from algorithms.registry import make
 from algorithms.tensors import Part, Payload, payload_tensors
@@ -32,7 +33,7 @@ from privacy.plan import RunPlan
 from privacy.retention import SentArchive
 from privacy.withdrawal import Cause, EndedError, History
 from protos.medsilo.v1 import coordinator_pb2 as wire
-from silo.account import Account, budget_of, check_promise
+from silo.account import Account, budget_of, check_enough, check_promise, metrics_budget_of
 from silo.approval import await_approval
 from silo.config import SiloConfig
 from silo.display import Display
@@ -40,6 +41,9 @@ from silo.ending import Ending, conclude_alone, load_party, refuse_withdrawn
 from silo.run_state import Measured, RunState
 from silo.training import LocalSite, Measurement, Progress, choose_device
 from silo.uplink import LateError, Uplink
+
+if TYPE_CHECKING:
+    from silo.private_count import PrivateCounts
 
 _LOOK_SECONDS = 0.5
 """How often a waiting daemon looks whether its consent still holds."""
@@ -98,8 +102,8 @@ def train(config: SiloConfig, display: Display, *, day: Callable[[], date] = tod
         uplink = Uplink(config, credentials, door, notice=display.notice)
         joined = False
         try:
-            plan, gate, account = _agree(config, uplink, gate, dataset, door, history)
-            participation = _Participation(config, plan, gate, dataset, device, uplink, display, account)
+            plan, gate, account, counts = _agree(config, uplink, gate, dataset, door, history, display)
+            participation = _Participation(config, plan, gate, dataset, device, uplink, display, account, counts)
             with _watching(gate, uplink):
                 await_approval(config, plan, gate, door, history, display.notice)
                 door.note("run", **_summary(plan))
@@ -127,9 +131,16 @@ def _archive(config: SiloConfig) -> SentArchive | None:
 
 
 def _agree(
-    config: SiloConfig, uplink: Uplink, gate: ConsentGate, dataset: ImageDataset, door: Door, history: History
-) -> tuple[RunPlan, ConsentGate, Account | None]:
-    """The plan, if consent and privacy budget cover it, with its gate and, where it has privacy, its account."""
+    config: SiloConfig,
+    uplink: Uplink,
+    gate: ConsentGate,
+    dataset: ImageDataset,
+    door: Door,
+    history: History,
+    display: Display,
+) -> tuple[RunPlan, ConsentGate, Account | None, PrivateCounts | None]:
+    """The plan, if consent and privacy budget cover it, with its gate and, where it has privacy, its account and what
+    noises accuracies."""
     plan = uplink.get_plan()
     method = make(plan.method.name, plan.method.parameters)
     if not set(method.required) <= set(plan.required):
@@ -156,6 +167,7 @@ def _agree(
         account = _open_account(config, plan, consent, dataset, door)
         if account is not None:
             account.check_covers(method)
+        counts = _open_counts(config, plan, consent, dataset, door, display)
     except (BudgetError, DataError) as error:
         door.note("refusal", **_summary(plan), reason=str(error))
         if part and part.is_open:
@@ -165,7 +177,7 @@ def _agree(
         raise
     joining = gate.joining(plan, rounds=part.sent if part else ())
     uplink.use(door.through(joining), plan)
-    return plan, joining, account
+    return plan, joining, account, counts
 
 
 def _open_account(
@@ -175,11 +187,35 @@ def _open_account(
         return None
     from silo.private_training import owners_of  # Opacus takes seconds to load
 
-    owners_of(dataset, plan.privacy.unit)
+    units = int(owners_of(dataset, plan.privacy.unit).max()) + 1
+    check_enough(plan.privacy, consent.consent, units)
     ledger = Ledger(config.ledgers, Subject(dataset.fingerprint, plan.privacy.unit))
     account = Account(ledger, plan, plan.privacy, budget_of(consent.consent, plan.privacy), door)
     door.paid_by = account.paid_by
     return account
+
+
+def _open_counts(
+    config: SiloConfig, plan: RunPlan, file: ConsentFile, dataset: ImageDataset, door: Door, display: Display
+) -> PrivateCounts | None:
+    """What noises accuracies of a private run; None where none leaves, as consent or shard have it."""
+    if plan.privacy is None or plan.privacy.metrics is None or Exposure.LOCAL_METRICS not in file.consent.classes:
+        return None
+    budget = metrics_budget_of(file.consent, plan.privacy)
+    if budget is None:
+        display.notice("accuracies stay here: the consent has no budget for them (`privacy: metrics_epsilon`)")
+        return None
+    from silo.private_count import PrivateCounts, held_out_owners
+
+    try:
+        owners = held_out_owners(dataset, plan.privacy.unit)
+    except DataError as error:
+        display.notice(f"accuracies stay here: {error}")
+        return None
+    ledger = Ledger(config.ledgers, Subject(dataset.fingerprint, plan.privacy.unit, split="test"))
+    account, training = Account(ledger, plan, plan.privacy, budget, door), door.paid_by
+    door.paid_by = lambda call: [*training(call), *account.paid_by(call)]
+    return PrivateCounts(plan.privacy.metrics, owners, account.charge)
 
 
 @contextmanager
@@ -229,8 +265,10 @@ class _Participation:
         uplink: Uplink,
         display: Display,
         account: Account | None,
+        counts: PrivateCounts | None,
     ) -> None:
         self._plan = plan
+        self._counts = counts
         self._uplink = uplink
         self._display = display
         self._gate = gate
@@ -243,6 +281,7 @@ class _Participation:
             device=device,
             progress=self._progress,
             charge=account.charge if account is not None else None,
+            kept=account.kept if account is not None else None,
         )
         self._half: SiloHalf = make(plan.method.name, plan.method.parameters).silo_half(self._site)
         self._state = RunState(config.runs / plan.run, plan, config.name, dataset)
@@ -276,7 +315,7 @@ class _Participation:
             check_finite(upload)
         except RefusedError as error:
             raise TrainingError(f"round {round_number}: {error}; nothing of this round was sent") from None
-        measured = self._site.measure(self._half.personal())
+        measured = self._measure(round_number)
         self._last = measured or self._last
         # The results reach the disk while the update is on its way; its last message waits for them.
         with ThreadPoolExecutor(1, thread_name_prefix="save") as saver:
@@ -294,8 +333,7 @@ class _Participation:
         if not self._state.finished:
             start = self._begin(payload)
             self._half.finish(_without_start(payload))
-            measured = self._site.measure(self._half.personal())
-            last = {rounds: measured} if payload or not self._state.measured else {}
+            last = {rounds: self._measure(rounds)} if payload or not self._state.measured else {}
             self._state.save(
                 self._half.memory,
                 trained_rounds=self._state.trained_rounds,
@@ -330,20 +368,34 @@ class _Participation:
         self._display.sent(round_number, self._last.accuracy if self._last else None, self._uplink.bytes_sent)
 
     def _submit(self, round_number: int, upload: Payload, before_last: Callable[[], object]) -> None:
-        metrics = Exposure.LOCAL_METRICS in self._gate.allowed() and self._last is not None
-        payload = {**upload, **(self._measurement() if metrics else {})}
+        measured = self._measurement() if Exposure.LOCAL_METRICS in self._gate.allowed() else {}
+        payload = {**upload, **measured}
         try:
             self._uplink.submit(self._plan, round_number, payload, before_last=before_last)
         except ConsentError:
             # What is optional may have been taken out of the consent since; the rest goes without it.
-            if not metrics or Exposure.LOCAL_METRICS in self._gate.allowed():
+            if not measured or Exposure.LOCAL_METRICS in self._gate.allowed():
                 raise
             self._uplink.submit(self._plan, round_number, upload, before_last=before_last)
 
+    def _measure(self, round_number: int) -> Measurement | None:
+        measured = self._site.measure(self._half.personal())
+        if measured is None or self._counts is None or Exposure.LOCAL_METRICS not in self._gate.allowed():
+            return measured
+        try:
+            right, _ = self._site.test(self._half.personal())
+            return dataclasses.replace(measured, shared=self._counts.accuracy(right, round_number=round_number))
+        except BudgetError as error:
+            self._display.notice(f"the accuracy stays here: {error}")
+            return measured
+
     def _measurement(self) -> Payload:
-        assert self._last is not None
-        values = (self._last.accuracy, self._last.loss)
-        named = {spec.name: torch.tensor(value) for spec, value in zip(LOCAL_METRICS, values, strict=True)}
+        """What is told of the last measurement; sent again, the same noise with it."""
+        last = self._last
+        if last is None or (self._plan.privacy is not None and last.shared is None):
+            return {}
+        values = (last.accuracy, last.loss) if self._plan.privacy is None else (last.shared,)
+        named = {spec.name: torch.tensor(value) for spec, value in zip(local_metrics(self._plan), values, strict=True)}
         return {Exposure.LOCAL_METRICS: Part.of(named)}
 
     def _progress(self, progress: Progress) -> None:

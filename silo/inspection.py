@@ -12,13 +12,13 @@ import torch
 from pydantic import ValidationError
 
 from algorithms.datasets import ImageDataset, largest_group, load_npz
-from algorithms.method import LOCAL_METRICS, Method
+from algorithms.method import Method, local_metrics
 from algorithms.models import build, state_of
-from algorithms.private_methods import DERIVED, NOISED, PUBLIC, mechanism
+from algorithms.private_methods import DERIVED, NOISED, PUBLIC, RELEASED, mechanism, planned_averages
 from algorithms.registry import make
 from algorithms.tensors import Part, Payload
 from algorithms.transfer import CHUNK, chunk_message, manifest
-from privacy.accounting import Guarantee, shown
+from privacy.accounting import Guarantee, epsilon, shown
 from privacy.configuration import explain
 from privacy.consent import Consent, ConsentFile, Missing
 from privacy.door import NONCE_BYTES
@@ -27,12 +27,13 @@ from privacy.exposure import Exposure, attribute, field_exposure
 from privacy.ledger import Ledger, Subject
 from privacy.plan import RunPlan
 from protos.medsilo.v1 import coordinator_pb2 as wire
-from silo.account import budget_of, check_promise
+from silo.account import budget_of, check_promise, metrics_budget_of
 from silo.config import SiloConfig
 from silo.training import LocalSite
 from silo.uplink import WAIT_SECONDS
 
 _HARMLESS = (Exposure.PROTOCOL, Exposure.IDENTITY, Exposure.INITIAL_MODEL)
+COUNTED = "noisy counts of the test images, which have an account of their own"
 _UPDATE = wire.SubmitUpdateRequest.DESCRIPTOR.full_name
 
 
@@ -40,7 +41,8 @@ _UPDATE = wire.SubmitUpdateRequest.DESCRIPTOR.full_name
 class PrivacyLoss:
     """What a class of content costs over the whole run; ``epsilon`` is infinite where there is no mechanism.
 
-    Classes with the same mechanism share one cost: they are made from the same noised training.
+    Classes that are made from the same noised training share one cost, the whole run's, which holds that of noised
+    averages.
     """
 
     epsilon: float
@@ -128,8 +130,10 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
     half.begin(state_of(model))
     half.rehearse()
     payload = dict(half.upload())
-    if Exposure.LOCAL_METRICS in set(plan.optional) & consent.consent.classes:
-        payload[Exposure.LOCAL_METRICS] = Part.of({spec.name: torch.zeros(()) for spec in LOCAL_METRICS})
+    if Exposure.LOCAL_METRICS in set(plan.optional) & consent.consent.classes and (
+        plan.privacy is None or metrics_budget_of(consent.consent, plan.privacy) is not None
+    ):
+        payload[Exposure.LOCAL_METRICS] = Part.of({spec.name: torch.zeros(()) for spec in local_metrics(plan)})
     missing = consent.missing_for(plan)
     fields: dict[str, int] = {}
     classes: dict[Exposure, int] = {}
@@ -182,9 +186,16 @@ def privacy_loss(plan: RunPlan, method: Method, exposure: Exposure) -> PrivacyLo
         return PrivacyLoss(0.0, "nothing about patients")
     if plan.privacy is None:
         return PrivacyLoss(math.inf, "no noise")
+    if exposure == Exposure.LOCAL_METRICS and (metrics := plan.privacy.metrics) is not None:
+        return PrivacyLoss(metrics.epsilon * metrics.releases, COUNTED)
     by = mechanism(method, exposure)
     if by == PUBLIC:
         return PrivacyLoss(0.0, by)
+    if by == RELEASED:
+        (content,) = [one.content for one in planned_averages(method, plan.rounds) if one.exposure == exposure]
+        release = plan.privacy.release(content)
+        assert release is not None, "check_promise comes first"
+        return PrivacyLoss(epsilon([release.event(release.times)], delta=plan.privacy.delta), by)
     return PrivacyLoss(plan.privacy.epsilon if by in (NOISED, DERIVED) else math.inf, by)
 
 
@@ -195,11 +206,10 @@ def _account(
         return None, None
     ledger = Ledger(config.ledgers, Subject(dataset.fingerprint, plan.privacy.unit))
     delta = budget_of(consent, plan.privacy).delta
-    whole = plan.privacy.training(plan.privacy.steps)
-    return ledger.guarantee(delta), ledger.guarantee(delta, extra=[whole])
+    return ledger.guarantee(delta), ledger.guarantee(delta, extra=plan.privacy.events)
 
 
-def _no_training(*_: object) -> None:
+def _no_training(*_: object) -> str:
     raise AssertionError("an inspection trains nothing")
 
 

@@ -31,11 +31,13 @@ _PROGRESS = "progress.json"
 
 
 class Measured(BaseModel):
-    """The personalised model on the silo's own test images after ``rounds`` rounds; 0: before any training."""
+    """The personalised model on the silo's own test images after ``rounds`` rounds; 0: before any training. ``shared``:
+    see ``Measurement``."""
 
     rounds: int
     accuracy: float
     loss: float
+    shared: float | None = None
 
 
 class _Progress(BaseModel):
@@ -104,7 +106,7 @@ class RunState:
         measured = list(self._progress.measured)
         for rounds, measurement in measurements.items():
             if measurement is not None:
-                measured.append(Measured(rounds=rounds, accuracy=measurement.accuracy, loss=measurement.loss))
+                measured.append(Measured(rounds=rounds, **vars(measurement)))
         self._progress = _Progress(
             plan_sha256=self._plan.sha256.hex(),
             trained_rounds=trained_rounds,
@@ -166,7 +168,7 @@ class RunState:
             "data": self._dataset.name,
             "synthetic": self._dataset.synthetic,
             "test_images": len(self._dataset.test),
-            "measured": [m.model_dump() for m in self.measured],
+            "measured": [m.model_dump(exclude_none=True) for m in self.measured],
         }
         write_atomically(self.folder / RESULTS, json.dumps(results, indent=2).encode())
 
