@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 from securesystemslib import dsse
-from securesystemslib.signer import Signature
+from securesystemslib.signer import Signature  # type: ignore[attr-defined]
 
 from privacy.canonical import read_canonical
 from privacy.configuration import StrictModel, explain
@@ -72,6 +72,7 @@ class CertifiedKey:
     """A silo's mask key as its checked statement gives it."""
 
     silo: str
+    round: int
     mask_key: bytes
     audit_key: bytes
     envelope: dsse.Envelope
@@ -102,7 +103,7 @@ def certify(
     assert isinstance(tls_key, ec.EllipticCurvePrivateKey)
     name = fingerprint(credentials.certificate_pem)
     envelope.signatures[name] = Signature(name, tls_key.sign(envelope.pae(), ec.ECDSA(hashes.SHA256())).hex())
-    return CertifiedKey(credentials.identity.name, public, audit_public, envelope)
+    return CertifiedKey(credentials.identity.name, occasion.round, public, audit_public, envelope)
 
 
 def read_certified(envelope: dsse.Envelope, occasion: Occasion, *, ca_pem: bytes) -> CertifiedKey:
@@ -131,7 +132,15 @@ def read_certified(envelope: dsse.Envelope, occasion: Occasion, *, ca_pem: bytes
         occasion.round,
     ):
         raise RefusedError(f"the mask key of {identity.name} is for another run or round")
-    return CertifiedKey(identity.name, bytes.fromhex(statement.mask_key), audit_key, envelope)
+    return CertifiedKey(identity.name, occasion.round, bytes.fromhex(statement.mask_key), audit_key, envelope)
+
+
+def round_of(envelope: dsse.Envelope) -> int:
+    """The round that an unchecked statement names; raises ``RefusedError`` if it names none."""
+    try:
+        return int(read_canonical(envelope.payload)["round"])
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise RefusedError("a mask key's statement names no round") from None
 
 
 @lru_cache(maxsize=1024)

@@ -106,7 +106,7 @@ def mask(values: NDArray[np.uint64], keys: Iterable[PairKey]) -> NDArray[np.uint
     for start in range(0, len(masked), _BLOCK):
         block = masked[start : start + _BLOCK]
         for cipher, adds in streams:
-            written = cipher.update_into(zeros[: 8 * len(block)], memoryview(room))
+            written = cipher.update_into(zeros[: 8 * len(block)], room.data)
             stream = room[:written].view("<u8")
             if adds:
                 np.add(block, stream, out=block)

@@ -9,12 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from algorithms.allocation import reuse_freed_memory
 from algorithms.datasets import ImageDataset, load_npz
+from algorithms.masked_methods import check_masks, required
 from algorithms.method import LOCAL_METRICS, SiloHalf
 from algorithms.models import build
 from algorithms.registry import make
@@ -27,7 +30,8 @@ from privacy.exposure import Exposure
 from privacy.gate import ConsentGate
 from privacy.journal import Journal
 from privacy.ledger import Ledger, Subject
-from privacy.pki import load_audit_key
+from privacy.mask_keys import CertifiedKey
+from privacy.pki import Credentials, load_audit_key
 from privacy.plan import RunPlan
 from privacy.retention import SentArchive
 from privacy.withdrawal import Cause, EndedError, History
@@ -37,6 +41,7 @@ from silo.approval import await_approval
 from silo.config import SiloConfig
 from silo.display import Display
 from silo.ending import Ending, conclude_alone, load_party, refuse_withdrawn
+from silo.masking import Masking
 from silo.run_state import Measured, RunState
 from silo.training import LocalSite, Measurement, Progress, choose_device
 from silo.uplink import LateError, Uplink
@@ -99,7 +104,8 @@ def train(config: SiloConfig, display: Display, *, day: Callable[[], date] = tod
         joined = False
         try:
             plan, gate, account = _agree(config, uplink, gate, dataset, door, history)
-            participation = _Participation(config, plan, gate, dataset, device, uplink, display, account)
+            masking = _masking(plan, credentials, audit_key, consent, door, history)
+            participation = _Participation(config, plan, gate, dataset, device, uplink, display, account, masking)
             with _watching(gate, uplink):
                 await_approval(config, plan, gate, door, history, display.notice)
                 door.note("run", **_summary(plan))
@@ -132,10 +138,12 @@ def _agree(
     """The plan, if consent and privacy budget cover it, with its gate and, where it has privacy, its account."""
     plan = uplink.get_plan()
     method = make(plan.method.name, plan.method.parameters)
-    if not set(method.required) <= set(plan.required):
+    check_masks(plan, method)
+    needed = required(method, plan.secure_aggregation, plan.rounds)
+    if not set(needed) <= set(plan.required):
         raise RefusedError(
-            f"the plan asks for {', '.join(plan.required)}, but {method.name} exposes {', '.join(method.required)}: a "
-            "plan must name all that its method exposes"
+            f"the plan asks for {', '.join(plan.required)}, but {method.name} exposes {', '.join(needed)}: a plan must "
+            "name all that its method exposes"
         )
     check_promise(plan, method)
     consent = gate.file
@@ -180,6 +188,30 @@ def _open_account(
     account = Account(ledger, plan, plan.privacy, budget_of(consent.consent, plan.privacy), door)
     door.paid_by = account.paid_by
     return account
+
+
+def _masking(
+    plan: RunPlan,
+    credentials: Credentials | None,
+    audit_key: Ed25519PrivateKey,
+    consent: ConsentFile,
+    door: Door,
+    history: History,
+) -> Masking | None:
+    if plan.secure_aggregation is None:
+        return None
+    if credentials is None:
+        raise RefusedError("masks need certificates, by which hospitals know each other; `insecure: true` has none")
+    part = history.parts.get(plan.sha256.hex())
+    return Masking(
+        plan,
+        plan.secure_aggregation,
+        credentials=credentials,
+        audit_key=audit_key,
+        consent=consent.consent,
+        door=door,
+        masked_for=part.masked_for if part else {},
+    )
 
 
 @contextmanager
@@ -229,8 +261,10 @@ class _Participation:
         uplink: Uplink,
         display: Display,
         account: Account | None,
+        masking: Masking | None,
     ) -> None:
         self._plan = plan
+        self._masking = masking
         self._uplink = uplink
         self._display = display
         self._gate = gate
@@ -255,19 +289,63 @@ class _Participation:
         self._uplink.answer(self._plan, None, synthetic=self._synthetic)
         while True:
             self._display.waiting()
+            stated = self._stated()
             task, payload = self._uplink.next_task(
-                self._plan, holds_model=bool(self._half.memory), trained_rounds=self._state.trained_rounds
+                self._plan,
+                holds_model=bool(self._half.memory),
+                trained_rounds=self._state.trained_rounds,
+                mask_key=stated.envelope if stated else None,
             )
             if task.kind == wire.TASK_KIND_FINISH:
                 self._finish(payload)
                 self._uplink.part(self._plan)
                 return
-            self._train(task.round, payload)
+            if task.kind == wire.TASK_KIND_MASK:
+                self._send_masked(task)
+            elif self._plan.is_masked(task.round):
+                self._train_masked(task.round, payload)
+            else:
+                self._train(task.round, payload)
+
+    def _stated(self) -> CertifiedKey | None:
+        """The statement of a mask key for the last round trained here, if that is a masked one."""
+        last = self._state.trained_rounds - 1
+        return self._masking.statement(last) if self._masking and last >= 0 and self._plan.is_masked(last) else None
+
+    def _train_masked(self, round_number: int, payload: Payload) -> None:
+        """The update stays here until the coordinator says with whom to mask it."""
+        if round_number < self._state.trained_rounds:
+            raise RefusedError(f"the coordinator asks to train round {round_number + 1}, whose mask key it was given")
+        start, measured, _ = self._fit(round_number, payload)
+        self._save(round_number, start, measured)
+
+    def _send_masked(self, task: wire.Task) -> None:
+        if (
+            self._masking is None
+            or task.round != self._state.trained_rounds - 1
+            or not self._plan.is_masked(task.round)
+        ):
+            raise RefusedError(f"the coordinator asks for a masked update of round {task.round + 1}, which is not due")
+        self._gate.begin_round(task.round)
+        roster, upload = self._masking.mask(task.round, task.roster, self._half.upload())
+        if self._send(task.round, upload, roster_sha256=roster.sha256):
+            self._masking.used()
 
     def _train(self, round_number: int, payload: Payload) -> None:
         if round_number < self._state.trained_rounds:
             self._send(round_number, self._half.upload())
             return
+        start, measured, upload = self._fit(round_number, payload)
+        # The results reach the disk while the update is on its way; its last message waits for them.
+        with ThreadPoolExecutor(1, thread_name_prefix="save") as saver:
+            saving = saver.submit(self._save, round_number, start, measured)
+            self._send(round_number, upload, before_last=saving.result)
+            saving.result()
+
+    def _fit(
+        self, round_number: int, payload: Payload
+    ) -> tuple[dict[int, Measurement | None], Measurement | None, Payload]:
+        """Trains a round; what the start measured, what the outcome did, and the update."""
         self._gate.begin_round(round_number)
         start = self._begin(payload)
         self._half.train(round_number, _without_start(payload))
@@ -278,16 +356,14 @@ class _Participation:
             raise TrainingError(f"round {round_number}: {error}; nothing of this round was sent") from None
         measured = self._site.measure(self._half.personal())
         self._last = measured or self._last
-        # The results reach the disk while the update is on its way; its last message waits for them.
-        with ThreadPoolExecutor(1, thread_name_prefix="save") as saver:
-            saving = saver.submit(
-                self._state.save,
-                self._half.memory,
-                trained_rounds=round_number + 1,
-                measurements={**start, round_number + 1: measured},
-            )
-            self._send(round_number, upload, before_last=saving.result)
-            saving.result()
+        return start, measured, upload
+
+    def _save(self, round_number: int, start: dict[int, Measurement | None], measured: Measurement | None) -> None:
+        self._state.save(
+            self._half.memory,
+            trained_rounds=round_number + 1,
+            measurements={**start, round_number + 1: measured},
+        )
 
     def _finish(self, payload: Payload) -> None:
         rounds = self._plan.rounds
@@ -321,24 +397,40 @@ class _Participation:
         self._half.begin(initial)
         return {0: self._site.measure(initial)}
 
-    def _send(self, round_number: int, upload: Payload, *, before_last: Callable[[], object] = lambda: None) -> None:
+    def _send(
+        self,
+        round_number: int,
+        upload: Payload,
+        *,
+        before_last: Callable[[], object] = lambda: None,
+        roster_sha256: bytes = b"",
+    ) -> bool:
+        """Sends a round's update; returns whether the coordinator took it."""
         self._gate.begin_round(round_number)
+        taken = True
         try:
-            self._submit(round_number, upload, before_last)
+            self._submit(round_number, upload, before_last, roster_sha256)
         except LateError as late:
             self._display.notice(f"{late}; going on with the next task")
+            taken = False
         self._display.sent(round_number, self._last.accuracy if self._last else None, self._uplink.bytes_sent)
+        return taken
 
-    def _submit(self, round_number: int, upload: Payload, before_last: Callable[[], object]) -> None:
+    def _submit(
+        self, round_number: int, upload: Payload, before_last: Callable[[], object], roster_sha256: bytes
+    ) -> None:
         metrics = Exposure.LOCAL_METRICS in self._gate.allowed() and self._last is not None
         payload = {**upload, **(self._measurement() if metrics else {})}
+        send = partial(
+            self._uplink.submit, self._plan, round_number, before_last=before_last, roster_sha256=roster_sha256
+        )
         try:
-            self._uplink.submit(self._plan, round_number, payload, before_last=before_last)
+            send(payload)
         except ConsentError:
             # What is optional may have been taken out of the consent since; the rest goes without it.
             if not metrics or Exposure.LOCAL_METRICS in self._gate.allowed():
                 raise
-            self._uplink.submit(self._plan, round_number, upload, before_last=before_last)
+            send(upload)
 
     def _measurement(self) -> Payload:
         assert self._last is not None

@@ -138,6 +138,7 @@ class Uplink:
                     missing_method=bool(missing and missing.method),
                     missing_rounds=bool(missing and missing.rounds is not None),
                     missing_privacy=bool(missing and missing.privacy),
+                    missing_masks=bool(missing and missing.masks),
                     synthetic=synthetic,
                     rotations=self._door.rotations(),
                     seen=self._door.correspondence(self._peer).seen.size,
@@ -178,10 +179,13 @@ class Uplink:
 
         self._persistently(tell, seconds=seconds)
 
-    def next_task(self, plan: RunPlan, *, holds_model: bool, trained_rounds: int) -> tuple[wire.Task, Payload]:
+    def next_task(
+        self, plan: RunPlan, *, holds_model: bool, trained_rounds: int, mask_key: dsse.Envelope | None = None
+    ) -> tuple[wire.Task, Payload]:
         """The next task with its tensors; waits for one as long as it takes.
 
-        The tensors of a round that is already trained here are not fetched again.
+        ``mask_key``: in a masked round that is trained, this silo's statement of its key. The tensors of a round that
+        is already trained here are not fetched again.
         """
 
         def ask(attempt: int) -> tuple[wire.Task, Payload] | None:
@@ -194,6 +198,7 @@ class Uplink:
                     wait_seconds=WAIT_SECONDS,
                     holds_model=holds_model,
                     attestation=self._door.attest(self._peer),
+                    mask_key=None if mask_key is None else to_message(mask_key),
                 )
                 data = self._release(request, call)
                 stream = self._begin(self._channel.unary_stream(f"/{_SERVICE}/GetTask")(data, wait_for_ready=False))
@@ -206,10 +211,19 @@ class Uplink:
             if (found := self._persistently(ask)) is not None:
                 return found
 
-    def submit(self, plan: RunPlan, round_number: int, payload: Payload, *, before_last: Callable[[], object]) -> None:
+    def submit(
+        self,
+        plan: RunPlan,
+        round_number: int,
+        payload: Payload,
+        *,
+        before_last: Callable[[], object],
+        roster_sha256: bytes = b"",
+    ) -> None:
         """Sends a round's update; returns when the coordinator's receipt for it is in the journal.
 
         ``before_last`` is called before the last message is sent: without that the update counts for nothing.
+        ``roster_sha256``: of a masked update, what it was masked for.
         Raises ``LateError`` if the round has ended meanwhile, ``RefusedError`` if the update is not acceptable,
         ``ReceiptError`` if the receipt is not.
         """
@@ -226,6 +240,7 @@ class Uplink:
                         round=round_number,
                         parts=manifest(payload),
                         attestation=self._door.attest(self._peer),
+                        roster_sha256=roster_sha256,
                     )
                 )
                 failure: list[Exception] = []

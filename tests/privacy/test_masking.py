@@ -1,4 +1,4 @@
-"""Masks cancel in the sum over a whole roster and in no other; the sum is exact to fixed point; nothing wraps unseen."""
+"""Masks cancel in the sum over a whole roster and in no other; the sum is exact to fixed point; nothing wraps."""
 
 from __future__ import annotations
 
