@@ -7,6 +7,8 @@ the table is refused.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -166,6 +168,18 @@ def mean_of(updates: Sequence[Payload], parts: Parts, plan: SecureAggregationPla
     if Exposure.SAMPLE_COUNT in parts:
         found[Exposure.SAMPLE_COUNT] = count_part(1)
     return found
+
+
+def digest(payload: Payload) -> bytes:
+    """SHA-256 of a payload's names, shapes and bytes."""
+    found = hashlib.sha256()
+    for exposure in Exposure:
+        if (part := payload.get(exposure)) is not None:
+            names = [[spec.name, list(spec.shape), spec.dtype] for spec in part.specs]
+            found.update(json.dumps([exposure.value, names], separators=(",", ":")).encode() + b"\n")
+            for chunk in part.chunks(1 << 20):
+                found.update(chunk)
+    return found.digest()
 
 
 def _summed(classes: Mapping[Exposure, object]) -> list[Exposure]:

@@ -37,6 +37,11 @@ from protos.medsilo.v1 import coordinator_pb2 as wire
 log = logging.getLogger(__name__)
 
 
+LEAST_MINUTES_TO_DELIVER = 5.0
+"""How long a masked round waits for its roster's updates before it is given up, however short its deadline: a silo
+that has masked for it should have the time to be started anew."""
+
+
 class LateError(MedsiloError):
     """An update for a round that has ended; the silo goes on with its next task."""
 
@@ -445,6 +450,8 @@ class Rounds:
             return None
         fixed = self._masks.fixed_at if self._masks is not None else None
         opened = datetime.fromisoformat(fixed or self._round.opened_at)
+        if fixed is not None:
+            minutes = max(minutes, LEAST_MINUTES_TO_DELIVER)
         left = 60 * minutes - (datetime.now(UTC) - opened).total_seconds()
         # Past the deadline and short of the quorum only a delivery changes anything.
         return left if left > 0 or self._quorum_reached() else None

@@ -43,8 +43,8 @@ _Hex32 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 class MaskKeyStatement(StrictModel):
     """What a silo states about its mask key of one round: X25519, 32 bytes as hex.
 
-    ``audit_key``: the key of the statement's one signature (Ed25519). ``certificate``: the silo's own (PEM), whose key
-    is the other's.
+    ``received_sha256``: of the models that the coordinator gave the silo to train from. ``audit_key``: the key of the
+    statement's one signature (Ed25519). ``certificate``: the silo's own (PEM), whose key is the other's.
     """
 
     v: Literal[1] = 1
@@ -53,6 +53,7 @@ class MaskKeyStatement(StrictModel):
     plan_sha256: _Hex32
     round: Annotated[int, Field(strict=True, ge=0, lt=2**31)]
     mask_key: _Hex32
+    received_sha256: _Hex32
     audit_key: _Hex32
     certificate: Annotated[str, Field(max_length=10_000)]
 
@@ -74,6 +75,7 @@ class CertifiedKey:
     silo: str
     round: int
     mask_key: bytes
+    received_sha256: str
     audit_key: bytes
     envelope: dsse.Envelope
 
@@ -84,9 +86,17 @@ class CertifiedKey:
 
 
 def certify(
-    private: X25519PrivateKey, occasion: Occasion, *, credentials: Credentials, audit_key: Ed25519PrivateKey
+    private: X25519PrivateKey,
+    occasion: Occasion,
+    received_sha256: bytes,
+    *,
+    credentials: Credentials,
+    audit_key: Ed25519PrivateKey,
 ) -> CertifiedKey:
-    """This silo's statement of its mask key, signed with its audit key and with its certificate's."""
+    """This silo's statement of its mask key, signed with its audit key and with its certificate's.
+
+    ``received_sha256``: of the models that it was given to train from.
+    """
     public = private.public_key().public_bytes_raw()
     audit_public = audit_key.public_key().public_bytes_raw()
     statement = MaskKeyStatement(
@@ -95,6 +105,7 @@ def certify(
         plan_sha256=occasion.plan_sha256.hex(),
         round=occasion.round,
         mask_key=public.hex(),
+        received_sha256=received_sha256.hex(),
         audit_key=audit_public.hex(),
         certificate=credentials.certificate_pem.decode(),
     )
@@ -103,7 +114,9 @@ def certify(
     assert isinstance(tls_key, ec.EllipticCurvePrivateKey)
     name = fingerprint(credentials.certificate_pem)
     envelope.signatures[name] = Signature(name, tls_key.sign(envelope.pae(), ec.ECDSA(hashes.SHA256())).hex())
-    return CertifiedKey(credentials.identity.name, occasion.round, public, audit_public, envelope)
+    return CertifiedKey(
+        credentials.identity.name, occasion.round, public, received_sha256.hex(), audit_public, envelope
+    )
 
 
 def read_certified(envelope: dsse.Envelope, occasion: Occasion, *, ca_pem: bytes) -> CertifiedKey:
@@ -132,7 +145,14 @@ def read_certified(envelope: dsse.Envelope, occasion: Occasion, *, ca_pem: bytes
         occasion.round,
     ):
         raise RefusedError(f"the mask key of {identity.name} is for another run or round")
-    return CertifiedKey(identity.name, occasion.round, bytes.fromhex(statement.mask_key), audit_key, envelope)
+    return CertifiedKey(
+        identity.name,
+        occasion.round,
+        bytes.fromhex(statement.mask_key),
+        statement.received_sha256,
+        audit_key,
+        envelope,
+    )
 
 
 def round_of(envelope: dsse.Envelope) -> int:
@@ -179,13 +199,24 @@ class Roster:
         return tuple(self.keys)
 
     def check(self, own: CertifiedKey, *, minimum: int, audit_keys: Mapping[str, str]) -> None:
-        """Raises ``RefusedError`` unless it holds this silo's present key and at least ``minimum`` silos; where
-        ``audit_keys`` names others' (SHA-256, hex, by name), only those, with those keys."""
+        """Raises ``RefusedError`` unless it holds this silo's present key and at least ``minimum`` silos, all of which
+        were given the same models; where ``audit_keys`` names others' (SHA-256, hex, by name), only those, with those
+        keys.
+
+        That silos were given the same defends against Pasquini, Francati and Ateniese, "Eluding Secure Aggregation in
+        Federated Learning via Model Inconsistency" (CCS 2022).
+        """
         mine = self.keys.get(own.silo)
         if mine is None or mine.digest != own.digest:
             raise RefusedError(f"the roster does not hold the mask key that {own.silo} gave last")
         if len(self) < minimum:
             raise RefusedError(f"the roster has {len(self)} silos ({', '.join(self.silos)}); {minimum} are the least")
+        for name, key in self.keys.items():
+            if key.received_sha256 != own.received_sha256:
+                raise RefusedError(
+                    f"{name} was given another model to train from than {own.silo}: with models made for that, a "
+                    "coordinator can make one silo's part stand out in the sum"
+                )
         if not audit_keys:
             return
         for name, key in self.keys.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from algorithms.allocation import reuse_freed_memory
 from algorithms.datasets import ImageDataset, load_npz
-from algorithms.masked_methods import check_masks, required
+from algorithms.masked_methods import check_masks, digest, required
 from algorithms.method import LOCAL_METRICS, SiloHalf
 from algorithms.models import build
 from algorithms.registry import make
@@ -281,6 +282,7 @@ class _Participation:
         self._half: SiloHalf = make(plan.method.name, plan.method.parameters).silo_half(self._site)
         self._state = RunState(config.runs / plan.run, plan, config.name, dataset)
         self._half.memory = self._state.memory()
+        self._received = dict(self._state.received)
         self._last: Measurement | Measured | None = self._state.measured[-1] if self._state.measured else None
 
     def run(self) -> None:
@@ -310,7 +312,10 @@ class _Participation:
     def _stated(self) -> CertifiedKey | None:
         """The statement of a mask key for the last round trained here, if that is a masked one."""
         last = self._state.trained_rounds - 1
-        return self._masking.statement(last) if self._masking and last >= 0 and self._plan.is_masked(last) else None
+        if self._masking is None or last < 0 or not self._plan.is_masked(last):
+            return None
+        received = hashlib.sha256("".join(self._received[what] for what in ("start", "round")).encode())
+        return self._masking.statement(last, received.digest())
 
     def _train_masked(self, round_number: int, payload: Payload) -> None:
         """The update stays here until the coordinator says with whom to mask it."""
@@ -348,7 +353,10 @@ class _Participation:
         """Trains a round; what the start measured, what the outcome did, and the update."""
         self._gate.begin_round(round_number)
         start = self._begin(payload)
-        self._half.train(round_number, _without_start(payload))
+        given = _without_start(payload)
+        if self._masking is not None:
+            self._received["round"] = digest(given).hex()
+        self._half.train(round_number, given)
         upload = self._half.upload()
         try:
             check_finite(upload)
@@ -363,6 +371,7 @@ class _Participation:
             self._half.memory,
             trained_rounds=round_number + 1,
             measurements={**start, round_number + 1: measured},
+            received=self._received,
         )
 
     def _finish(self, payload: Payload) -> None:
@@ -376,6 +385,7 @@ class _Participation:
                 self._half.memory,
                 trained_rounds=self._state.trained_rounds,
                 measurements={**start, **last},
+                received=self._received,
                 finished=True,
             )
             self._last = last.get(rounds) or self._last
@@ -394,6 +404,8 @@ class _Participation:
                 f"the starting model does not have the names and shapes of {self._plan.model.name}; coordinator and "
                 "silo need matching releases of the model's code"
             )
+        if self._masking is not None:
+            self._received["start"] = digest({Exposure.INITIAL_MODEL: payload[Exposure.INITIAL_MODEL]}).hex()
         self._half.begin(initial)
         return {0: self._site.measure(initial)}
 

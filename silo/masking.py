@@ -50,12 +50,19 @@ class Masking:
         self._masked_for = dict(masked_for)
         self._key: tuple[int, X25519PrivateKey, CertifiedKey] | None = None
 
-    def statement(self, round_number: int) -> CertifiedKey:
-        """The statement of this silo's present key for a round; the same until an update was masked with it."""
+    def statement(self, round_number: int, received_sha256: bytes) -> CertifiedKey:
+        """The statement of this silo's present key for a round; the same until an update was masked with it.
+
+        ``received_sha256``: of the models that it was given to train from.
+        """
         if self._key is None or self._key[0] != round_number:
             private = X25519PrivateKey.generate()
             stated = certify(
-                private, self._occasion(round_number), credentials=self._credentials, audit_key=self._audit_key
+                private,
+                self._occasion(round_number),
+                received_sha256,
+                credentials=self._credentials,
+                audit_key=self._audit_key,
             )
             self._key = (round_number, private, stated)
         return self._key[2]
@@ -72,8 +79,9 @@ class Masking:
         Raises ``RefusedError``, which is a record too, for a roster that this silo does not mask for, ``TrainingError``
         for an update that does not fit the sum's range.
         """
-        own = self.statement(round_number)
-        assert self._key is not None
+        if self._key is None or self._key[0] != round_number:
+            raise RefusedError(f"no mask key was stated for round {round_number + 1}")
+        _, private, own = self._key
         about = {"run": self._plan.run, "plan_sha256": self._plan.sha256.hex(), "round": round_number}
         try:
             roster = Roster.read(
@@ -90,7 +98,7 @@ class Masking:
         _, numbers = encode_upload(upload, self._masks, len(roster))
         self._door.note("roster", **about, **roster.describe(), statements=roster.statements())
         self._masked_for[round_number] = frozenset(roster.silos)
-        return roster, masked_payload(upload, roster.mask(own, self._key[1], numbers))
+        return roster, masked_payload(upload, roster.mask(own, private, numbers))
 
     def _check_only_roster(self, round_number: int, roster: Roster) -> None:
         before = self._masked_for.get(round_number)

@@ -130,8 +130,8 @@ class Party:
         self.audit_key: Ed25519PrivateKey = load_audit_key(keys.audit_key)
         self.private = X25519PrivateKey.generate()
 
-    def states(self, occasion: Occasion) -> CertifiedKey:
-        return certify(self.private, occasion, credentials=self.credentials, audit_key=self.audit_key)
+    def states(self, occasion: Occasion, received: bytes = bytes(32)) -> CertifiedKey:
+        return certify(self.private, occasion, received, credentials=self.credentials, audit_key=self.audit_key)
 
 
 OCCASION = Occasion("test", "run", b"p" * 32, 3)
@@ -203,6 +203,9 @@ class TestRoster:
         roster.check(own["a"], minimum=3, audit_keys={})
         with pytest.raises(RefusedError, match="4 are the least"):
             roster.check(own["a"], minimum=4, audit_keys={})
+        odd = Roster([own["a"], own["b"], parties["c"].states(OCCASION, received=b"o" * 32)])
+        with pytest.raises(RefusedError, match="c was given another model to train from than a"):
+            odd.check(own["a"], minimum=3, audit_keys={})
         with pytest.raises(RefusedError, match="mask key that d gave last"):
             roster.check(own["d"], minimum=3, audit_keys={})
         fresh = replace(own["a"], envelope=parties["a"].states(replace(OCCASION, round=4)).envelope)
@@ -221,7 +224,9 @@ class TestRoster:
             Roster.read(envelopes, OCCASION, ca_pem=ca_pem)
         stolen = X25519PrivateKey.generate()
         twins = [
-            certify(stolen, OCCASION, credentials=parties[n].credentials, audit_key=parties[n].audit_key).envelope
+            certify(
+                stolen, OCCASION, bytes(32), credentials=parties[n].credentials, audit_key=parties[n].audit_key
+            ).envelope
             for n in ("a", "b")
         ]
         with pytest.raises(RefusedError, match="a key stands in the roster twice"):
