@@ -214,7 +214,7 @@ class CoordinatorService:
         with self._rounds.task(silo, timeout, context.is_active, holds_model=holds_model, key=key) as (order, payload):
             call.round = order.round
             task = wire.Task(nonce=nonce(), kind=order.kind, round=order.round, parts=manifest(payload))
-            task.roster.extend(to_message(stated.envelope) for stated in order.roster)
+            task.roster.extend(stated.to_message() for stated in order.roster)
             task.attestation.CopyFrom(self._door.attest(call.peer))
             yield from send(self._door, call, wire.GetTaskResponse(task=task), payload)
 
@@ -222,11 +222,11 @@ class CoordinatorService:
         """The mask key that a silo states for the round that is open; None for an earlier one."""
         if not request.HasField("mask_key") or self._credentials is None:
             return None
-        envelope, number = from_message(request.mask_key), self._rounds.round_number
-        if round_of(envelope) != number or not self._plan.is_masked(number):
+        number = self._rounds.round_number
+        if round_of(request.mask_key) != number or not self._plan.is_masked(number):
             return None
         occasion = Occasion(self._config.federation, self._plan.run, self._plan.sha256, number)
-        key = read_certified(envelope, occasion, ca_pem=self._credentials.ca_pem)
+        key = read_certified(request.mask_key, occasion, ca_pem=self._credentials.ca_pem)
         if key.silo != silo or key.audit_key != self._door.correspondence(call.peer).peer_key:
             raise RefusedError(
                 f"the mask key is {key.silo}'s, or not signed with the audit key that {silo} joined with"

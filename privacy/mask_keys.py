@@ -1,9 +1,9 @@
 """Who masks with whom: certified mask keys, and the roster of a round.
 
-A silo that is ready to send its update of a round makes an X25519 key and states so in a DSSE envelope with two
-signatures: by its audit key, which it answers to in its journal, and by the TLS key that the federation's CA has
-certified in its name. So a coordinator alone cannot invent a silo, nor put its own key in a silo's place. Whoever runs
-the CA can: against that, a hospital names the others' audit keys in its consent.
+A silo that is ready to send its update of a round makes an X25519 key and states so in a DSSE envelope, signed with its
+audit key, which it answers to in its journal. A second envelope vouches for the audit key: it is signed with the TLS
+key that the federation's CA has certified in the silo's name. So a coordinator alone cannot invent a silo, nor put its
+own key in a silo's place. Whoever runs the CA can: against that, a hospital names the others' audit keys in its consent.
 
 The roster is all statements of a round's silos; its hash goes into every mask, so that silos which were shown
 different rosters do not cancel each other's masks.
@@ -12,12 +12,13 @@ different rosters do not cancel each other's masks.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import rfc8785
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
@@ -31,20 +32,30 @@ from securesystemslib.signer import Signature  # type: ignore[attr-defined]
 
 from privacy.canonical import read_canonical
 from privacy.configuration import StrictModel, explain
-from privacy.envelope import key_id, seal, to_json, unseal
+from privacy.envelope import from_message, key_id, seal, to_json, to_message, unseal
 from privacy.errors import IdentityError, JournalError, RefusedError
 from privacy.masking import mask, pair_keys
 from privacy.pki import Credentials, Identity, fingerprint, identity_of_certificate
+from protos.medsilo.v1 import journal_pb2
 
 MASK_KEY = "application/vnd.medsilo.mask-key+json"
+VOUCHER = "application/vnd.medsilo.audit-key+json"
 _Hex32 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class MaskKeyStatement(StrictModel):
-    """What a silo states about its mask key of one round: X25519, 32 bytes as hex.
+class Voucher(StrictModel):
+    """What a silo states about its audit key (Ed25519, hex), signed with the key of ``certificate`` (PEM), its own."""
 
-    ``received_sha256``: of the models that the coordinator gave the silo to train from. ``audit_key``: the key of the
-    statement's one signature (Ed25519). ``certificate``: the silo's own (PEM), whose key is the other's.
+    v: Literal[1] = 1
+    silo: str
+    audit_key: _Hex32
+    certificate: Annotated[str, Field(max_length=10_000)]
+
+
+class MaskKeyStatement(StrictModel):
+    """What a silo states about its mask key (X25519, hex) of one round, signed with its audit key.
+
+    ``received_sha256``: of the models that the coordinator gave the silo to train from.
     """
 
     v: Literal[1] = 1
@@ -54,8 +65,6 @@ class MaskKeyStatement(StrictModel):
     round: Annotated[int, Field(strict=True, ge=0, lt=2**31)]
     mask_key: _Hex32
     received_sha256: _Hex32
-    audit_key: _Hex32
-    certificate: Annotated[str, Field(max_length=10_000)]
 
 
 @dataclass(frozen=True)
@@ -70,19 +79,39 @@ class Occasion:
 
 @dataclass(frozen=True)
 class CertifiedKey:
-    """A silo's mask key as its checked statement gives it."""
+    """A silo's mask key, with the signed statements that it was read from."""
 
     silo: str
     round: int
     mask_key: bytes
     received_sha256: str
     audit_key: bytes
-    envelope: dsse.Envelope
+    statement: dsse.Envelope
+    voucher: dsse.Envelope
 
-    @property
+    @cached_property
     def digest(self) -> bytes:
-        """SHA-256 of the signed statement."""
-        return hashlib.sha256(self.envelope.pae()).digest()
+        """SHA-256 of the key that signed, and of what it signed."""
+        return hashlib.sha256(self.audit_key + self.statement.pae()).digest()
+
+    def to_message(self) -> journal_pb2.MaskKey:
+        """The key as it travels."""
+        return journal_pb2.MaskKey(statement=to_message(self.statement), voucher=to_message(self.voucher))
+
+
+def vouch(credentials: Credentials, audit_key: Ed25519PrivateKey) -> dsse.Envelope:
+    """The owner's statement of its audit key, signed with its certificate's."""
+    voucher = Voucher(
+        silo=credentials.identity.uri,
+        audit_key=audit_key.public_key().public_bytes_raw().hex(),
+        certificate=credentials.certificate_pem.decode(),
+    )
+    envelope = dsse.Envelope(rfc8785.dumps(voucher.model_dump(mode="json")), VOUCHER, {})
+    tls_key = serialization.load_pem_private_key(credentials.private_key_pem, None)
+    assert isinstance(tls_key, ec.EllipticCurvePrivateKey)
+    name = fingerprint(credentials.certificate_pem)
+    envelope.signatures[name] = Signature(name, tls_key.sign(envelope.pae(), ec.ECDSA(hashes.SHA256())).hex())
+    return envelope
 
 
 def certify(
@@ -90,88 +119,91 @@ def certify(
     occasion: Occasion,
     received_sha256: bytes,
     *,
-    credentials: Credentials,
+    identity: Identity,
     audit_key: Ed25519PrivateKey,
+    voucher: dsse.Envelope,
 ) -> CertifiedKey:
-    """This silo's statement of its mask key, signed with its audit key and with its certificate's.
-
-    ``received_sha256``: of the models that it was given to train from.
-    """
+    """A silo's statement of its mask key. ``received_sha256``: of the models that it was given to train from.
+    ``voucher``: for its audit key."""
     public = private.public_key().public_bytes_raw()
-    audit_public = audit_key.public_key().public_bytes_raw()
     statement = MaskKeyStatement(
-        silo=credentials.identity.uri,
+        silo=identity.uri,
         run=occasion.run,
         plan_sha256=occasion.plan_sha256.hex(),
         round=occasion.round,
         mask_key=public.hex(),
         received_sha256=received_sha256.hex(),
-        audit_key=audit_public.hex(),
-        certificate=credentials.certificate_pem.decode(),
     )
-    envelope = seal(statement.model_dump(mode="json"), MASK_KEY, audit_key)
-    tls_key = serialization.load_pem_private_key(credentials.private_key_pem, None)
-    assert isinstance(tls_key, ec.EllipticCurvePrivateKey)
-    name = fingerprint(credentials.certificate_pem)
-    envelope.signatures[name] = Signature(name, tls_key.sign(envelope.pae(), ec.ECDSA(hashes.SHA256())).hex())
     return CertifiedKey(
-        credentials.identity.name, occasion.round, public, received_sha256.hex(), audit_public, envelope
+        silo=identity.name,
+        round=occasion.round,
+        mask_key=public,
+        received_sha256=received_sha256.hex(),
+        audit_key=audit_key.public_key().public_bytes_raw(),
+        statement=seal(statement.model_dump(mode="json"), MASK_KEY, audit_key),
+        voucher=voucher,
     )
 
 
-def read_certified(envelope: dsse.Envelope, occasion: Occasion, *, ca_pem: bytes) -> CertifiedKey:
-    """The mask key in a statement; raises ``RefusedError`` unless it is a silo's of this federation, for this round,
-    and both signatures and the certificate hold."""
+def read_certified(message: journal_pb2.MaskKey, occasion: Occasion, *, ca_pem: bytes) -> CertifiedKey:
+    """The mask key in a message; raises ``RefusedError`` unless it is a silo's of this federation, for this round, and
+    both signatures and the certificate hold."""
+    statement = from_message(message.statement)
     try:
-        statement = MaskKeyStatement.model_validate(read_canonical(envelope.payload))
-        audit_key = bytes.fromhex(statement.audit_key)
-        unseal(envelope, MASK_KEY, audit_key)
-        pem = statement.certificate.encode()
-        identity, tls_key = _certified(pem, ca_pem)
-        tls_key.verify(
-            bytes.fromhex(envelope.signatures[fingerprint(pem)].signature), envelope.pae(), ec.ECDSA(hashes.SHA256())
-        )
+        identity, audit_key, voucher = _vouched(message.voucher.SerializeToString(), ca_pem)
+        document = MaskKeyStatement.model_validate(unseal(statement, MASK_KEY, audit_key))
     except ValidationError as error:
-        raise RefusedError(f"a mask key's statement: {'; '.join(explain(error, MaskKeyStatement))}") from None
-    except (InvalidSignature, KeyError, ValueError, RecursionError):
-        raise RefusedError("a mask key's statement is not signed with the key of its certificate") from None
+        raise RefusedError(f"a mask key cannot be used: {'; '.join(explain(error, MaskKeyStatement))}") from None
     except (IdentityError, JournalError) as error:
-        raise RefusedError(f"a mask key's statement: {error}") from None
-    if identity.uri != statement.silo or (identity.federation, identity.role) != (occasion.federation, "silo"):
-        raise RefusedError(f"a mask key's statement names {statement.silo}, its certificate {identity.uri}")
-    if (statement.run, statement.plan_sha256, statement.round) != (
+        raise RefusedError(f"a mask key cannot be used: {error}") from None
+    if document.silo != identity.uri or (identity.federation, identity.role) != (occasion.federation, "silo"):
+        raise RefusedError(f"a mask key is stated by {document.silo}, and vouched for by {identity.uri}")
+    if (document.run, document.plan_sha256, document.round) != (
         occasion.run,
         occasion.plan_sha256.hex(),
         occasion.round,
     ):
         raise RefusedError(f"the mask key of {identity.name} is for another run or round")
     return CertifiedKey(
-        identity.name,
-        occasion.round,
-        bytes.fromhex(statement.mask_key),
-        statement.received_sha256,
-        audit_key,
-        envelope,
+        silo=identity.name,
+        round=occasion.round,
+        mask_key=bytes.fromhex(document.mask_key),
+        received_sha256=document.received_sha256,
+        audit_key=audit_key,
+        statement=statement,
+        voucher=voucher,
     )
 
 
-def round_of(envelope: dsse.Envelope) -> int:
+def round_of(message: journal_pb2.MaskKey) -> int:
     """The round that an unchecked statement names; raises ``RefusedError`` if it names none."""
     try:
-        return int(read_canonical(envelope.payload)["round"])
+        return int(read_canonical(message.statement.payload)["round"])
     except (KeyError, TypeError, ValueError, RecursionError):
         raise RefusedError("a mask key's statement names no round") from None
 
 
 @lru_cache(maxsize=1024)
-def _certified(pem: bytes, ca_pem: bytes) -> tuple[Identity, ec.EllipticCurvePublicKey]:
-    """A certificate's identity and key. Remembered: silos show the same one every round; a certificate that expires
-    while a daemon runs is turned away by TLS."""
-    identity = identity_of_certificate(pem, ca_pem)
-    key = x509.load_pem_x509_certificate(pem).public_key()
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise IdentityError(f"the certificate of {identity.uri} has no elliptic curve key")
-    return identity, key
+def _vouched(voucher: bytes, ca_pem: bytes) -> tuple[Identity, bytes, dsse.Envelope]:
+    """Whose audit key a voucher (as it travels) is for, and the key. Remembered: silos show the same one every round; a certificate
+    that expires while a daemon runs is turned away by TLS."""
+    envelope = from_message(journal_pb2.Envelope.FromString(voucher))
+    try:
+        document = Voucher.model_validate(read_canonical(envelope.payload))
+        pem = document.certificate.encode()
+        identity = identity_of_certificate(pem, ca_pem)
+        key = x509.load_pem_x509_certificate(pem).public_key()
+        if envelope.payload_type != VOUCHER or not isinstance(key, ec.EllipticCurvePublicKey):
+            raise RefusedError("a mask key's audit key is not vouched for")
+        signature = bytes.fromhex(envelope.signatures[fingerprint(pem)].signature)
+        key.verify(signature, envelope.pae(), ec.ECDSA(hashes.SHA256()))
+    except ValidationError as error:
+        raise RefusedError(f"a mask key's audit key is not vouched for: {'; '.join(explain(error, Voucher))}") from None
+    except (InvalidSignature, KeyError, ValueError, RecursionError):
+        raise RefusedError("a mask key's voucher is not signed with the key of its certificate") from None
+    if identity.uri != document.silo:
+        raise RefusedError(f"a mask key's voucher names {document.silo}, its certificate {identity.uri}")
+    return identity, bytes.fromhex(document.audit_key), envelope
 
 
 class Roster:
@@ -182,9 +214,9 @@ class Roster:
         self.sha256 = hashlib.sha256(b"".join(key.digest for key in self.keys.values())).digest()
 
     @classmethod
-    def read(cls, envelopes: Sequence[dsse.Envelope], occasion: Occasion, *, ca_pem: bytes) -> Roster:
+    def read(cls, messages: Iterable[journal_pb2.MaskKey], occasion: Occasion, *, ca_pem: bytes) -> Roster:
         """A roster as it came; raises ``RefusedError`` if a statement does not hold, or a silo stands in it twice."""
-        keys = [read_certified(envelope, occasion, ca_pem=ca_pem) for envelope in envelopes]
+        keys = [read_certified(message, occasion, ca_pem=ca_pem) for message in messages]
         for what, values in (("silo", [k.silo for k in keys]), ("key", [k.mask_key for k in keys])):
             if len(set(values)) != len(values):
                 raise RefusedError(f"a {what} stands in the roster twice")
@@ -237,4 +269,4 @@ class Roster:
 
     def statements(self) -> list[dict[str, Any]]:
         """The silos' signed statements, for the journal."""
-        return [to_json(key.envelope) for key in self.keys.values()]
+        return [{"statement": to_json(key.statement), "voucher": to_json(key.voucher)} for key in self.keys.values()]

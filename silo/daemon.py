@@ -291,12 +291,11 @@ class _Participation:
         self._uplink.answer(self._plan, None, synthetic=self._synthetic)
         while True:
             self._display.waiting()
-            stated = self._stated()
             task, payload = self._uplink.next_task(
                 self._plan,
                 holds_model=bool(self._half.memory),
                 trained_rounds=self._state.trained_rounds,
-                mask_key=stated.envelope if stated else None,
+                mask_key=self._mask_key(),
             )
             if task.kind == wire.TASK_KIND_FINISH:
                 self._finish(payload)
@@ -309,8 +308,8 @@ class _Participation:
             else:
                 self._train(task.round, payload)
 
-    def _stated(self) -> CertifiedKey | None:
-        """The statement of a mask key for the last round trained here, if that is a masked one."""
+    def _mask_key(self) -> CertifiedKey | None:
+        """The mask key for the last round trained here, if that is a masked one."""
         last = self._state.trained_rounds - 1
         if self._masking is None or last < 0 or not self._plan.is_masked(last):
             return None

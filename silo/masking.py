@@ -11,9 +11,8 @@ from algorithms.masked_methods import encode_upload, masked_payload
 from algorithms.tensors import Payload
 from privacy.consent import Consent
 from privacy.door import Door
-from privacy.envelope import from_message
 from privacy.errors import RefusedError
-from privacy.mask_keys import CertifiedKey, Occasion, Roster, certify
+from privacy.mask_keys import CertifiedKey, Occasion, Roster, certify, vouch
 from privacy.pki import Credentials
 from privacy.plan import RunPlan, SecureAggregationPlan
 from protos.medsilo.v1 import journal_pb2
@@ -43,6 +42,7 @@ class Masking:
         self._masks = masks
         self._credentials = credentials
         self._audit_key = audit_key
+        self._voucher = vouch(credentials, audit_key)
         demanded = consent.secure_aggregation
         self._minimum = max(masks.minimum, demanded.minimum if demanded else 0)
         self._audit_keys = demanded.audit_keys if demanded else {}
@@ -61,8 +61,9 @@ class Masking:
                 private,
                 self._occasion(round_number),
                 received_sha256,
-                credentials=self._credentials,
+                identity=self._credentials.identity,
                 audit_key=self._audit_key,
+                voucher=self._voucher,
             )
             self._key = (round_number, private, stated)
         return self._key[2]
@@ -71,10 +72,8 @@ class Masking:
         """The update that was masked with the present key has been acknowledged: the key goes."""
         self._key = None
 
-    def mask(
-        self, round_number: int, statements: Sequence[journal_pb2.Envelope], upload: Payload
-    ) -> tuple[Roster, Payload]:
-        """An update under masks for the roster of these statements, which is in the journal before.
+    def mask(self, round_number: int, keys: Sequence[journal_pb2.MaskKey], upload: Payload) -> tuple[Roster, Payload]:
+        """An update under masks for the roster of these mask keys, which is in the journal before.
 
         Raises ``RefusedError``, which is a record too, for a roster that this silo does not mask for, ``TrainingError``
         for an update that does not fit the sum's range.
@@ -84,11 +83,7 @@ class Masking:
         _, private, own = self._key
         about = {"run": self._plan.run, "plan_sha256": self._plan.sha256.hex(), "round": round_number}
         try:
-            roster = Roster.read(
-                [from_message(statement) for statement in statements],
-                self._occasion(round_number),
-                ca_pem=self._credentials.ca_pem,
-            )
+            roster = Roster.read(keys, self._occasion(round_number), ca_pem=self._credentials.ca_pem)
             roster.check(own, minimum=self._minimum, audit_keys=self._audit_keys)
             self._check_only_roster(round_number, roster)
         except RefusedError as error:

@@ -27,6 +27,7 @@ from privacy.consent import Missing
 from privacy.door import Call, Door, nonce
 from privacy.envelope import to_message
 from privacy.errors import IdentityError, MedsiloError, ReceiptError, RefusedError
+from privacy.mask_keys import CertifiedKey
 from privacy.pki import Credentials, fingerprint, identity_of_certificate
 from privacy.plan import RunPlan
 from protos.medsilo.v1 import coordinator_pb2 as wire
@@ -180,11 +181,11 @@ class Uplink:
         self._persistently(tell, seconds=seconds)
 
     def next_task(
-        self, plan: RunPlan, *, holds_model: bool, trained_rounds: int, mask_key: dsse.Envelope | None = None
+        self, plan: RunPlan, *, holds_model: bool, trained_rounds: int, mask_key: CertifiedKey | None = None
     ) -> tuple[wire.Task, Payload]:
         """The next task with its tensors; waits for one as long as it takes.
 
-        ``mask_key``: in a masked round that is trained, this silo's statement of its key. The tensors of a round that
+        ``mask_key``: in a masked round that is trained, this silo's. The tensors of a round that
         is already trained here are not fetched again.
         """
 
@@ -198,7 +199,7 @@ class Uplink:
                     wait_seconds=WAIT_SECONDS,
                     holds_model=holds_model,
                     attestation=self._door.attest(self._peer),
-                    mask_key=None if mask_key is None else to_message(mask_key),
+                    mask_key=None if mask_key is None else mask_key.to_message(),
                 )
                 data = self._release(request, call)
                 stream = self._begin(self._channel.unary_stream(f"/{_SERVICE}/GetTask")(data, wait_for_ready=False))

@@ -24,7 +24,7 @@ from coordinator.rounds import LateError, Order, Rounds
 from coordinator.store import Store
 from privacy.errors import RefusedError
 from privacy.exposure import Exposure
-from privacy.mask_keys import CertifiedKey, Occasion, Roster, certify
+from privacy.mask_keys import CertifiedKey, Occasion, Roster, certify, vouch
 from privacy.pki import Credentials, Identity, create_authority, create_keys, issue, load_audit_key, load_credentials
 from protos.medsilo.v1 import coordinator_pb2 as wire
 
@@ -43,13 +43,21 @@ class Hospital:
             ca=authority / "ca.pem", certificate=folder / name / "tls.pem", key=keys.tls_key, expected=identity
         )
         self.audit_key = load_audit_key(keys.audit_key)
+        self.voucher = vouch(self.credentials, self.audit_key)
         self.private: dict[bytes, X25519PrivateKey] = {}
 
     def key(self, run: Any, number: int) -> CertifiedKey:
         """A fresh one."""
         private = X25519PrivateKey.generate()
         occasion = Occasion("test", "r", run.plan.sha256, number)
-        found = certify(private, occasion, bytes(32), credentials=self.credentials, audit_key=self.audit_key)
+        found = certify(
+            private,
+            occasion,
+            bytes(32),
+            identity=self.credentials.identity,
+            audit_key=self.audit_key,
+            voucher=self.voucher,
+        )
         self.private[found.digest] = private
         return found
 

@@ -21,7 +21,7 @@ from securesystemslib import dsse
 from privacy.canonical import read_canonical
 from privacy.envelope import key_id, seal
 from privacy.errors import RefusedError, TrainingError
-from privacy.mask_keys import MASK_KEY, CertifiedKey, Occasion, Roster, certify, read_certified
+from privacy.mask_keys import MASK_KEY, VOUCHER, CertifiedKey, Occasion, Roster, certify, read_certified, vouch
 from privacy.masking import LARGEST_WEIGHT, PairKey, decode, encode, mask, pair_keys
 from privacy.pki import Credentials, Identity, create_authority, create_keys, issue, load_audit_key, load_credentials
 
@@ -131,7 +131,14 @@ class Party:
         self.private = X25519PrivateKey.generate()
 
     def states(self, occasion: Occasion, received: bytes = bytes(32)) -> CertifiedKey:
-        return certify(self.private, occasion, received, credentials=self.credentials, audit_key=self.audit_key)
+        return certify(
+            self.private,
+            occasion,
+            received,
+            identity=self.credentials.identity,
+            audit_key=self.audit_key,
+            voucher=vouch(self.credentials, self.audit_key),
+        )
 
 
 OCCASION = Occasion("test", "run", b"p" * 32, 3)
@@ -157,7 +164,7 @@ class TestRoster:
         values = {name: np.arange(5, dtype=np.uint64) * index for index, name in enumerate(parties, start=1)}
         total = np.zeros(5, dtype=np.uint64)
         for name, party in parties.items():
-            roster = Roster.read([key.envelope for key in own.values()], OCCASION, ca_pem=ca_pem)
+            roster = Roster.read([key.to_message() for key in own.values()], OCCASION, ca_pem=ca_pem)
             roster.check(own[name], minimum=4, audit_keys={n: key_id(k.audit_key) for n, k in own.items() if n != name})
             total += roster.mask(own[name], party.private, values[name])
         assert (total == np.arange(5) * 10).all()
@@ -179,23 +186,31 @@ class TestRoster:
         create_authority(tmp_path / "other", "test")
         elsewhere = Party(tmp_path / "elsewhere", "b", tmp_path / "other")
         good = silo.states(OCCASION)
-        resigned = seal({**_payload(good), "audit_key": forger.public_key().public_bytes_raw().hex()}, MASK_KEY, forger)
-        resigned.signatures |= {name: s for name, s in good.envelope.signatures.items() if len(resigned.signatures) < 2}
-        stripped = dsse.Envelope(good.envelope.payload, MASK_KEY, dict(list(good.envelope.signatures.items())[:1]))
-        for envelope, why in (
-            (resigned, "not signed with the key of its certificate"),
-            (stripped, "not signed with the key of its certificate"),
-            (seal({**_payload(good), "mask_key": "00" * 32}, MASK_KEY, silo.audit_key), "not signed with the key"),
-            (coordinator.states(OCCASION).envelope, "names"),
-            (elsewhere.states(OCCASION).envelope, "another CA"),
-            (silo.states(replace(OCCASION, round=2)).envelope, "another run or round"),
-            (silo.states(replace(OCCASION, run="old")).envelope, "another run or round"),
-            (silo.states(replace(OCCASION, plan_sha256=b"q" * 32)).envelope, "another run or round"),
-            (seal({"v": 1}, MASK_KEY, silo.audit_key), "statement"),
+        forged = {"v": 1, "silo": "spiffe://test/silo/b", "audit_key": forger.public_key().public_bytes_raw().hex()}
+        own_word = seal({**forged, "certificate": silo.credentials.certificate_pem.decode()}, VOUCHER, forger)
+        led = vouch(coordinator.credentials, forger)
+        unsigned = dsse.Envelope(good.voucher.payload, VOUCHER, {})
+        stated = seal({**_payload(good), "mask_key": "11" * 32}, MASK_KEY, forger)
+        for key, why in (
+            (replace(good, statement=stated), "signature does not hold"),
+            (
+                replace(good, statement=stated, voucher=own_word),
+                "voucher is not signed with the key of its certificate",
+            ),
+            (replace(good, statement=stated, voucher=led), "stated by spiffe://test/silo/b, and vouched for by"),
+            (replace(good, voucher=unsigned), "voucher is not signed with the key of its certificate"),
+            (replace(good, voucher=good.statement), "not vouched for"),
+            (replace(good, voucher=parties["c"].states(OCCASION).voucher), "signature does not hold"),
+            (coordinator.states(OCCASION), "vouched for by spiffe://test/coordinator/leader"),
+            (elsewhere.states(OCCASION), "another CA"),
+            (silo.states(replace(OCCASION, round=2)), "another run or round"),
+            (silo.states(replace(OCCASION, run="old")), "another run or round"),
+            (silo.states(replace(OCCASION, plan_sha256=b"q" * 32)), "another run or round"),
+            (replace(good, statement=seal({"v": 1}, MASK_KEY, silo.audit_key)), "cannot be used"),
         ):
             with pytest.raises(RefusedError, match=why):
-                read_certified(envelope, OCCASION, ca_pem=ca_pem)
-        assert read_certified(good.envelope, OCCASION, ca_pem=ca_pem) == good
+                read_certified(key.to_message(), OCCASION, ca_pem=ca_pem)
+        assert read_certified(good.to_message(), OCCASION, ca_pem=ca_pem) == good
 
     def test_a_silo_masks_with_enough_silos_of_known_keys_or_not_at_all(self, parties: dict[str, Party]) -> None:
         own = {name: party.states(OCCASION) for name, party in parties.items()}
@@ -208,7 +223,7 @@ class TestRoster:
             odd.check(own["a"], minimum=3, audit_keys={})
         with pytest.raises(RefusedError, match="mask key that d gave last"):
             roster.check(own["d"], minimum=3, audit_keys={})
-        fresh = replace(own["a"], envelope=parties["a"].states(replace(OCCASION, round=4)).envelope)
+        fresh = replace(own["a"], statement=parties["a"].states(replace(OCCASION, round=4)).statement)
         with pytest.raises(RefusedError, match="mask key that a gave last"):
             roster.check(fresh, minimum=3, audit_keys={})
         known = {"b": key_id(own["b"].audit_key)}
@@ -217,24 +232,23 @@ class TestRoster:
         with pytest.raises(RefusedError, match="the roster holds c with the audit key"):
             roster.check(own["a"], minimum=3, audit_keys={**known, "c": hashlib.sha256(b"another").hexdigest()})
 
-    def test_no_silo_counts_twice(self, authority: Path, parties: dict[str, Party]) -> None:
+    def test_no_silo_counts_twice(
+        self, authority: Path, parties: dict[str, Party], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         ca_pem = (authority / "ca.pem").read_bytes()
-        envelopes = [parties["a"].states(OCCASION).envelope, *(2 * [parties["b"].states(OCCASION).envelope])]
+        twice = [parties["a"].states(OCCASION).to_message(), *(2 * [parties["b"].states(OCCASION).to_message()])]
         with pytest.raises(RefusedError, match="a silo stands in the roster twice"):
-            Roster.read(envelopes, OCCASION, ca_pem=ca_pem)
+            Roster.read(twice, OCCASION, ca_pem=ca_pem)
         stolen = X25519PrivateKey.generate()
-        twins = [
-            certify(
-                stolen, OCCASION, bytes(32), credentials=parties[n].credentials, audit_key=parties[n].audit_key
-            ).envelope
-            for n in ("a", "b")
-        ]
+        for party in (parties["a"], parties["b"]):
+            monkeypatch.setattr(party, "private", stolen)
+        twins = [parties[name].states(OCCASION).to_message() for name in ("a", "b")]
         with pytest.raises(RefusedError, match="a key stands in the roster twice"):
             Roster.read(twins, OCCASION, ca_pem=ca_pem)
 
 
 def _payload(key: CertifiedKey) -> dict[str, Any]:
-    found: dict[str, Any] = read_canonical(key.envelope.payload)
+    found: dict[str, Any] = read_canonical(key.statement.payload)
     return found
 
 

@@ -19,10 +19,11 @@ from privacy.envelope import from_json, key_id, to_message
 from privacy.errors import RefusedError, TrainingError
 from privacy.exposure import Exposure
 from privacy.journal import Journal, read_records
-from privacy.mask_keys import CertifiedKey, Occasion, certify, read_certified
+from privacy.mask_keys import CertifiedKey, Occasion, certify, read_certified, vouch
 from privacy.pki import Identity, create_authority, create_keys, issue, load_audit_key, load_credentials
 from privacy.plan import RunPlan, SecureAggregationPlan
 from privacy.withdrawal import History
+from protos.medsilo.v1 import journal_pb2
 from silo.masking import Masking
 
 PLAN = RunPlan.model_validate(
@@ -63,12 +64,13 @@ class Others:
             X25519PrivateKey.generate(),
             occasion,
             RECEIVED,
-            credentials=credentials,
-            audit_key=load_audit_key(place / "audit.key"),
+            identity=identity,
+            audit_key=(audit_key := load_audit_key(place / "audit.key")),
+            voucher=vouch(credentials, audit_key),
         )
 
     def statements(self, *names: str, number: int = 0) -> list[Any]:
-        return [to_message(self.key(name, number).envelope) for name in names]
+        return [self.key(name, number).to_message() for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +125,7 @@ def begin(others: Others, tmp_path: Path) -> Iterator[Callable[..., Masking]]:
 
 def mask(masking: Masking, others: Others, *names: str, number: int = 0, upload: Payload = UPLOAD) -> bytes:
     """What the silo sends for a roster of itself and these."""
-    own = to_message(masking.statement(number, RECEIVED).envelope)
+    own = masking.statement(number, RECEIVED).to_message()
     _, payload = masking.mask(number, [own, *others.statements(*names, number=number)], upload)
     part = payload[Exposure.MASKED_UPDATE]
     return bytes(part.source.read(0, part.nbytes))
@@ -141,7 +143,11 @@ def test_the_roster_with_everyones_signed_statement_is_on_record_before_anything
     assert (note["run"], note["round"], note["silos"]) == ("r", 2, ["a", "b", "c"])
     occasion = Occasion("test", "r", PLAN.sha256, 2)
     ca_pem = (others.folder / "ca" / "ca.pem").read_bytes()
-    read = [read_certified(from_json(one), occasion, ca_pem=ca_pem) for one in note["statements"]]
+    keys = [
+        journal_pb2.MaskKey(**{part: to_message(from_json(envelope)) for part, envelope in one.items()})
+        for one in note["statements"]
+    ]
+    read = [read_certified(key, occasion, ca_pem=ca_pem) for key in keys]
     assert [key.silo for key in read] == ["a", "b", "c"]
 
 
@@ -173,7 +179,7 @@ def test_a_key_masks_one_update_and_is_then_forgotten(begin: Callable[..., Maski
     masking.used()
     assert masking.statement(0, RECEIVED).mask_key != stated.mask_key
     with pytest.raises(RefusedError, match="mask key that a gave last"):
-        masking.mask(0, [to_message(stated.envelope), *others.statements("b", "c")], UPLOAD)
+        masking.mask(0, [stated.to_message(), *others.statements("b", "c")], UPLOAD)
 
 
 @pytest.mark.parametrize(

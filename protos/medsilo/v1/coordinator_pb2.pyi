@@ -125,8 +125,8 @@ class GetTaskRequest(_message.Message):
     wait_seconds: int
     holds_model: bool
     attestation: _journal_pb2.Envelope
-    mask_key: _journal_pb2.Envelope
-    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., wait_seconds: _Optional[int] = ..., holds_model: _Optional[bool] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ..., mask_key: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ...) -> None: ...
+    mask_key: _journal_pb2.MaskKey
+    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., wait_seconds: _Optional[int] = ..., holds_model: _Optional[bool] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ..., mask_key: _Optional[_Union[_journal_pb2.MaskKey, _Mapping]] = ...) -> None: ...
 
 class Task(_message.Message):
     __slots__ = ("nonce", "kind", "round", "parts", "attestation", "roster")
@@ -141,8 +141,8 @@ class Task(_message.Message):
     round: int
     parts: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.PartManifest]
     attestation: _journal_pb2.Envelope
-    roster: _containers.RepeatedCompositeFieldContainer[_journal_pb2.Envelope]
-    def __init__(self, nonce: _Optional[bytes] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., round: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[_tensor_pb2.PartManifest, _Mapping]]] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ..., roster: _Optional[_Iterable[_Union[_journal_pb2.Envelope, _Mapping]]] = ...) -> None: ...
+    roster: _containers.RepeatedCompositeFieldContainer[_journal_pb2.MaskKey]
+    def __init__(self, nonce: _Optional[bytes] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., round: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[_tensor_pb2.PartManifest, _Mapping]]] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ..., roster: _Optional[_Iterable[_Union[_journal_pb2.MaskKey, _Mapping]]] = ...) -> None: ...
 
 class GetTaskResponse(_message.Message):
     __slots__ = ("task", "chunk")
