@@ -3,7 +3,7 @@
 A silo that is ready to send its update of a round makes an X25519 key and states so in a DSSE envelope, signed with its
 audit key, which it answers to in its journal. A second envelope vouches for the audit key: it is signed with the TLS
 key that the federation's CA has certified in the silo's name. So a coordinator alone cannot invent a silo, nor put its
-own key in a silo's place. Whoever runs the CA can: against that, a hospital names the others' audit keys in its consent.
+own key in a silo's place. Whoever runs the CA can: against that, a hospital's consent names the others' audit keys.
 
 The roster is all statements of a round's silos; its hash goes into every mask, so that silos which were shown
 different rosters do not cancel each other's masks.
@@ -185,8 +185,10 @@ def round_of(message: journal_pb2.MaskKey) -> int:
 
 @lru_cache(maxsize=1024)
 def _vouched(voucher: bytes, ca_pem: bytes) -> tuple[Identity, bytes, dsse.Envelope]:
-    """Whose audit key a voucher (as it travels) is for, and the key. Remembered: silos show the same one every round; a certificate
-    that expires while a daemon runs is turned away by TLS."""
+    """Whose audit key a voucher (as it travels) is for, the key, and the voucher.
+
+    Remembered: silos show the same one every round. A certificate that expires meanwhile is turned away by TLS.
+    """
     envelope = from_message(journal_pb2.Envelope.FromString(voucher))
     try:
         document = Voucher.model_validate(read_canonical(envelope.payload))
