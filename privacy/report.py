@@ -154,12 +154,13 @@ class Run:
     def statement(self) -> str:
         """What left, in a few words that follow from the bytes on record, not from the method's name."""
         left = {exposure for exposure, flow in self.left.items() if flow.bytes}
+        masked = Exposure.MASKED_UPDATE in left and bool(self.masked_sums)
         plain = classify(
-            left - {Exposure.MASKED_UPDATE},
+            left - {Exposure.MASKED_UPDATE} if masked else left,
             {exposure for exposure, flow in self.came_back.items() if flow.bytes},
             last_layer_apart=self.last_layer_apart,
         )
-        if Exposure.MASKED_UPDATE not in left or not self.masked_sums:
+        if not masked:
             return plain
         return masked_sums(self.masked_sums.values()) + ("" if plain == NOTHING else f"; without masks: {plain}")
 

@@ -56,6 +56,7 @@ _PHRASE = {
     Exposure.DERIVED_ACCURACY: "accuracies on public images",
     Exposure.PEER_DERIVED: "mixtures of several hospitals",
     Exposure.PEER_MODELS: "other hospitals' models",
+    Exposure.MASKED_UPDATE: "masked updates",
 }
 
 NOTHING = "nothing about patients"

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from federation import Federation, Process
+from federation import Federation, Process, without_signatures
 from safetensors.torch import load_file
 from test_runs import assert_both_sides_agree, assert_every_round_counted_once, assert_journals_sound, assert_signed
 
@@ -123,6 +123,9 @@ def test_masked_rounds_survive_a_killed_hospital_and_leave_no_single_update_at_t
         classes = {c for r in sent for c in r["classes"]}
         assert classes == {"PROTOCOL", "IDENTITY", "MASKED_UPDATE"}
     assert one.command("silo", "audit", "verify", "--config", "hospital3.yaml")
+    inspected = json.loads(one.command("silo", "inspect", "--config", "hospital1.yaml", "--json"))
+    upload = [r for r in one.messages("hospital1", "sent") if r["rpc"] == "SubmitUpdate" and r["round"] == 0]
+    assert inspected["bytes_per_round"] == sum(without_signatures(record) for record in upload)
     for party, config in (("silo", "hospital1.yaml"), ("coordinator", "coordinator.yaml")):
         told = one.command(party, "report", "--config", config, "--format", "json")
         # The words that are looked for wrap with the console.
