@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from algorithms.registry import make
 from algorithms.tensors import Part, Payload
 from privacy.consent import Consent
 from privacy.door import Door
@@ -21,9 +23,10 @@ from privacy.exposure import Exposure
 from privacy.journal import Journal, read_records
 from privacy.mask_keys import CertifiedKey, Occasion, certify, read_certified, vouch
 from privacy.pki import Identity, create_authority, create_keys, issue, load_audit_key, load_credentials
-from privacy.plan import RunPlan, SecureAggregationPlan
+from privacy.plan import PrivacyPlan, RunPlan, SecureAggregationPlan
 from privacy.withdrawal import History
 from protos.medsilo.v1 import journal_pb2
+from silo.inspection import privacy_loss
 from silo.masking import Masking
 
 PLAN = RunPlan.model_validate(
@@ -217,3 +220,11 @@ def test_an_update_that_does_not_fit_leaves_no_trace_of_a_roster(
     with pytest.raises(TrainingError, match="tensor w holds 1e\\+30"):
         mask(begin(), others, "b", "c", upload=huge)
     assert not notes(tmp_path, "roster")
+
+
+def test_masks_leave_what_a_private_run_costs_as_it_is() -> None:
+    method = make("fedavg", {})
+    assert privacy_loss(PLAN, method, Exposure.MASKED_UPDATE).epsilon == math.inf, "masks are no noise"
+    promise = PrivacyPlan(epsilon=4, delta=1e-5, clipping_norm=1, noise_multiplier=2, sampling_rate=0.1, steps=40)
+    private = PLAN.model_copy(update={"privacy": promise})
+    assert privacy_loss(private, method, Exposure.MASKED_UPDATE).epsilon == 4
