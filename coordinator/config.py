@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import nn
 
 from algorithms.datasets import load_npz
+from algorithms.masked_methods import masked_rounds, required
 from algorithms.method import Method
 from algorithms.models import build
 from algorithms.private_methods import check_model, planned_averages, planned_steps
@@ -21,7 +22,16 @@ from privacy.endpoint import is_loopback
 from privacy.errors import ConfigurationError
 from privacy.exposure import Exposure, expand
 from privacy.party import PartyConfig
-from privacy.plan import MethodPlan, MetricsPlan, ModelPlan, PrivacyPlan, ReleasePlan, RunPlan, TrainingPlan
+from privacy.plan import (
+    MethodPlan,
+    MetricsPlan,
+    ModelPlan,
+    PrivacyPlan,
+    ReleasePlan,
+    RunPlan,
+    SecureAggregationPlan,
+    TrainingPlan,
+)
 
 
 class AverageConfig(StrictModel):
@@ -90,6 +100,16 @@ def _noise_multiplier(
     )
 
 
+class SecureAggregationConfig(StrictModel):
+    """Masks under which silos send their updates, so that this coordinator learns sums alone.
+
+    ``minimum``: the fewest silos whose sum it may learn. ``fraction_bits``: F; numbers are summed as multiples of 2^-F.
+    """
+
+    minimum: int = Field(default=3, ge=3)
+    fraction_bits: int = Field(default=32, ge=8, le=48)
+
+
 class RunConfig(StrictModel):
     """One run.
 
@@ -97,6 +117,7 @@ class RunConfig(StrictModel):
     deliver before it may end: a number, or ``all``. ``deadline_minutes``: how long the round waits for the rest
     once it is open; without one it waits for all. ``ask_for``: exposure classes that silos may add if they
     consent (``LOCAL_METRICS`` fills ``coordinator results``). ``privacy``: differential privacy; none by default.
+    ``secure_aggregation``: masks; none by default.
     """
 
     name: Name
@@ -110,6 +131,7 @@ class RunConfig(StrictModel):
     deadline_minutes: float | None = Field(default=None, ge=0)
     ask_for: tuple[str, ...] = ()
     privacy: PrivacyConfig | None = None
+    secure_aggregation: SecureAggregationConfig | None = None
 
     @model_validator(mode="after")
     def _measured_nowhere(self) -> RunConfig:
@@ -175,6 +197,19 @@ class CoordinatorConfig(PartyConfig):
             raise ValueError(f"`start_with` is {self.start_with}, but there are {len(self.silos)} silos")
         if isinstance(self.run.quorum, int) and self.run.quorum > len(self.silos):
             raise ValueError(f"`run.quorum` is {self.run.quorum}, but there are {len(self.silos)} silos")
+        if (masks := self.run.secure_aggregation) is not None:
+            if self.insecure:
+                raise ValueError(
+                    "`run.secure_aggregation` needs certificates, by which hospitals know each other's keys; "
+                    "`insecure: true` has none"
+                )
+            share, most = self.run.participation, self.start_with or len(self.silos)
+            taking_part = most if share >= 1 else max(1, round(share * most))
+            if taking_part < masks.minimum:
+                raise ValueError(
+                    f"`run.secure_aggregation.minimum` is {masks.minimum}, but a round may have only {taking_part} "
+                    "silos; add silos, raise `start_with` or `participation`, or lower the minimum (3 at least)"
+                )
         if self.insecure and not is_loopback(self.listen):
             raise ValueError(f"`insecure: true` is for loopback addresses only, not {self.listen}")
         return self
@@ -211,6 +246,12 @@ class CoordinatorConfig(PartyConfig):
             raise ConfigurationError("run.training.batch_size should be at least 2")
         if run.privacy is not None:
             check_model(build(run.model, seed=run.seed, trusted=self.trusted_models), run.model.name)
+        masks = None
+        if run.secure_aggregation is not None:
+            masks = SecureAggregationPlan(
+                **run.secure_aggregation.model_dump(), rounds=masked_rounds(method, run.rounds)
+            )
+        needed = required(method, masks, run.rounds)
         return RunPlan(
             federation=self.federation,
             coordinator=self.name,
@@ -220,9 +261,10 @@ class CoordinatorConfig(PartyConfig):
             training=run.training,
             rounds=run.rounds,
             seed=run.seed,
-            required=method.required,
-            optional=tuple(sorted(expand(run.ask_for) - set(method.required))),
+            required=needed,
+            optional=tuple(sorted(expand(run.ask_for) - set(needed))),
             downlink=tuple(exposure for exposure in Exposure if exposure in method.downlink | {Exposure.INITIAL_MODEL}),
             participation=run.participation,
             privacy=run.privacy.plan(method, run.training, run.rounds) if run.privacy is not None else None,
+            secure_aggregation=masks,
         )

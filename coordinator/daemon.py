@@ -47,7 +47,7 @@ def run(config: CoordinatorConfig, *, until_done: bool) -> None:
     store = Store(config.database)
     with Journal(config.journal, key=audit_key, origin=config.journal_origin) as journal:
         door = Door(journal, identity=config.identity.uri, federation=config.federation, gate=PlanGate(plan.downlink))
-        rounds = Rounds(config, plan, method, store)
+        rounds = Rounds(config, plan, method, store, note=door.note)
         server = serve(CoordinatorService(config, rounds, store, door, credentials), config, credentials)
         door.note("run", run=plan.run, plan_sha256=plan.sha256.hex(), plan=plan.model_dump(mode="json"))
         stopped = threading.Event()

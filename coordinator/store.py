@@ -69,6 +69,14 @@ class _Participant(_Base):
     loss: Mapped[float | None]
 
 
+class _Roster(_Base):
+    __tablename__ = "roster"
+    run: Mapped[str] = mapped_column(String(63), primary_key=True)
+    round: Mapped[int] = mapped_column(primary_key=True)
+    silos: Mapped[list[str]] = mapped_column(JSON)
+    fixed_at: Mapped[str] = mapped_column(String(32))
+
+
 class _Download(_Base):
     __tablename__ = "download"
     run: Mapped[str] = mapped_column(String(63), primary_key=True)
@@ -350,6 +358,32 @@ class Store:
         with self._session() as session:
             if session.get(_Participant, (run, number, silo)) is None:
                 session.add(_Participant(run=run, round=number, silo=silo))
+
+    def fix_roster(self, run: str, number: int, silos: Sequence[str]) -> str:
+        """Notes whose masked updates a round is to sum up, once and for all; returns since when."""
+        with self._session() as session:
+            found = session.get(_Roster, (run, number))
+            if found is None:
+                found = _Roster(run=run, round=number, silos=list(silos), fixed_at=now())
+                session.add(found)
+            return found.fixed_at
+
+    def roster(self, run: str, number: int) -> tuple[tuple[str, ...], str] | None:
+        """Whose masked updates a round is to sum up, and since when; None until that is fixed."""
+        with self._session() as session:
+            found = session.get(_Roster, (run, number))
+            return None if found is None else (tuple(found.silos), found.fixed_at)
+
+    def restart_round(self, run: str, number: int) -> list[str]:
+        """Forgets what was delivered in a round; returns the files that are to be deleted."""
+        with self._session() as session:
+            rows = session.scalars(
+                select(_Participant).where(_Participant.run == run, _Participant.round == number)
+            ).all()
+            files = [row.file for row in rows if row.file is not None]
+            for row in rows:
+                row.delivered_at = row.file = row.receipt = row.accuracy = row.loss = None
+            return files
 
     def close_round(
         self, run: str, number: int, *, downloads: Mapping[str, Mapping[str, Any]], memory_file: str | None

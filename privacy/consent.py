@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from privacy.accounting import Guarantee, Unit, epsilon, shown
-from privacy.configuration import StrictModel, load
+from privacy.configuration import Name, StrictModel, load
 from privacy.errors import ConsentError, IdentityError
 from privacy.exposure import Exposure, expand
 from privacy.pki import Identity
@@ -69,6 +69,33 @@ class PrivacyConsent(StrictModel):
         return tuple(lines)
 
 
+class SecureAggregationConsent(StrictModel):
+    """Demands that updates leave under masks only, in every round.
+
+    ``minimum``: the fewest hospitals whose sum the coordinator may learn. ``audit_keys``: SHA-256 of the audit keys of
+    the other hospitals, by name; then updates are masked together with these alone, and nobody, not even who runs the
+    federation's CA, can put an invented hospital among them.
+    """
+
+    minimum: int = Field(default=3, ge=3)
+    audit_keys: dict[Name, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = Field(default_factory=dict)
+
+    def missing_for(self, plan: RunPlan) -> tuple[str, ...]:
+        """What a plan needs beyond this, each in words with the line that would allow it."""
+        found = plan.secure_aggregation
+        if found is None:
+            return ("a run without masks (take `secure_aggregation:` out of the consent)",)
+        lines = []
+        if found.rounds < plan.rounds:
+            lines.append(
+                f"updates without masks from round {found.rounds + 1} on (take `secure_aggregation:` out of the "
+                "consent)"
+            )
+        if found.minimum < self.minimum:
+            lines.append(f"sums of {found.minimum} hospitals (`secure_aggregation: minimum: {found.minimum}`)")
+        return tuple(lines)
+
+
 class Consent(StrictModel):
     """What a silo agrees to. An empty file agrees to nothing, not even to ask for a plan.
 
@@ -76,6 +103,7 @@ class Consent(StrictModel):
     in. ``exposures``: classes of bytes that may leave (``MODEL_PARAMETERS`` stands for extractor and classifier).
     ``rounds``: most rounds of one run. ``expires``: last day (UTC) on which anything may leave. ``approval``: with
     ``required`` each run waits for ``silo approve`` before it is joined. ``privacy``: a budget for it.
+    ``secure_aggregation``: demands masks.
     """
 
     coordinator: str | None = None
@@ -85,6 +113,7 @@ class Consent(StrictModel):
     expires: date | None = None
     approval: Literal["none", "required"] = "none"
     privacy: PrivacyConsent | None = None
+    secure_aggregation: SecureAggregationConsent | None = None
 
     @field_validator("coordinator")
     @classmethod
@@ -119,9 +148,11 @@ class Missing:
     rounds: int | None = None
     expired: date | None = None
     privacy: tuple[str, ...] = ()
+    masks: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return any((self.classes, self.method, self.coordinator, self.rounds is not None, self.expired, self.privacy))
+        rounds = self.rounds is not None
+        return any((self.classes, self.method, self.coordinator, rounds, self.expired, self.privacy, self.masks))
 
     def lines(self) -> list[str]:
         """Each thing that is missing, in words, with the line that would allow it."""
@@ -135,8 +166,7 @@ class Missing:
         if self.rounds is not None:
             lines.append(f"{self.rounds} rounds (`rounds: {self.rounds}`)")
         lines += [f"exposure class {exposure} (under `exposures:`)" for exposure in self.classes]
-        lines += self.privacy
-        return lines
+        return [*lines, *self.privacy, *self.masks]
 
 
 @dataclass(frozen=True)
@@ -175,6 +205,7 @@ class ConsentFile:
             rounds=plan.rounds if plan.rounds > consent.rounds else None,
             expired=base.expired,
             privacy=consent.privacy.missing_for(plan) if consent.privacy is not None else (),
+            masks=consent.secure_aggregation.missing_for(plan) if consent.secure_aggregation is not None else (),
         )
 
     def refusal(self, missing: Missing, purpose: str) -> ConsentError:

@@ -37,7 +37,7 @@ _HEX32 = re.compile(r"[0-9a-f]{64}")
 KINDS = frozenset(
     {
         *("key", "key-rotation", "peer-key", "schema", "segment"),
-        *("message", "refusal", "run", "consent", "approval", "withdrawal", "ledger"),
+        *("message", "refusal", "run", "consent", "approval", "withdrawal", "ledger", "roster"),
     }
 )
 """The kinds of records that this release knows."""
@@ -291,6 +291,8 @@ class EvidenceReader:
                 self._permissions.consented(record)
             case "withdrawal":
                 self._permissions.withdrawn(record)
+            case "roster":
+                self._permissions.masked(record)
             case "run" if whole:
                 self._permissions.joined(record)
             case "schema":

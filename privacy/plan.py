@@ -148,6 +148,20 @@ class PrivacyPlan(StrictModel):
         return Guarantee(self.epsilon, self.delta, self.unit, Adjacency(self.adjacency), self.accountant)
 
 
+class SecureAggregationPlan(StrictModel):
+    """Masks under which silos send their updates, so that the coordinator learns sums alone.
+
+    Attributes:
+        minimum: the fewest silos whose sum it may learn. With two, each could work out what the other sent.
+        fraction_bits: F; numbers are summed as multiples of 2^-F, modulo 2^64 (``privacy.masking``).
+        rounds: how many rounds, from the first, are masked: all but where a method needs single models later.
+    """
+
+    minimum: int = Field(ge=3, le=100_000)
+    fraction_bits: int = Field(default=32, ge=8, le=48)
+    rounds: int = Field(ge=1, le=1_000_000)
+
+
 def steps_of(epochs: int, sampling_rate: float) -> int:
     """Steps of ``epochs`` epochs under Poisson sampling; 1/q that is whole but for rounding counts as whole."""
     return epochs * math.ceil(1 / sampling_rate - 1e-9)
@@ -158,7 +172,8 @@ class RunPlan(StrictModel):
 
     ``required``: classes that a silo's consent must hold. ``optional``: classes that the coordinator would like
     as well; a silo without consent to them takes part all the same. ``downlink``: what the coordinator sends.
-    ``privacy``: with what differential privacy silos train; none without it.
+    ``privacy``: with what differential privacy silos train; none without it. ``secure_aggregation``: how updates are
+    masked; not at all without it.
     """
 
     # As they are, not as null: numbers that are not finite have no canonical form, and their plan is refused.
@@ -177,14 +192,20 @@ class RunPlan(StrictModel):
     downlink: tuple[Exposure, ...] = ()
     participation: float = Field(default=1.0, gt=0, le=1)
     privacy: PrivacyPlan | None = None
+    secure_aggregation: SecureAggregationPlan | None = None
 
     @model_serializer(mode="wrap")
     def _without_nothing(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A plan without privacy is written, and hashed, as before there was any."""
+        """A plan without privacy or masks is written, and hashed, as before there were any."""
         content: dict[str, Any] = serialise(self)
-        if content.get("privacy", self) is None:
-            del content["privacy"]
+        for part in ("privacy", "secure_aggregation"):
+            if content.get(part, self) is None:
+                del content[part]
         return content
+
+    def is_masked(self, round_number: int) -> bool:
+        """Whether silos send that round's updates under masks."""
+        return self.secure_aggregation is not None and round_number < self.secure_aggregation.rounds
 
     @property
     def coordinator_identity(self) -> Identity:
@@ -218,6 +239,9 @@ class RunPlan(StrictModel):
             downlink=[exposure.number for exposure in self.downlink],
             participation=self.participation,
             privacy=None if self.privacy is None else plan_pb2.Privacy(**self.privacy.model_dump()),
+            secure_aggregation=None
+            if self.secure_aggregation is None
+            else plan_pb2.SecureAggregation(**self.secure_aggregation.model_dump()),
         )
 
     @classmethod
@@ -242,6 +266,11 @@ class RunPlan(StrictModel):
             "seed": message.seed,
             "participation": message.participation,
             "privacy": _privacy_fields(message.privacy) if message.HasField("privacy") else None,
+            "secure_aggregation": {
+                name: getattr(message.secure_aggregation, name) for name in SecureAggregationPlan.model_fields
+            }
+            if message.HasField("secure_aggregation")
+            else None,
         }
         for kind in ("required", "optional", "downlink"):
             fields[kind] = tuple(Exposure.from_number(number) for number in getattr(message, kind))

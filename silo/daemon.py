@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from algorithms.allocation import reuse_freed_memory
 from algorithms.datasets import ImageDataset, load_npz
+from algorithms.masked_methods import check_masks, digest, required
 from algorithms.method import SiloHalf, local_metrics
 from algorithms.models import build
 from algorithms.registry import make
@@ -28,7 +32,8 @@ from privacy.exposure import Exposure
 from privacy.gate import ConsentGate
 from privacy.journal import Journal
 from privacy.ledger import Ledger, Subject
-from privacy.pki import load_audit_key
+from privacy.mask_keys import CertifiedKey
+from privacy.pki import Credentials, load_audit_key
 from privacy.plan import RunPlan
 from privacy.retention import SentArchive
 from privacy.withdrawal import Cause, EndedError, History
@@ -38,6 +43,7 @@ from silo.approval import await_approval
 from silo.config import SiloConfig
 from silo.display import Display
 from silo.ending import Ending, conclude_alone, load_party, refuse_withdrawn
+from silo.masking import Masking
 from silo.run_state import Measured, RunState
 from silo.training import LocalSite, Measurement, Progress, choose_device
 from silo.uplink import LateError, Uplink
@@ -103,7 +109,10 @@ def train(config: SiloConfig, display: Display, *, day: Callable[[], date] = tod
         joined = False
         try:
             plan, gate, account, counts = _agree(config, uplink, gate, dataset, door, history, display)
-            participation = _Participation(config, plan, gate, dataset, device, uplink, display, account, counts)
+            masking = _masking(plan, credentials, audit_key, consent, door, history)
+            participation = _Participation(
+                config, plan, gate, dataset, device, uplink, display, account, counts, masking
+            )
             with _watching(gate, uplink):
                 await_approval(config, plan, gate, door, history, display.notice)
                 door.note("run", **_summary(plan))
@@ -143,10 +152,12 @@ def _agree(
     noises accuracies."""
     plan = uplink.get_plan()
     method = make(plan.method.name, plan.method.parameters)
-    if not set(method.required) <= set(plan.required):
+    check_masks(plan, method)
+    needed = required(method, plan.secure_aggregation, plan.rounds)
+    if not set(needed) <= set(plan.required):
         raise RefusedError(
-            f"the plan asks for {', '.join(plan.required)}, but {method.name} exposes {', '.join(method.required)}: a "
-            "plan must name all that its method exposes"
+            f"the plan asks for {', '.join(plan.required)}, but {method.name} exposes {', '.join(needed)}: a plan must "
+            "name all that its method exposes"
         )
     check_promise(plan, method)
     consent = gate.file
@@ -218,6 +229,30 @@ def _open_counts(
     return PrivateCounts(plan.privacy.metrics, owners, account.charge)
 
 
+def _masking(
+    plan: RunPlan,
+    credentials: Credentials | None,
+    audit_key: Ed25519PrivateKey,
+    consent: ConsentFile,
+    door: Door,
+    history: History,
+) -> Masking | None:
+    if plan.secure_aggregation is None:
+        return None
+    if credentials is None:
+        raise RefusedError("masks need certificates, by which hospitals know each other; `insecure: true` has none")
+    part = history.parts.get(plan.sha256.hex())
+    return Masking(
+        plan,
+        plan.secure_aggregation,
+        credentials=credentials,
+        audit_key=audit_key,
+        consent=consent.consent,
+        door=door,
+        masked_for=part.masked_for if part else {},
+    )
+
+
 @contextmanager
 def _ending_with_the_budget() -> Iterator[None]:
     """A budget that is used up on the way ends the hospital's part in the run, as any other end of its consent."""
@@ -266,9 +301,11 @@ class _Participation:
         display: Display,
         account: Account | None,
         counts: PrivateCounts | None,
+        masking: Masking | None,
     ) -> None:
         self._plan = plan
         self._counts = counts
+        self._masking = masking
         self._uplink = uplink
         self._display = display
         self._gate = gate
@@ -286,6 +323,7 @@ class _Participation:
         self._half: SiloHalf = make(plan.method.name, plan.method.parameters).silo_half(self._site)
         self._state = RunState(config.runs / plan.run, plan, config.name, dataset)
         self._half.memory = self._state.memory()
+        self._received = dict(self._state.received)
         self._last: Measurement | Measured | None = self._state.measured[-1] if self._state.measured else None
 
     def run(self) -> None:
@@ -295,21 +333,70 @@ class _Participation:
         while True:
             self._display.waiting()
             task, payload = self._uplink.next_task(
-                self._plan, holds_model=bool(self._half.memory), trained_rounds=self._state.trained_rounds
+                self._plan,
+                holds_model=bool(self._half.memory),
+                trained_rounds=self._state.trained_rounds,
+                mask_key=self._mask_key(),
             )
             if task.kind == wire.TASK_KIND_FINISH:
                 self._finish(payload)
                 self._uplink.part(self._plan)
                 return
-            self._train(task.round, payload)
+            if task.kind == wire.TASK_KIND_MASK:
+                self._send_masked(task)
+            elif self._plan.is_masked(task.round):
+                self._train_masked(task.round, payload)
+            else:
+                self._train(task.round, payload)
+
+    def _mask_key(self) -> CertifiedKey | None:
+        """The mask key for the last round trained here, if that is a masked one."""
+        last = self._state.trained_rounds - 1
+        if self._masking is None or last < 0 or not self._plan.is_masked(last):
+            return None
+        received = hashlib.sha256("".join(self._received[what] for what in ("start", "round")).encode())
+        return self._masking.statement(last, received.digest())
+
+    def _train_masked(self, round_number: int, payload: Payload) -> None:
+        """The update stays here until the coordinator says with whom to mask it."""
+        if round_number < self._state.trained_rounds:
+            raise RefusedError(f"the coordinator asks to train round {round_number + 1}, whose mask key it was given")
+        start, measured, _ = self._fit(round_number, payload)
+        self._save(round_number, start, measured)
+
+    def _send_masked(self, task: wire.Task) -> None:
+        if (
+            self._masking is None
+            or task.round != self._state.trained_rounds - 1
+            or not self._plan.is_masked(task.round)
+        ):
+            raise RefusedError(f"the coordinator asks for a masked update of round {task.round + 1}, which is not due")
+        self._gate.begin_round(task.round)
+        roster, upload = self._masking.mask(task.round, task.roster, self._half.upload())
+        if self._send(task.round, upload, roster_sha256=roster.sha256):
+            self._masking.used()
 
     def _train(self, round_number: int, payload: Payload) -> None:
         if round_number < self._state.trained_rounds:
             self._send(round_number, self._half.upload())
             return
+        start, measured, upload = self._fit(round_number, payload)
+        # The results reach the disk while the update is on its way; its last message waits for them.
+        with ThreadPoolExecutor(1, thread_name_prefix="save") as saver:
+            saving = saver.submit(self._save, round_number, start, measured)
+            self._send(round_number, upload, before_last=saving.result)
+            saving.result()
+
+    def _fit(
+        self, round_number: int, payload: Payload
+    ) -> tuple[dict[int, Measurement | None], Measurement | None, Payload]:
+        """Trains a round; what the start measured, what the outcome did, and the update."""
         self._gate.begin_round(round_number)
         start = self._begin(payload)
-        self._half.train(round_number, _without_start(payload))
+        given = _without_start(payload)
+        if self._masking is not None:
+            self._received["round"] = digest(given).hex()
+        self._half.train(round_number, given)
         upload = self._half.upload()
         try:
             check_finite(upload)
@@ -317,16 +404,15 @@ class _Participation:
             raise TrainingError(f"round {round_number}: {error}; nothing of this round was sent") from None
         measured = self._measure(round_number)
         self._last = measured or self._last
-        # The results reach the disk while the update is on its way; its last message waits for them.
-        with ThreadPoolExecutor(1, thread_name_prefix="save") as saver:
-            saving = saver.submit(
-                self._state.save,
-                self._half.memory,
-                trained_rounds=round_number + 1,
-                measurements={**start, round_number + 1: measured},
-            )
-            self._send(round_number, upload, before_last=saving.result)
-            saving.result()
+        return start, measured, upload
+
+    def _save(self, round_number: int, start: dict[int, Measurement | None], measured: Measurement | None) -> None:
+        self._state.save(
+            self._half.memory,
+            trained_rounds=round_number + 1,
+            measurements={**start, round_number + 1: measured},
+            received=self._received,
+        )
 
     def _finish(self, payload: Payload) -> None:
         rounds = self._plan.rounds
@@ -338,6 +424,7 @@ class _Participation:
                 self._half.memory,
                 trained_rounds=self._state.trained_rounds,
                 measurements={**start, **last},
+                received=self._received,
                 finished=True,
             )
             self._last = last.get(rounds) or self._last
@@ -356,27 +443,45 @@ class _Participation:
                 f"the starting model does not have the names and shapes of {self._plan.model.name}; coordinator and "
                 "silo need matching releases of the model's code"
             )
+        if self._masking is not None:
+            self._received["start"] = digest({Exposure.INITIAL_MODEL: payload[Exposure.INITIAL_MODEL]}).hex()
         self._half.begin(initial)
         return {0: self._site.measure(initial)}
 
-    def _send(self, round_number: int, upload: Payload, *, before_last: Callable[[], object] = lambda: None) -> None:
+    def _send(
+        self,
+        round_number: int,
+        upload: Payload,
+        *,
+        before_last: Callable[[], object] = lambda: None,
+        roster_sha256: bytes = b"",
+    ) -> bool:
+        """Sends a round's update; returns whether the coordinator took it."""
         self._gate.begin_round(round_number)
+        taken = True
         try:
-            self._submit(round_number, upload, before_last)
+            self._submit(round_number, upload, before_last, roster_sha256)
         except LateError as late:
             self._display.notice(f"{late}; going on with the next task")
+            taken = False
         self._display.sent(round_number, self._last.accuracy if self._last else None, self._uplink.bytes_sent)
+        return taken
 
-    def _submit(self, round_number: int, upload: Payload, before_last: Callable[[], object]) -> None:
+    def _submit(
+        self, round_number: int, upload: Payload, before_last: Callable[[], object], roster_sha256: bytes
+    ) -> None:
         measured = self._measurement() if Exposure.LOCAL_METRICS in self._gate.allowed() else {}
         payload = {**upload, **measured}
+        send = partial(
+            self._uplink.submit, self._plan, round_number, before_last=before_last, roster_sha256=roster_sha256
+        )
         try:
-            self._uplink.submit(self._plan, round_number, payload, before_last=before_last)
+            send(payload)
         except ConsentError:
             # What is optional may have been taken out of the consent since; the rest goes without it.
             if not measured or Exposure.LOCAL_METRICS in self._gate.allowed():
                 raise
-            self._uplink.submit(self._plan, round_number, upload, before_last=before_last)
+            send(upload)
 
     def _measure(self, round_number: int) -> Measurement | None:
         measured = self._site.measure(self._half.personal())

@@ -12,6 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from algorithms.datasets import ImageDataset, largest_group, load_npz
+from algorithms.masked_methods import check_masks, encode_upload, masked_payload
 from algorithms.method import Method, local_metrics
 from algorithms.models import build, state_of
 from algorithms.private_methods import DERIVED, NOISED, PUBLIC, RELEASED, mechanism, planned_averages
@@ -130,6 +131,10 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
     half.begin(state_of(model))
     half.rehearse()
     payload = dict(half.upload())
+    if plan.secure_aggregation is not None and plan.is_masked(0):
+        check_masks(plan, method)
+        _, numbers = encode_upload(payload, plan.secure_aggregation, plan.secure_aggregation.minimum)
+        payload = dict(masked_payload(payload, numbers))
     if Exposure.LOCAL_METRICS in set(plan.optional) & consent.consent.classes and (
         plan.privacy is None or metrics_budget_of(consent.consent, plan.privacy) is not None
     ):
@@ -164,7 +169,8 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
         wait_seconds=WAIT_SECONDS,
         holds_model=True,
     )
-    other_rounds = tuple(exposure for exposure in plan.required if exposure in method.uploads - set(classes))
+    leaving = method.uploads | {Exposure.MASKED_UPDATE}
+    other_rounds = tuple(exposure for exposure in plan.required if exposure in leaving - set(classes))
     spent, after = _account(config, plan, consent.consent, dataset)
     return Inspection(
         plan,
@@ -188,6 +194,9 @@ def privacy_loss(plan: RunPlan, method: Method, exposure: Exposure) -> PrivacyLo
         return PrivacyLoss(math.inf, "no noise")
     if exposure == Exposure.LOCAL_METRICS and (metrics := plan.privacy.metrics) is not None:
         return PrivacyLoss(metrics.epsilon * metrics.releases, COUNTED)
+    if exposure == Exposure.MASKED_UPDATE:
+        # Masks hide who sent what; what the sum tells is limited by what limits the updates.
+        return max((privacy_loss(plan, method, e) for e in method.uploads), key=lambda loss: loss.epsilon)
     by = mechanism(method, exposure)
     if by == PUBLIC:
         return PrivacyLoss(0.0, by)
@@ -216,7 +225,13 @@ def _no_training(*_: object) -> str:
 def _messages(silo: str, plan: RunPlan, payload: Payload) -> Iterable[wire.SubmitUpdateRequest]:
     blank = bytes(NONCE_BYTES)
     yield wire.SubmitUpdateRequest(
-        update=wire.Update(nonce=blank, silo=silo, plan_sha256=plan.sha256, parts=manifest(payload))
+        update=wire.Update(
+            nonce=blank,
+            silo=silo,
+            plan_sha256=plan.sha256,
+            parts=manifest(payload),
+            roster_sha256=bytes(32) if Exposure.MASKED_UPDATE in payload else b"",
+        )
     )
     for exposure, part in payload.items():
         for data in part.chunks(CHUNK):

@@ -47,6 +47,7 @@ class _Progress(BaseModel):
     finished: bool
     files: dict[str, str]
     measured: list[Measured]
+    received: dict[str, str] = {}
 
 
 class RunState:
@@ -78,6 +79,11 @@ class RunState:
         """What was measured so far, in order."""
         return self._progress.measured
 
+    @property
+    def received(self) -> dict[str, str]:
+        """SHA-256 (hex) of what the coordinator gave: the starting model, and what the last round was trained from."""
+        return self._progress.received
+
     def memory(self) -> Memory:
         """The method's memory as it was saved last; empty before the first round."""
         memory: Memory = {}
@@ -94,9 +100,10 @@ class RunState:
         *,
         trained_rounds: int,
         measurements: Mapping[int, Measurement | None],
+        received: Mapping[str, str] | None = None,
         finished: bool = False,
     ) -> None:
-        """Keeps a round's outcome; ``measurements`` by number of rounds behind them."""
+        """Keeps a round's outcome; ``measurements`` by number of rounds behind them, ``received`` as the property."""
         files = {}
         for group, state in memory.items():
             name = f"{group}-{trained_rounds:06d}{'-end' if finished else ''}.safetensors"
@@ -113,6 +120,7 @@ class RunState:
             finished=finished,
             files=files,
             measured=measured,
+            received=dict(received or {}),
         )
         write_atomically(self.folder / _PROGRESS, self._progress.model_dump_json(indent=2).encode())
         self._show()
