@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,9 +52,24 @@ def run_again(one: Federation, name: str) -> None:
     one.processes.clear()
 
 
-@pytest.mark.parametrize("method", ["fedavg", "diversifed"])
-def test_a_private_run_charges_the_ledger_and_tells_what_it_cost(federation: Make, method: str) -> None:
-    one = private(federation, method)
+@pytest.mark.parametrize(
+    ("method", "parameters"),
+    [
+        ("fedavg", {}),
+        ("diversifed", {}),
+        ("pfedsim", {}),
+        ("fedpdc", {"mode": "proximal", "check_disjoint": False}),
+    ],
+)
+def test_a_private_run_charges_the_ledger_and_tells_what_it_cost(
+    federation: Make, public_data: Path, method: str, parameters: dict[str, Any]
+) -> None:
+    one = private(
+        federation,
+        run={"method": {"name": method, **parameters}},
+        exposures=(*CLASSES, "DERIVED_ACCURACY"),
+        coordinator={"public_data": str(public_data)},
+    )
     one.run_to_the_end()
     assert_every_round_counted_once(one)
     assert_journals_sound(one)
