@@ -151,7 +151,7 @@ class EvidenceReader:
             while ahead is not None and ahead[1].size <= self._tree.size:
                 self._take_note(*ahead)
                 ahead = self._next_note()
-        if ahead is not None:
+        if ahead is not None and ahead[1].size > self._tree.size:
             gone = f"records {self._tree.size} to {ahead[1].size - 1} were signed and are gone"
             raise BrokenError(None, gone)
         for note in self._unchecked:
