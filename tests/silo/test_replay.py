@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from test_account import Open, mechanism, run_plan
+from test_account import mechanism, run_plan
 
 from privacy.accounting import Event, GaussianRelease, SampledGaussian, epsilon
 from privacy.bundle import export
 from privacy.door import Door
+from privacy.exposure import Exposure
 from privacy.findings import Verification
+from privacy.gate import PlanGate
 from privacy.journal import Journal, read_records
 from privacy.ledger import Budget, Ledger, Purpose, Subject
 from privacy.pki import Identity
@@ -29,7 +31,7 @@ class Told:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.journal = Journal(folder / "journal", key=Ed25519PrivateKey.generate(), origin="medsilo/test/silo/north")
-        door = Door(self.journal, identity=PARTY.uri, federation="test", gate=Open())
+        door = Door(self.journal, identity=PARTY.uri, federation="test", gate=PlanGate(Exposure))
         self.plan = run_plan()
         self.ledger = Ledger(folder / "ledger", Subject("ab" * 32, "image"))
         self.account = Account(self.ledger, self.plan, mechanism(self.plan), Budget(9.0, 1e-5), door)
