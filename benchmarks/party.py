@@ -22,6 +22,7 @@ class PlainDoor:
 
     def __init__(self, journal: Any, **_: Any) -> None:
         self.journal = SimpleNamespace(public_key=journal.public_key)
+        self.gate = SimpleNamespace(check=self.nothing)
 
     def through(self, _gate: Any) -> PlainDoor:
         return self
