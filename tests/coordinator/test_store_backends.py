@@ -1,11 +1,7 @@
-"""What every database behind the coordinator must remember: one set of tests, run on each of them.
-
-PostgreSQL takes part where ``MEDSILO_TEST_POSTGRES`` holds a URL of an empty database.
-"""
+"""What every database behind the coordinator must remember: one set of tests, run on each of them."""
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,35 +12,37 @@ import pytest
 from coordinator.store import EVERYONE, Store
 from privacy.errors import ConfigurationError
 
-POSTGRES = os.environ.get("MEDSILO_TEST_POSTGRES")
 PLAN = b'{"run":"r"}'
 RECEIPT = {"call_id": "ab" * 16, "messages": 3, "log_index": 7}
 
 
-@pytest.fixture(
-    params=[
-        "sqlite",
-        pytest.param("postgresql", marks=pytest.mark.skipif(not POSTGRES, reason="MEDSILO_TEST_POSTGRES is not set")),
-    ]
-)
-def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Store]]:
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'store.db'}"
+    return str(request.getfixturevalue("postgres").new_database())
+
+
+@pytest.fixture
+def reopen(url: str, tmp_path: Path) -> Iterator[Callable[[], Store]]:
     """Opens the same database again, after closing whatever had it open."""
-    url = f"sqlite:///{tmp_path / 'store.db'}" if request.param == "sqlite" else str(POSTGRES)
     opened: list[Store] = []
 
     def again() -> Store:
         if opened:
             opened.pop().close()
         opened.append(Store(url))
+        assert serve(opened[0], tmp_path)
         return opened[0]
 
     yield again
     for store in opened:
-        if request.param == "postgresql":
-            from coordinator.store import _Base
-
-            _Base.metadata.drop_all(store._engine)
         store.close()
+
+
+def serve(store: Store, folder: Path) -> bool:
+    return store.serve(folder=folder, seconds=60, stopped=threading.Event(), lost=print)
 
 
 @pytest.fixture
@@ -177,9 +175,12 @@ def test_a_silo_is_admitted_to_a_round_once(store: Store) -> None:
 
 
 def test_a_finished_run_stays_finished(store: Store, reopen: Callable[[], Store]) -> None:
-    store.finish_run("r")
+    store.finish_run("r", 3, ["a"])
     again = reopen()
     assert again.is_finished("r")
+    last = again.last_round("r")
+    assert last is not None
+    assert (last.number, list(last.participants)) == (3, ["a"]), "the run's end and where it is fetched are one step"
     again.open_run("r", PLAN, "aa")
     assert again.is_finished("r")
 
