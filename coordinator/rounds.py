@@ -314,7 +314,7 @@ class Rounds:
         while True:
             with self._changed:
                 self._doubtful = True
-                if self._changed.wait_for(lambda: self._stopping, timeout=1.0):
+                if self._changed.wait_for(lambda: self._stopping, timeout=0.5):
                     return False
                 with suppress(StoreError):
                     self._restore()

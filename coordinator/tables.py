@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import JSON, DateTime, String
+from sqlalchemy import JSON, DateTime, Double, String
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
@@ -59,8 +59,8 @@ class Participant(Base):
     late: Mapped[bool] = mapped_column(default=False)
     file: Mapped[str | None]
     receipt: Mapped[dict[str, Any] | None] = mapped_column(JSON)
-    accuracy: Mapped[float | None]
-    loss: Mapped[float | None]
+    accuracy: Mapped[float | None] = mapped_column(Double)
+    loss: Mapped[float | None] = mapped_column(Double)
 
 
 class Download(Base):

@@ -59,14 +59,15 @@ class Cluster:
         shutil.rmtree(self.folder)
 
     def new_database(self) -> str:
-        """The URL of an empty database."""
+        """The URL of what is as good as an empty database, and made faster: a schema of its own in one."""
         self._databases += 1
         name = f"test{self._databases}"
         with psycopg.connect(
             host=str(self.folder), user=USER, password=PASSWORD, dbname="postgres", autocommit=True
         ) as connection:
-            connection.execute(f"CREATE DATABASE {name}")
-        return f"postgresql+psycopg://{USER}@/{name}?host={self.folder}&passfile={self.passfile}"
+            connection.execute(f"CREATE SCHEMA {name}")
+        place = f"host={self.folder}&passfile={self.passfile}&options=-csearch_path%3D{name}"
+        return f"postgresql+psycopg://{USER}@/postgres?{place}"
 
     def _call(self, program: str, *options: str) -> None:
         # pg_ctl's server keeps its output open: what it says goes to a file, which is not waited for.

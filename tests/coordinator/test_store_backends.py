@@ -16,14 +16,6 @@ PLAN = b'{"run":"r"}'
 RECEIPT = {"call_id": "ab" * 16, "messages": 3, "log_index": 7}
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty database."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'store.db'}"
-    return str(request.getfixturevalue("postgres").new_database())
-
-
 @pytest.fixture
 def reopen(url: str, tmp_path: Path) -> Iterator[Callable[[], Store]]:
     """Opens the same database again, after closing whatever had it open."""

@@ -52,8 +52,8 @@ def upgrade() -> None:
         sa.Column("late", sa.Boolean(), nullable=False),
         sa.Column("file", sa.String()),
         sa.Column("receipt", sa.JSON()),
-        sa.Column("accuracy", sa.Float()),
-        sa.Column("loss", sa.Float()),
+        sa.Column("accuracy", sa.Double()),
+        sa.Column("loss", sa.Double()),
         if_not_exists=True,
     )
     op.create_table(
