@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from alembic import command
@@ -12,6 +13,8 @@ from sqlalchemy import Connection, Engine, inspect
 
 from coordinator.lease import is_taken
 from privacy.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 _LOCK = 0x6D656473696C6F  # "medsilo": any number that other programs on the server do not take
@@ -35,6 +38,7 @@ def upgrade(engine: Engine, *, holding_lease: bool = False) -> bool:
             return False
         command.upgrade(_config(connection), "head")
         connection.commit()
+    log.info("the database's schema is %s now", ScriptDirectory(str(MIGRATIONS)).get_current_head())
     return True
 
 

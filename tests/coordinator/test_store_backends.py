@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.config import CoordinatorConfig
 from coordinator.store import EVERYONE, Store
 from privacy.errors import ConfigurationError
 
@@ -246,3 +247,13 @@ def test_a_withdrawal_takes_the_silos_updates_along_and_stays_until_a_new_yes(re
         assert set(store.withdrawals("r")) == {"a"}
         store.answer("r", "a", accepted=accepted, missing=[], audit_key="k", certificate_sha256="c")
     assert store.withdrawals("r") == {}
+
+
+@pytest.mark.parametrize("place", ["medsilo:{}@db.example/medsilo", "medsilo@db.example/medsilo?password={}"])
+def test_a_password_in_the_configuration_is_refused_and_not_shown(tmp_path: Path, place: str) -> None:
+    shipped = Path(__file__).parents[2] / "configs" / "coordinator.yaml"
+    changed = tmp_path / "coordinator.yaml"
+    changed.write_text(shipped.read_text() + f"\nstore: postgresql+psycopg://{place.format('geheim')}\n")
+    with pytest.raises(ConfigurationError, match=r"`store`: holds a password.*PGPASSWORD") as caught:
+        CoordinatorConfig.read(changed)
+    assert "geheim" not in str(caught.value)
