@@ -33,6 +33,9 @@ from protos.medsilo.v1 import coordinator_pb2 as wire
 
 log = logging.getLogger(__name__)
 
+PAUSE_SECONDS = 0.5
+"""Between two attempts to read the state from a database that did not answer."""
+
 
 class LateError(MedsiloError):
     """An update for a round that has ended; the silo goes on with its next task."""
@@ -314,7 +317,7 @@ class Rounds:
         while True:
             with self._changed:
                 self._doubtful = True
-                if self._changed.wait_for(lambda: self._stopping, timeout=0.5):
+                if self._changed.wait_for(lambda: self._stopping, timeout=PAUSE_SECONDS):
                     return False
                 with suppress(StoreError):
                     self._restore()

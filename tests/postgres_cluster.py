@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
@@ -35,11 +36,13 @@ class Cluster:
         password.write_text(PASSWORD)
         self.passfile.write_text(f"*:*:*:{USER}:{PASSWORD}\n")
         self.passfile.chmod(0o600)
-        self._user: str | None = None
+        self._identity: dict[str, Any] = {}
         if os.geteuid() == 0:  # PostgreSQL does not run as root
-            self._user = "postgres" if "postgres" in {entry.pw_name for entry in pwd.getpwall()} else "nobody"
+            users = {user.pw_name: user for user in pwd.getpwall()}
+            user = users.get("postgres") or users["nobody"]
+            self._identity = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": ()}
             for path in (self.folder, password):
-                shutil.chown(path, self._user)
+                shutil.chown(path, user.pw_uid, user.pw_gid)
         self._call(
             "initdb", f"--username={USER}", "--auth=scram-sha-256", f"--pwfile={password}", "--no-sync", "--no-locale",
             "--encoding=UTF8",
@@ -74,7 +77,7 @@ class Cluster:
         with (self.folder / "said").open("w+") as said:
             done = subprocess.run(
                 [self._programs / program, f"--pgdata={self.folder / 'data'}", *options],
-                user=self._user, cwd=self.folder, stdout=said, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                cwd=self.folder, stdout=said, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, **self._identity,
             )  # fmt: skip
             said.seek(0)
             assert done.returncode == 0, f"{program}: {said.read()}"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from test_withdrawals import NAMES, RECEIPT, ROUNDS, Run
 
+from coordinator import rounds
 from privacy.errors import StoreError
 
 WRITES = ("open_round", "deliver", "close_round", "finish_run", "withdraw", "admit_participant")
@@ -16,7 +17,7 @@ WRITES = ("open_round", "deliver", "close_round", "finish_run", "withdraw", "adm
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    made = Run(tmp_path, {"name": "diversifed"})
+    made = Run(tmp_path, {"name": "fedavg"})
     yield made
     made.close()
 
@@ -26,6 +27,7 @@ def test_whether_or_not_a_failing_database_kept_a_change_the_run_goes_on(
     run: Run, monkeypatch: pytest.MonkeyPatch, kept: bool
 ) -> None:
     """Each kind of change fails once."""
+    monkeypatch.setattr(rounds, "PAUSE_SECONDS", 0.01)
     failed = []
 
     def failing(name: str) -> Callable[..., Any]:
@@ -73,8 +75,8 @@ def test_whether_or_not_a_failing_database_kept_a_change_the_run_goes_on(
         insist(lambda name=name: run.work(name))  # type: ignore[misc]
     run.rounds.wait_until_done()
     assert set(failed) == set(WRITES)
-    rounds = run.store.rounds("r")
-    assert [state.number for state in rounds] == list(range(ROUNDS + 1))
-    for state in rounds:
+    states = run.store.rounds("r")
+    assert [state.number for state in states] == list(range(ROUNDS + 1))
+    for state in states:
         expected = NAMES[1:] if state.number == ROUNDS - 1 else NAMES
         assert {name: p.receipt for name, p in state.participants.items()} == dict.fromkeys(expected, RECEIPT)
