@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from federation import Federation
 from postgres_cluster import PASSWORD, Cluster
+from proxy import Proxy
 from test_runs import assert_every_round_counted_once, assert_journals_sound, assert_models_are, assert_signed
+
+from coordinator.store import Participation, Store
 
 Make = Callable[..., Federation]
 
@@ -18,6 +21,11 @@ def on_postgres(federation: Make, postgres: Cluster, *, rounds: int = 1) -> Fede
     one = federation(coordinator={"store": postgres.new_database(), "lease_seconds": 3}, run={"rounds": rounds})
     one.write("standby.yaml", one.coordinator_config)
     return one
+
+
+def first_round(store: Store) -> Mapping[str, Participation]:
+    state = store.round("test", 0)
+    return state.participants if state is not None else {}
 
 
 def assert_nothing_lost(one: Federation) -> None:
@@ -36,17 +44,22 @@ def test_when_the_coordinator_dies_in_mid_round_another_takes_over_and_counts_ev
     one.wait_to_say("coordinator", "listening")
     second = one.start_coordinator("standby.yaml")
     one.wait_to_say("standby", "waiting to take over: another coordinator is serving")
+    proxy = Proxy(one.port, hold_after=100_000)  # half of hospital3's first update
+    one.write_silo("hospital3", port=proxy.port)
     silos = [one.start_silo(name) for name in one.silos]
-    one.wait_to_say("coordinator", "round 1 of 2 is open")
-    os.kill(silos[2].pid, signal.SIGSTOP)
-    uploads = one.folder / "state" / "coordinator" / "runs" / "test" / "round-000000"
-    one.wait_for("an update", lambda: list(uploads.glob("upload-hospital1-*.safetensors")))
+    one.wait_for("half an update", proxy.held.is_set)
+    looking = Store(one.coordinator_config["store"])
+    one.wait_for("two updates", lambda: sum(p.delivered_at is not None for p in first_round(looking).values()) == 2)
+    accepted = first_round(looking)
     first.kill()
     first.wait()
-    os.kill(silos[2].pid, signal.SIGCONT)
-    assert "round 1 of 2 has ended" not in one.said("coordinator"), "it was to die in mid-round"
+    proxy.release()
     one.finish(*silos, second)
+    proxy.close()
 
+    found = first_round(looking)
+    looking.close()
+    assert [found[name] for name in one.silos[:2]] == [accepted[name] for name in one.silos[:2]]
     assert_nothing_lost(one)
     assert "round 1 of 2 has ended" in one.said("standby")
     for party in ("silo audit verify --config hospital1.yaml", "coordinator audit verify --config standby.yaml"):
