@@ -16,7 +16,7 @@ gradient, scaled but otherwise as it is, **to every other silo**. Shares of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -41,6 +41,7 @@ from privacy.errors import ConfigurationError, RefusedError
 from privacy.exposure import Exposure
 
 _IDENTIFIER = "identifier"
+_CHOICE = "choice"
 _BATCH = 1024
 Normalisation = Literal["clamp", "softmax", "minmax"]
 
@@ -60,6 +61,10 @@ class FedDFQ(Method):
         per_class: one profile a class ("N × C × C" in the paper's remark), which also tells which classes a silo has.
         normalisation: "clamp" is max(0, cos) over the row's sum; "softmax" of cosines; "minmax" scales a row to 0 … 1
             before it is divided by its sum.
+        selection: how AGAM tries gradients: "greedy", one after another, each on top of those that were kept, as
+            Algorithm 2 has it; "argmin", which takes the best of all beginnings of the list, nothing included. That
+            needs one look at the images a round instead of one for each gradient, whose answers each have a price
+            under differential privacy.
         candidates: how many of the most similar others' gradients a silo is given; 0 for all.
         order: in which they are tried: "ascending" similarity, as Algorithm 2 has it, or "descending".
         include_self: the silo's own gradient is a candidate too, the last.
@@ -75,6 +80,7 @@ class FedDFQ(Method):
     centre: Literal["model_input", "none", "global_mean"] = "model_input"
     per_class: bool = False
     normalisation: Normalisation = "clamp"
+    selection: Literal["greedy", "argmin"] = "greedy"
     candidates: int = 0
     order: Literal["ascending", "descending"] = "ascending"
     include_self: bool = False
@@ -87,6 +93,7 @@ class FedDFQ(Method):
             ("felpa", ("personal", "global")),
             ("centre", ("model_input", "none", "global_mean")),
             ("normalisation", ("clamp", "softmax", "minmax")),
+            ("selection", ("greedy", "argmin")),
             ("order", ("ascending", "descending")),
             ("gradient", ("mean", "last_batch", "delta")),
             ("buffers", ("local", "aggregate")),
@@ -133,10 +140,10 @@ class FedDFQSilo(SiloHalf):
         site, method = self.site, self.method
         site.load({**self.memory[PERSONAL], **received_tensors(download, site.layout, method.buffers)})
         if Exposure.CLASSIFIER_GRADIENT in download:
-            self._try_gradients(download[Exposure.CLASSIFIER_GRADIENT].tensors())
+            self._try_gradients(round_number, download[Exposure.CLASSIFIER_GRADIENT].tensors())
         if method.agam:
-            with _GradientMeter(site.model) as meter:
-                steps = site.fit(round_number)
+            meter = _GradientMeter(site.model)
+            steps = site.fit(round_number, watch=meter.add)
             self.memory["gradient"] = meter.gradient(method.gradient, steps, site.training.learning_rate)
         else:
             site.fit(round_number)
@@ -144,13 +151,14 @@ class FedDFQSilo(SiloHalf):
         # The coordinator answers whoever's identifier it has; a silo without an answer sends it (again).
         self.memory["answered"] = {"yes": torch.tensor(int(bool(download)))}
         if method.diem and _IDENTIFIER not in self.memory:
-            self.memory[_IDENTIFIER] = {"profile": self._identifier()}
+            self.memory[_IDENTIFIER] = {"profile": self.identifier(round_number)}
 
     def rehearse(self) -> None:
-        """The first upload, the identifier included."""
+        """The first upload, with an identifier of zeros."""
         self.memory["answered"] = {"yes": torch.tensor(0)}
         if self.method.diem:
-            self.memory[_IDENTIFIER] = {"profile": self._identifier()}
+            shape = (self.site.num_classes,) if self.method.per_class else ()
+            self.memory[_IDENTIFIER] = {"profile": torch.zeros(*shape, self.site.input_shape[2])}
         if self.method.agam:
             self.memory["gradient"] = {spec.name: torch.zeros(spec.shape) for spec in self.site.layout.classifier}
 
@@ -164,19 +172,31 @@ class FedDFQSilo(SiloHalf):
             payload[Exposure.DATA_IDENTIFIER] = Part.of(self.memory[_IDENTIFIER])
         return payload
 
-    def _identifier(self) -> Tensor:
-        images, labels = self.site.train_data()
-        if self.method.centre == "none":
-            images = images / 2 + 0.5
+    def identifier(self, round_number: int) -> Tensor:
+        """The silo's data identifier: ``Tensor[W]``, or ``Tensor[C, W]`` with ``per_class``."""
+        scaled = self._scaled
         if not self.method.per_class:
-            return data_identifier(images).to("cpu", torch.float32)
+            mean = self.site.average(
+                _IDENTIFIER,
+                lambda images, _: column_profiles(scaled(images)),
+                round_number=round_number,
+                lasting=self.method.centre != "none",
+            )
+            return mean.to(torch.float32)
+        images, labels = self.site.train_data()
+        images = scaled(images)
         profiles = torch.zeros(self.site.num_classes, images.shape[3])
         for label in sorted(set(labels.tolist())):
             profiles[label] = data_identifier(images[labels == label]).cpu()
         return profiles
 
-    def _try_gradients(self, tensors: Mapping[str, Tensor]) -> None:
+    def _scaled(self, images: Tensor) -> Tensor:
+        return images / 2 + 0.5 if self.method.centre == "none" else images
+
+    def _try_gradients(self, round_number: int, tensors: Mapping[str, Tensor]) -> None:
         site = self.site
+        if round_number == 0:
+            raise RefusedError("the coordinator sent classifier gradients before any silo has trained")
         path, classifier = classifier_of(site.model)
         if not isinstance(classifier, nn.Linear):
             raise ConfigurationError("feddfq works on the classifier's weights; the model's last layer must be linear")
@@ -185,22 +205,37 @@ class FedDFQSilo(SiloHalf):
         shapes = {spec.name: spec.shape for spec in site.layout.classifier}
         if list(tensors) != expected or any(t.shape != shapes[n.partition("/")[2]] for n, t in tensors.items()):
             raise RefusedError("the coordinator's classifier gradients do not have the classifier's names and shapes")
-        images, labels = site.train_data()
-        device = images.device
-        features = _features(site.model, images)
         names = [spec.name.removeprefix(f"{path}.") for spec in site.layout.classifier]
-        head = _joined({name: tensor.detach() for name, tensor in classifier.named_parameters()}, names)
-        if "bias" in names:
-            # A bias is the weight of a feature that is always 1.
-            features = torch.cat([features, features.new_ones(len(features), 1)], dim=1)
+        # Copied: until a choice is made, the model is used as it is.
+        head = _joined({name: tensor.detach().clone() for name, tensor in classifier.named_parameters()}, names)
+        device, bias, rate = head.device, "bias" in names, site.training.learning_rate
         gradients = torch.stack(
             [_joined({n: tensors[f"{rank}/{path}.{n}"].to(device) for n in names}, names) for rank in ranks]
         )
-        ones = torch.ones(len(ranks), device=device)  # the coordinator has scaled them
-        head, _ = accumulate_gradients(
-            features, labels, head, gradients, ones, learning_rate=site.training.learning_rate
-        )
+        if self.method.selection == "greedy":
+            images, labels = site.train_data()
+            ones = torch.ones(len(ranks), device=device)  # the coordinator has scaled them
+            head, _ = accumulate_gradients(
+                _features(site.model, images, bias), labels, head, gradients, ones, learning_rate=rate
+            )
+        else:
+            head = self._best_beginning(round_number, head, rate * gradients.cumsum(dim=0), bias)
         classifier.load_state_dict(_split(head, names))
+
+    def _best_beginning(self, round_number: int, head: Tensor, steps: Tensor, bias: bool) -> Tensor:
+        """The head after the step with which the mean loss is least; ``steps``: ``Tensor[K, C, F]``."""
+        length = float(torch.linalg.vector_norm(steps.to(torch.float64), dim=(1, 2)).max())
+        if length == 0:
+            return head
+        model = self.site.model
+
+        def changes(images: Tensor, labels: Tensor) -> Tensor:
+            # By the longest step's length: how far a bound on it reaches then does not depend on the learning rate.
+            return loss_changes(_features(model, images, bias), labels, head, steps) / length
+
+        means = self.site.average(_CHOICE, changes, round_number=round_number)
+        best = int(means.argmin())
+        return head - steps[best] if means[best] < 0 else head
 
 
 class FedDFQCoordinator(CoordinatorHalf):
@@ -298,8 +333,12 @@ def data_identifier(images: Tensor) -> Tensor:
     Returns:
         ``Tensor[W]`` of the same dtype, computed in float64.
     """
-    profiles = images.to(torch.float64).mean(dim=(1, 2))
-    return profiles.mean(dim=0).to(images.dtype)
+    return column_profiles(images).mean(dim=0).to(images.dtype)
+
+
+def column_profiles(images: Tensor) -> Tensor:
+    """Each image's mean over channels and rows: ``Tensor[n, C, H, W]`` to float64 ``Tensor[n, W]``."""
+    return images.to(torch.float64).mean(dim=(1, 2))
 
 
 def metric_proxies(identifiers: Tensor, *, normalisation: Normalisation = "clamp") -> Tensor:
@@ -379,26 +418,38 @@ def accumulate_gradients(
     return classifier - learning_rate * step, least
 
 
+def loss_changes(features: Tensor, labels: Tensor, classifier: Tensor, steps: Tensor) -> Tensor:
+    """By how much each image's cross entropy changes with each of several steps of the classifier.
+
+    Args:
+        features: ``Tensor[n, F]``, what goes into the classifier.
+        labels: ``Tensor[n]``.
+        classifier: ``Tensor[C, F]``, without bias.
+        steps: ``Tensor[K, C, F]``; the k-th leads to ``classifier - steps[k]``.
+
+    Returns:
+        ``Tensor[n, K]``, below 0 where the loss falls.
+    """
+    before = F.cross_entropy(features @ classifier.T, labels, reduction="none")
+    after = [F.cross_entropy(features @ (classifier - step).T, labels, reduction="none") for step in steps]
+    return torch.stack(after, dim=1) - before.unsqueeze(1)
+
+
 class _GradientMeter:
     """Adds up the classifier's gradients during training."""
 
     def __init__(self, model: nn.Module) -> None:
-        path, self._classifier = classifier_of(model)
-        self._parameters = {f"{path}.{name}": p for name, p in self._classifier.named_parameters()}
-
-    def __enter__(self) -> _GradientMeter:
+        path, classifier = classifier_of(model)
+        self._parameters = {f"{path}.{name}": p for name, p in classifier.named_parameters()}
         self._before = {name: p.detach().clone() for name, p in self._parameters.items()}
         self._sums = {name: torch.zeros_like(p) for name, p in self._parameters.items()}
         self._last = dict(self._sums)
-        self._hooks = [
-            p.register_hook(self._adder(name))  # type: ignore[no-untyped-call]
-            for name, p in self._parameters.items()
-        ]
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
+    def add(self, gradients: Mapping[str, Tensor]) -> None:
+        """Takes a step's gradients."""
+        for name in self._parameters:
+            self._sums[name] += gradients[name]
+            self._last[name] = gradients[name].detach().clone()
 
     def gradient(self, kind: str, steps: int, learning_rate: float) -> dict[str, Tensor]:
         """The gradient as ``FedDFQ.gradient`` wants it, on the CPU."""
@@ -413,22 +464,17 @@ class _GradientMeter:
             }
         return {name: tensor.to("cpu", copy=True) for name, tensor in found.items()}
 
-    def _adder(self, name: str) -> Callable[[Tensor], None]:
-        def add(gradient: Tensor) -> None:
-            self._sums[name] += gradient
-            self._last[name] = gradient.detach().clone()
 
-        return add
-
-
-def _features(model: nn.Module, images: Tensor) -> Tensor:
+def _features(model: nn.Module, images: Tensor, bias: bool) -> Tensor:
+    """What goes into the classifier; a bias is the weight of a feature that is always 1."""
     model.eval()
     found = []
     with torch.no_grad(), Features(model) as features:
         for start in range(0, len(images), _BATCH):
             model(images[start : start + _BATCH])
             found.append(features.last)
-    return torch.cat(found)
+    joined = torch.cat(found)
+    return torch.cat([joined, joined.new_ones(len(joined), 1)], dim=1) if bias else joined
 
 
 def _joined(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:

@@ -25,7 +25,7 @@ from algorithms.models import Layout
 from algorithms.tensors import Payload, TensorSpec, Workspace
 from privacy.errors import ConfigurationError, RefusedError
 from privacy.exposure import Exposure
-from privacy.plan import TrainingPlan
+from privacy.plan import RunPlan, TrainingPlan
 
 State = dict[str, Tensor]
 """Tensors by name, on the CPU."""
@@ -41,6 +41,14 @@ TRAINED = "trained"
 
 Objective = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """A loss of a batch: (model, images, labels) to a scalar, the mean over the batch's images."""
+
+
+Watch = Callable[[Mapping[str, Tensor]], None]
+"""Is shown a step's gradients by the parameters' names; they are overwritten by the next step."""
+
+Vectors = Callable[[Tensor, Tensor], Tensor]
+"""Of images ``[b, C, H, W]`` and labels ``[b]`` a vector each, ``[b, D]``: every row is made from its own image and
+label alone, and from nothing else that tells about the silo's images."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +102,7 @@ class Site(Protocol):
 
     name: str
     layout: Layout
+    input_shape: tuple[int, int, int]
     num_samples: int
     num_classes: int
     training: TrainingPlan
@@ -118,6 +127,7 @@ class Site(Protocol):
         extra: nn.Module | None = None,
         epochs: int | None = None,
         phase: str = "training",
+        watch: Watch | None = None,
     ) -> int:
         """The plan's local training, with a fresh optimiser; returns the number of its steps.
 
@@ -129,6 +139,19 @@ class Site(Protocol):
             extra: a module of the method's own that is trained along with the model (on the model's device).
             epochs: instead of the plan's.
             phase: several trainings in one round take different phases, and with them different orders.
+            watch: is shown every step's gradients, as they are before the correction.
+        """
+        ...
+
+    def average(self, content: str, vectors: Vectors, *, round_number: int, lasting: bool = False) -> Tensor:
+        """The mean over all training images of a vector each: float64 ``[D]``, on the CPU.
+
+        Args:
+            content: what the vectors are. A plan with privacy says under this name how they are clipped and noised.
+            vectors: gives them; is called with the images in parts.
+            round_number: in which round it is asked for.
+            lasting: the vectors depend on image and label alone, and under this name are always the same, so that an
+                answer once given may be given again.
         """
         ...
 
@@ -363,5 +386,10 @@ def derive_seed(seed: int, *purpose: str | int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-LOCAL_METRICS = (TensorSpec("accuracy", ()), TensorSpec("loss", ()))
-"""What a silo that consents to LOCAL_METRICS adds to its upload: its personalised model on its own test images."""
+def local_metrics(plan: RunPlan) -> tuple[TensorSpec, ...]:
+    """What a silo that consents to LOCAL_METRICS adds to its upload: its personalised model on its own test images.
+
+    With differential privacy that is the accuracy alone, as a noisy count: a sum of losses has no bound.
+    """
+    accuracy = TensorSpec("accuracy", ())
+    return (accuracy,) if plan.privacy is not None else (accuracy, TensorSpec("loss", ()))

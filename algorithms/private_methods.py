@@ -1,8 +1,9 @@
 """Which methods can run under differential privacy, at how many steps, and why the others cannot.
 
 A method can if its silos train with ``site.fit`` on the cross entropy, with or without a correction, and all that they
-send is made from the models that leaves them, or from numbers of images (public under zero-out adjacency). Methods know
-nothing of this; one that is not in the table is refused.
+send is made from the models that leaves them, from averages over their images that ``site.average`` noises, or from
+numbers of images (public under zero-out adjacency). Methods know nothing of this; one that is not in the table is
+refused.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from privacy.exposure import MODEL, Exposure
 from privacy.plan import TrainingPlan, steps_of
 
 NOISED = "noised training (DP-SGD)"
+RELEASED = "clipped and noised average"
 DERIVED = "made from the noised training alone"
 PUBLIC = "public under zero-out adjacency"
 
@@ -32,6 +34,25 @@ _MECHANISMS: dict[Exposure, str] = {
 
 
 @dataclass(frozen=True)
+class Average:
+    """An average over the images that a method asks for (``site.average``).
+
+    Attributes:
+        content: as the method calls it.
+        exposure: the class that it is sent as; None where it only enters the training.
+        lasting: it is drawn once for a version of the data set; else in every round but the first.
+    """
+
+    content: str
+    exposure: Exposure | None
+    lasting: bool
+
+    def times(self, rounds: int) -> int:
+        """How often at most, in a run of so many rounds."""
+        return 1 if self.lasting else rounds - 1
+
+
+@dataclass(frozen=True)
 class Supported:
     """A method that can: the epochs of its trainings, and what else of its content is made from them alone.
 
@@ -39,18 +60,22 @@ class Supported:
         each_round: epochs of each training in a round; None stands for the plan's.
         at_end: epochs of each training after the last round.
         derived: classes beyond the usual that are computed from trained models only.
-        conditions: hyper-parameters that must have a certain value, each with the reason.
+        averages: averages over the images besides training.
+        conditions: hyper-parameters that must have one of certain values, each with the reason.
     """
 
     each_round: tuple[int | None, ...] = (None,)
     at_end: tuple[int, ...] = ()
     derived: frozenset[Exposure] = frozenset()
-    conditions: Mapping[str, tuple[object, str]] = field(default_factory=dict)
+    averages: tuple[Average, ...] = ()
+    conditions: Mapping[str, tuple[tuple[object, ...], str]] = field(default_factory=dict)
 
 
 _IMAGES_MAY_NOT_BE_LOOKED_UP = (
     "whether a silo holds one of the coordinator's images is an answer about its patients; compare them before the run"
 )
+_IDENTIFIER = Average("identifier", Exposure.DATA_IDENTIFIER, lasting=True)
+_CHOICE = Average("choice", None, lasting=False)
 _OWN_LOSS = "its loss is its own, and single images' gradients of it have no bound here"
 
 _TABLE: dict[str, Supported | str] = {
@@ -69,12 +94,10 @@ _TABLE: dict[str, Supported | str] = {
     "fedcac": Supported(derived=frozenset({Exposure.PARAMETER_MASK})),
     "fedpdc": Supported(
         conditions={
-            "mode": ("proximal", _OWN_LOSS),
-            "check_disjoint": (False, _IMAGES_MAY_NOT_BE_LOOKED_UP),
+            "mode": (("proximal",), _OWN_LOSS),
+            "check_disjoint": ((False,), _IMAGES_MAY_NOT_BE_LOOKED_UP),
         }
     ),
-    "feddfq": "its identifier, its choice among gradients and its classifier's gradient are made from the images "
-    "themselves, and their mechanisms (noised identifier, noisy choice, gradient from the noised steps) are not built",
     "moon": _OWN_LOSS,
     "fedrod": "its balanced loss is made from the silo's class counts, which have no mechanism, and trains a head of "
     "its own",
@@ -93,6 +116,28 @@ def _entry(method: Method) -> Supported | str:
     match method.name:
         case "ditto":
             return Supported(each_round=(None, getattr(method, "personal_epochs", 0) or None))
+        case "feddfq":
+            diem, agam = getattr(method, "diem", True), getattr(method, "agam", True)
+            conditions: dict[str, tuple[tuple[object, ...], str]] = {}
+            if agam:
+                conditions["selection"] = (
+                    ("argmin",),
+                    "to try gradients one after another is to ask the images a question for each, and each has its "
+                    "price; argmin asks one a round",
+                )
+            if diem:
+                conditions["centre"] = (
+                    ("model_input", "global_mean"),
+                    "where no pixel is below 0, an image's length is mostly its brightness, and clipping leaves little "
+                    "else",
+                )
+                conditions["per_class"] = ((False,), "numbers of images of each class have no mechanism")
+            # The classifier's gradient is that of the noised steps, or what they made of the classifier.
+            return Supported(
+                derived=frozenset({Exposure.CLASSIFIER_GRADIENT}),
+                averages=((_IDENTIFIER,) if diem else ()) + ((_CHOICE,) if agam else ()),
+                conditions=conditions,
+            )
         case "fedrep":
             return Supported(each_round=(getattr(method, "head_epochs", 1), getattr(method, "body_epochs", 1)))
         case "fedbabu":
@@ -107,11 +152,12 @@ def refusal(method: Method) -> str | None:
     entry = _entry(method)
     if isinstance(entry, str):
         return f"{method.name} cannot run with differential privacy: {entry}"
-    for name, (value, reason) in entry.conditions.items():
-        if getattr(method, name) != value:
-            shown = str(value).lower() if isinstance(value, bool) else value
-            return f"{method.name} can run with differential privacy only with `{name}: {shown}`: {reason}"
-    bare = [e for e in Exposure if e in set(method.required) and e not in _MECHANISMS and e not in entry.derived]
+    for name, (values, reason) in entry.conditions.items():
+        if getattr(method, name) not in values:
+            shown = " or ".join(f"`{name}: {str(v).lower() if isinstance(v, bool) else v}`" for v in values)
+            return f"{method.name} can run with differential privacy only with {shown}: {reason}"
+    covered = entry.derived | {average.exposure for average in entry.averages} | _MECHANISMS.keys()
+    bare = [e for e in Exposure if e in set(method.required) - covered]
     if bare:
         return (
             f"{method.name}, as configured, sends {', '.join(bare)}, for which there is no mechanism of differential "
@@ -153,8 +199,11 @@ def check_model(model: nn.Module, name: str) -> None:
 def mechanism(method: Method, exposure: Exposure) -> str:
     """What protects a class of a supported method's content."""
     entry = _entry(method)
-    if isinstance(entry, Supported) and exposure in entry.derived:
-        return DERIVED
+    if isinstance(entry, Supported):
+        if exposure in entry.derived:
+            return DERIVED
+        if exposure in {average.exposure for average in entry.averages}:
+            return RELEASED
     return _MECHANISMS.get(exposure, "none")
 
 
@@ -162,6 +211,14 @@ def planned_steps(method: Method, training: TrainingPlan, rounds: int, sampling_
     """The most DP-SGD steps that a silo takes in a run; raises ``ConfigurationError`` for a method that cannot."""
     check(method)
     return rounds * _round_steps(method, training, sampling_rate) + _end_steps(method, sampling_rate)
+
+
+def planned_averages(method: Method, rounds: int) -> tuple[Average, ...]:
+    """The averages that a method asks for in a run; raises ``ConfigurationError`` for a method that cannot."""
+    check(method)
+    entry = _entry(method)
+    assert isinstance(entry, Supported)
+    return tuple(average for average in entry.averages if average.times(rounds))
 
 
 def _round_steps(method: Method, training: TrainingPlan, sampling_rate: float) -> int:

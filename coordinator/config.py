@@ -11,19 +11,40 @@ from pydantic_core import PydanticCustomError
 from torch import nn
 
 from algorithms.datasets import load_npz
+from algorithms.masked_methods import masked_rounds, required
 from algorithms.method import Method
 from algorithms.models import build
-from algorithms.private_methods import check_model, planned_steps
+from algorithms.private_methods import check_model, planned_averages, planned_steps
 from algorithms.public_set import PublicImages
 from algorithms.registry import make
 from coordinator.store import has_password
-from privacy.accounting import SampledGaussian, Unit, noise_multiplier_for
+from privacy.accounting import Event, SampledGaussian, Unit, noise_multiplier_for
 from privacy.configuration import HIDDEN, FilePath, Name, StrictModel
 from privacy.endpoint import is_loopback
 from privacy.errors import ConfigurationError
 from privacy.exposure import Exposure, expand
 from privacy.party import PartyConfig
-from privacy.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
+from privacy.plan import (
+    MethodPlan,
+    MetricsPlan,
+    ModelPlan,
+    PrivacyPlan,
+    ReleasePlan,
+    RunPlan,
+    SecureAggregationPlan,
+    TrainingPlan,
+)
+
+
+class AverageConfig(StrictModel):
+    """How an average over a silo's units is protected.
+
+    ``bound``: R, the most that one unit's vector counts (its Euclidean norm). ``noise_multiplier``: z, of the noise on
+    the sum, with standard deviation z · R.
+    """
+
+    bound: float = Field(gt=0, allow_inf_nan=False)
+    noise_multiplier: float = Field(default=10.0, ge=0.1, allow_inf_nan=False)
 
 
 class PrivacyConfig(StrictModel):
@@ -33,7 +54,10 @@ class PrivacyConfig(StrictModel):
     well below one over a silo's number of units is usual. ``unit``: whose contribution is hidden; ``patient`` needs
     shards that say whose each image is. ``clipping_norm``: C, the most that one unit's gradient counts.
     ``sampling_rate``: q, with which a step takes each unit; an epoch then has 1/q steps, and ``training.batch_size``
-    counts for nothing.
+    counts for nothing. ``identifier`` and ``choice``: of FedDFQ's data identifier, and of the changes of the loss among
+    which it chooses (per length of the step); the training's noise is chosen such that all together keep to the target.
+    ``metrics_epsilon``: what accuracies may cost a silo's test images, all rounds together; with ``ask_for:
+    [LOCAL_METRICS]``.
     """
 
     epsilon: float = Field(gt=0, allow_inf_nan=False)
@@ -41,22 +65,51 @@ class PrivacyConfig(StrictModel):
     unit: Unit = "image"
     clipping_norm: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     sampling_rate: float = Field(gt=0, le=1)
+    identifier: AverageConfig = AverageConfig(bound=3.0)
+    choice: AverageConfig = AverageConfig(bound=1.0)
+    metrics_epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
     def plan(self, method: Method, training: TrainingPlan, rounds: int) -> PrivacyPlan:
         """The plan with the least noise that keeps to the target; raises ``BudgetError`` if none does."""
         steps = planned_steps(method, training, rounds, self.sampling_rate)
-        return PrivacyPlan(
-            **self.model_dump(),
-            noise_multiplier=_noise_multiplier(self.epsilon, self.delta, self.sampling_rate, steps),
-            steps=steps,
+        settings = {"identifier": self.identifier, "choice": self.choice}
+        releases = tuple(
+            ReleasePlan(content=one.content, times=one.times(rounds), **settings[one.content].model_dump())
+            for one in planned_averages(method, rounds)
         )
+        fixed = tuple(release.event(release.times) for release in releases)
+        return PrivacyPlan(
+            **self.model_dump(exclude={*settings, "metrics_epsilon"}),
+            noise_multiplier=_noise_multiplier(self.epsilon, self.delta, self.sampling_rate, steps, fixed),
+            steps=steps,
+            releases=releases,
+            metrics=self._metrics(rounds),
+        )
+
+    def _metrics(self, rounds: int) -> MetricsPlan | None:
+        if self.metrics_epsilon is None:
+            return None
+        # One a round, and one of what is handed out at the end.
+        return MetricsPlan(epsilon=self.metrics_epsilon / (rounds + 1), releases=rounds + 1)
 
 
 @lru_cache(maxsize=64)
-def _noise_multiplier(epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
+def _noise_multiplier(
+    epsilon: float, delta: float, sampling_rate: float, steps: int, fixed: tuple[Event, ...]
+) -> float:
     return noise_multiplier_for(
-        epsilon, delta=delta, events=lambda noise: [SampledGaussian(sampling_rate, noise, steps)]
+        epsilon, delta=delta, events=lambda noise: [SampledGaussian(sampling_rate, noise, steps), *fixed]
     )
+
+
+class SecureAggregationConfig(StrictModel):
+    """Masks under which silos send their updates, so that this coordinator learns sums alone.
+
+    ``minimum``: the fewest silos whose sum it may learn. ``fraction_bits``: F; numbers are summed as multiples of 2^-F.
+    """
+
+    minimum: int = Field(default=3, ge=3)
+    fraction_bits: int = Field(default=32, ge=8, le=48)
 
 
 class RunConfig(StrictModel):
@@ -66,6 +119,7 @@ class RunConfig(StrictModel):
     deliver before it may end: a number, or ``all``. ``deadline_minutes``: how long the round waits for the rest
     once it is open; without one it waits for all. ``ask_for``: exposure classes that silos may add if they
     consent (``LOCAL_METRICS`` fills ``coordinator results``). ``privacy``: differential privacy; none by default.
+    ``secure_aggregation``: masks; none by default.
     """
 
     name: Name
@@ -79,13 +133,14 @@ class RunConfig(StrictModel):
     deadline_minutes: float | None = Field(default=None, ge=0)
     ask_for: tuple[str, ...] = ()
     privacy: PrivacyConfig | None = None
+    secure_aggregation: SecureAggregationConfig | None = None
 
     @model_validator(mode="after")
     def _measured_nowhere(self) -> RunConfig:
-        if self.privacy is not None and self.ask_for:
+        if self.privacy is not None and bool(self.ask_for) != (self.privacy.metrics_epsilon is not None):
             raise ValueError(
-                "with `privacy`, `ask_for` must be empty: accuracies on a silo's own images have no mechanism of "
-                "differential privacy here"
+                "with `privacy`, accuracies on silos' own images are noised: `ask_for: [LOCAL_METRICS]` and `privacy: "
+                "metrics_epsilon` (what they may cost, for example 2) go together; leave both away to ask for none"
             )
         return self
 
@@ -157,6 +212,19 @@ class CoordinatorConfig(PartyConfig):
             raise ValueError(f"`start_with` is {self.start_with}, but there are {len(self.silos)} silos")
         if isinstance(self.run.quorum, int) and self.run.quorum > len(self.silos):
             raise ValueError(f"`run.quorum` is {self.run.quorum}, but there are {len(self.silos)} silos")
+        if (masks := self.run.secure_aggregation) is not None:
+            if self.insecure:
+                raise ValueError(
+                    "`run.secure_aggregation` needs certificates, by which hospitals know each other's keys; "
+                    "`insecure: true` has none"
+                )
+            share, most = self.run.participation, self.start_with or len(self.silos)
+            taking_part = most if share >= 1 else max(1, round(share * most))
+            if taking_part < masks.minimum:
+                raise ValueError(
+                    f"`run.secure_aggregation.minimum` is {masks.minimum}, but a round may have only {taking_part} "
+                    "silos; add silos, raise `start_with` or `participation`, or lower the minimum (3 at least)"
+                )
         if self.insecure and not is_loopback(self.listen):
             raise ValueError(f"`insecure: true` is for loopback addresses only, not {self.listen}")
         return self
@@ -193,6 +261,12 @@ class CoordinatorConfig(PartyConfig):
             raise ConfigurationError("run.training.batch_size should be at least 2")
         if run.privacy is not None:
             check_model(build(run.model, seed=run.seed, trusted=self.trusted_models), run.model.name)
+        masks = None
+        if run.secure_aggregation is not None:
+            masks = SecureAggregationPlan(
+                **run.secure_aggregation.model_dump(), rounds=masked_rounds(method, run.rounds)
+            )
+        needed = required(method, masks, run.rounds)
         return RunPlan(
             federation=self.federation,
             coordinator=self.name,
@@ -202,9 +276,10 @@ class CoordinatorConfig(PartyConfig):
             training=run.training,
             rounds=run.rounds,
             seed=run.seed,
-            required=method.required,
-            optional=tuple(sorted(expand(run.ask_for) - set(method.required))),
+            required=needed,
+            optional=tuple(sorted(expand(run.ask_for) - set(needed))),
             downlink=tuple(exposure for exposure in Exposure if exposure in method.downlink | {Exposure.INITIAL_MODEL}),
             participation=run.participation,
             privacy=run.privacy.plan(method, run.training, run.rounds) if run.privacy is not None else None,
+            secure_aggregation=masks,
         )

@@ -84,7 +84,7 @@ def _lead(
 ) -> None:
     gate = PlanGate(plan.downlink)
     door = Door(journal, identity=config.identity.uri, federation=config.federation, gate=gate)
-    rounds = Rounds(config, plan, config.make_method(), store)
+    rounds = Rounds(config, plan, config.make_method(), store, note=door.note)
     server = serve(CoordinatorService(config, rounds, store, door, credentials), config, credentials)
     door.note("run", run=plan.run, plan_sha256=plan.sha256.hex(), plan=plan.model_dump(mode="json"))
     rounds.start()

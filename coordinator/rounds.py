@@ -20,14 +20,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from algorithms.method import LOCAL_METRICS, Downloads, Federation, Memory, Method, participants
+from algorithms.masked_methods import masked_specs, mean_of
+from algorithms.method import Downloads, Federation, Memory, Method, local_metrics, participants
 from algorithms.models import Layout, build, state_of
 from algorithms.tensor_files import FileWorkspace, Spares, read_payload, write_payload
-from algorithms.tensors import FileSource, Part, Payload, TensorSpec
+from algorithms.tensors import FileSource, Part, Payload, TensorSpec, Workspace
 from coordinator.config import CoordinatorConfig
+from coordinator.masked_round import MaskedRound
 from coordinator.store import EVERYONE, RoundState, Store, Withdrawal
 from privacy.errors import MedsiloError, RefusedError, StoreError
 from privacy.exposure import Exposure
+from privacy.mask_keys import CertifiedKey
 from privacy.plan import RunPlan
 from protos.medsilo.v1 import coordinator_pb2 as wire
 
@@ -35,6 +38,11 @@ log = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 0.5
 """Between two attempts to read the state from a database that did not answer."""
+
+
+LEAST_MINUTES_TO_DELIVER = 5.0
+"""How long a masked round waits for its roster's updates before it is given up, however short its deadline: a silo
+that has masked for it should have the time to be started anew."""
 
 
 class LateError(MedsiloError):
@@ -47,12 +55,26 @@ class Order:
 
     kind: wire.TaskKind
     round: int
+    roster: tuple[CertifiedKey, ...] = ()
 
 
 class Rounds:
-    """One run. ``start`` begins its thread; its methods may be called from any thread."""
+    """One run. ``start`` begins its thread; its methods may be called from any thread. ``note`` records something in
+    the journal."""
 
-    def __init__(self, config: CoordinatorConfig, plan: RunPlan, method: Method, store: Store) -> None:
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        plan: RunPlan,
+        method: Method,
+        store: Store,
+        *,
+        note: Callable[..., object] = lambda _kind, **_content: None,
+    ) -> None:
+        self._note = note
+        self._masks: MaskedRound | None = None
+        self._members: set[str]
+        self._finished: bool
         self.config = config
         self.plan = plan
         self.store = store
@@ -182,20 +204,29 @@ class Rounds:
 
     @contextmanager
     def task(
-        self, silo: str, timeout: float, is_active: Callable[[], bool], *, holds_model: bool
+        self,
+        silo: str,
+        timeout: float,
+        is_active: Callable[[], bool],
+        *,
+        holds_model: bool,
+        key: CertifiedKey | None = None,
     ) -> Iterator[tuple[Order, Payload]]:
         """The silo's next task and what goes with it, which stays as it is while the caller reads it.
 
-        Waits for a task until ``timeout`` seconds have passed or the caller has gone. Raises ``StoreError`` while the
-        database does not answer.
+        ``key``: in a masked round the silo's mask key, which says that it has trained. Waits for a task until
+        ``timeout`` seconds have passed or the caller has gone. Raises ``StoreError`` while the database does not
+        answer.
         """
         with self._in_step():
+            if key is not None:
+                self._take_key(silo, key)
             self._changed.wait_for(
-                lambda: self._stopping or self.failure or self._doubtful or not is_active() or self._order(silo),
+                lambda: self._stopping or self.failure or self._doubtful or not is_active() or self._order(silo, key),
                 timeout,
             )
             self._check_in_step()
-            order = self._order(silo) or Order(wire.TASK_KIND_WAIT, self.round_number)
+            order = self._order(silo, key) or Order(wire.TASK_KIND_WAIT, self.round_number)
             payload = self._download(silo, order, holds_model=holds_model)
             paths = [part.source.path for part in payload.values() if isinstance(part.source, FileSource)]
             self._readers.update(paths)
@@ -206,7 +237,7 @@ class Rounds:
                 self._readers.subtract(paths)
 
     def _download(self, silo: str, order: Order, *, holds_model: bool) -> Payload:
-        if order.kind == wire.TASK_KIND_WAIT:
+        if order.kind in (wire.TASK_KIND_WAIT, wire.TASK_KIND_MASK):
             return {}
         given: Payload = dict(self._current.for_silo(silo))
         if order.kind == wire.TASK_KIND_FINISH and not self._method.downloads_last:
@@ -219,15 +250,17 @@ class Rounds:
         """What an update must hold, the optional parts included."""
         parts = {} if round_number == self.plan.rounds else self._half.upload_parts(round_number, silo)
         found = {exposure: tuple(specs) for exposure, specs in parts.items()}
+        if self.plan.is_masked(round_number):
+            found = {Exposure.MASKED_UPDATE: masked_specs(parts)}
         if Exposure.LOCAL_METRICS in self.plan.optional:
-            found[Exposure.LOCAL_METRICS] = LOCAL_METRICS
+            found[Exposure.LOCAL_METRICS] = local_metrics(self.plan)
         return found
 
-    def earlier_receipt(self, silo: str, round_number: int) -> Mapping[str, Any] | None:
+    def earlier_receipt(self, silo: str, round_number: int, roster_sha256: bytes = b"") -> Mapping[str, Any] | None:
         """The receipt of the silo's accepted update of that round, or None if one is due.
 
-        Raises ``LateError`` for a round that has ended without it, ``RefusedError`` for one that is not the
-        silo's.
+        ``roster_sha256``: what a masked update was masked for. Raises ``LateError`` for a round that has
+        ended without it, or is masked for another roster by now, ``RefusedError`` for one that is not the silo's.
         """
         with self._in_step():
             current = self._round
@@ -240,6 +273,9 @@ class Rounds:
                     f"round {round_number} is not one that {silo} was asked to train; the run is in round "
                     f"{self.round_number}"
                 )
+            masks = self._masks
+            if masks is not None and masks.number == round_number and not masks.is_for(roster_sha256):
+                raise LateError(f"round {round_number} is done again with fresh masks; this update is not used")
             if mine.delivered_at is not None:
                 return mine.receipt or {}
             if state is not current or state.closed_at is not None or self._closing:
@@ -250,7 +286,14 @@ class Rounds:
             return None
 
     def accept(
-        self, silo: str, round_number: int, *, file: Path | None, receipt: Mapping[str, Any], metrics: Payload
+        self,
+        silo: str,
+        round_number: int,
+        *,
+        file: Path | None,
+        receipt: Mapping[str, Any],
+        metrics: Payload,
+        roster_sha256: bytes = b"",
     ) -> Mapping[str, Any]:
         """Takes a complete, checked and durable update; returns its receipt, or that of an earlier equal one."""
         measured = metrics[Exposure.LOCAL_METRICS].tensors() if Exposure.LOCAL_METRICS in metrics else {}
@@ -259,7 +302,13 @@ class Rounds:
                 if file is not None:
                     file.unlink(missing_ok=True)
                 raise RefusedError(f"{silo} has withdrawn from run {self.plan.run}; this update is not used")
-            if (earlier := self.earlier_receipt(silo, round_number)) is not None:
+            try:
+                earlier = self.earlier_receipt(silo, round_number, roster_sha256)
+            except LateError:
+                if file is not None:
+                    file.unlink(missing_ok=True)
+                raise
+            if earlier is not None:
                 return earlier
             self.store.deliver(
                 self.plan.run,
@@ -268,8 +317,10 @@ class Rounds:
                 file=str(file.relative_to(self.config.state)) if file else None,
                 receipt=receipt,
                 accuracy=float(measured["accuracy"]) if measured else None,
-                loss=float(measured["loss"]) if measured else None,
+                loss=float(measured["loss"]) if "loss" in measured else None,
             )
+            if self._masks is not None:
+                self._masks.offers.pop(silo, None)  # a key masks one update
             self._refresh()
             self._changed.notify_all()
         return receipt
@@ -317,6 +368,7 @@ class Rounds:
         while True:
             with self._changed:
                 self._doubtful = True
+                self._changed.notify_all()
                 if self._changed.wait_for(lambda: self._stopping, timeout=PAUSE_SECONDS):
                     return False
                 with suppress(StoreError):
@@ -339,6 +391,9 @@ class Rounds:
             if self._round is None or self._round.closed_at is not None:
                 self._open_next()
                 return True
+            if self._masks is not None and (silos := self._next_roster(self._masks)):
+                self._fix_roster(self._masks, silos)
+                return True
             self._closing = True
             closing = self._round
         # Without the lock: meanwhile silos may ask, and late updates are turned away.
@@ -352,8 +407,79 @@ class Rounds:
             return True
         if self._round is None:
             here = len(self.config.silos) - len(self._withdrawn)
-            return len(self._members) >= min(self.config.start_with or here, here)
-        return self._round.closed_at is not None or self._may_close(self._round)
+            return len(self._members) >= min(self.config.start_with or here, here) and self._enough(0)
+        if self._round.closed_at is not None:
+            return self._enough(self._round.number + 1)
+        if self._masks is not None:
+            return self._next_roster(self._masks) is not None or self._is_decided(self._masks, self._round)
+        return self._may_close(self._round)
+
+    def _enough(self, number: int) -> bool:
+        """Whether there are enough silos for a round, if it is a masked one."""
+        masks = self.plan.secure_aggregation
+        if masks is None or not self.plan.is_masked(number):
+            return True
+        return len(self._chosen(number)) >= masks.minimum
+
+    def _chosen(self, number: int) -> tuple[str, ...]:
+        plan = self.plan
+        return participants(sorted(self._members), share=plan.participation, seed=plan.seed, round_number=number)
+
+    def _next_roster(self, masks: MaskedRound) -> tuple[str, ...] | None:
+        state, quorum, left = self._round, self.config.run.quorum, self._seconds_to_deadline()
+        if state is None or self._is_lost(masks, state):
+            return None
+        overdue = quorum != "all" and left is not None and left <= 0
+        return masks.ready(state.participants, quorum=0 if quorum == "all" else quorum, overdue=overdue)
+
+    def _fix_roster(self, masks: MaskedRound, silos: tuple[str, ...]) -> None:
+        run, number = self.plan.run, masks.number
+        masks.fixed_at = self.store.fix_roster(run, number, silos)
+        roster = masks.fix(silos)
+        self._note("roster", run=run, plan_sha256=self.plan.sha256.hex(), round=number, **roster.describe())
+        log.info("round %d of %d: %s mask their updates", number + 1, self.plan.rounds, ", ".join(silos))
+        self._changed.notify_all()
+
+    def _is_decided(self, masks: MaskedRound, state: RoundState) -> bool:
+        """Whether all of a roster have delivered, or it is certain that they never will."""
+        return _complete(masks, state) or self._is_lost(masks, state)
+
+    def _is_lost(self, masks: MaskedRound, state: RoundState) -> bool:
+        """Whether a masked round can come to no sum: its silos cannot be others once a roster is fixed."""
+        if masks.silos is None:
+            return len(state.participants) < masks.minimum
+        if not set(masks.silos) <= set(state.participants):
+            return True
+        left = self._seconds_to_deadline()
+        return self.config.run.quorum != "all" and left is not None and left <= 0 and not _complete(masks, state)
+
+    def _take_key(self, silo: str, key: CertifiedKey) -> None:
+        masks, state = self._masks, self._round
+        mine = state.participants.get(silo) if state else None
+        if masks is None or mine is None or masks.number != key.round or self._closing:
+            return
+        masks.offers[silo] = key
+        if mine.delivered_at is None and masks.has_lost_its_key(silo, key):
+            log.warning("round %d: %s has begun anew; all mask again with fresh keys", masks.number + 1, silo)
+            self._mask_again(masks)
+        self._changed.notify_all()
+
+    def _mask_again(self, masks: MaskedRound) -> None:
+        masks.roster = None
+        for name in self.store.restart_round(self.plan.run, masks.number):
+            (self.config.state / name).unlink(missing_ok=True)
+        self._refresh()
+
+    def _open_masks(self) -> None:
+        """Prepares the round that is open, if it is a masked one; of one that was cut short, by a crash or a
+        database that failed to answer, all deliver again."""
+        self._masks, state, plan = None, self._round, self.plan.secure_aggregation
+        if plan is None or state is None or state.closed_at is not None or not self.plan.is_masked(state.number):
+            return
+        self._masks = MaskedRound(state.number, plan.minimum)
+        if fixed := self.store.roster(self.plan.run, state.number):
+            self._masks.silos, self._masks.fixed_at = fixed
+            self._mask_again(self._masks)
 
     def _may_close(self, state: RoundState) -> bool:
         asked = len(state.participants)
@@ -369,7 +495,10 @@ class Rounds:
         minutes = self.config.run.deadline_minutes
         if minutes is None or self._round is None or self._round.closed_at is not None:
             return None
-        opened = datetime.fromisoformat(self._round.opened_at)
+        fixed = self._masks.fixed_at if self._masks is not None else None
+        opened = datetime.fromisoformat(fixed or self._round.opened_at)
+        if fixed is not None:
+            minutes = max(minutes, LEAST_MINUTES_TO_DELIVER)
         left = 60 * minutes - (datetime.now(UTC) - opened).total_seconds()
         # Past the deadline and short of the quorum only a delivery changes anything.
         return left if left > 0 or self._quorum_reached() else None
@@ -377,11 +506,21 @@ class Rounds:
     def _quorum_reached(self) -> bool:
         if self._round is None or self.config.run.quorum == "all":
             return False
+        if (masks := self._masks) is not None:
+            there = len(set(masks.offers) & set(self._round.participants))
+            return masks.silos is not None or there >= max(masks.minimum, self.config.run.quorum)
         delivered = sum(p.delivered_at is not None for p in self._round.participants.values())
         return delivered >= min(self.config.run.quorum, len(self._round.participants))
 
     def _deserted(self) -> bool:
-        """Whether all hospitals have withdrawn: before the start all that may take part, later all that did."""
+        """Whether all hospitals have withdrawn: before the start all that may take part, later all that did; of a
+        masked run, so many that there are not enough for a sum."""
+        masks, number = self.plan.secure_aggregation, self.round_number
+        if self._round is not None and self._round.closed_at is not None:
+            number += 1
+        left = set(self.config.silos) - self._withdrawn
+        if masks is not None and self.plan.is_masked(number) and len(left) < masks.minimum:
+            return not self._closing
         if self._members or not self._withdrawn:
             return False
         return self._round is not None or self._withdrawn >= set(self.config.silos)
@@ -390,14 +529,16 @@ class Rounds:
         run, state = self.plan.run, self._round
         if state is not None and state.closed_at is None:
             self.store.close_round(run, state.number, downloads={}, memory_file=self.store.memory_file(run))
-        self.store.finish_run(run, self.plan.rounds, [])
+        self.store.finish_run(run, self.plan.rounds, sorted(self._members))
         self._finished = True
         log.warning(
-            "run %s: every hospital has withdrawn, so it ends after %d of %d rounds; what was made of them stays",
+            "run %s: %s, so it ends after %d of %d rounds; what was made of them stays",
             run,
+            "too many hospitals have withdrawn for a masked sum" if self._members else "every hospital has withdrawn",
             state.number if state else 0,
             self.plan.rounds,
         )
+        self._masks = None
         self._refresh()
         self._prepare()
         self._changed.notify_all()
@@ -410,30 +551,40 @@ class Rounds:
             self._finished = True
             log.info("run %s: all %d rounds have ended", plan.run, plan.rounds)
         else:
-            chosen = participants(sorted(self._members), share=plan.participation, seed=plan.seed, round_number=number)
+            chosen = self._chosen(number)
             self.store.open_round(plan.run, number, chosen)
             log.info("round %d of %d is open for %s", number + 1, plan.rounds, ", ".join(chosen))
         self._refresh()
+        self._open_masks()
         self._prepare()
         self._changed.notify_all()
 
     def _close(self, state: RoundState) -> None:
         started = time.monotonic()
-        uploads = self._payloads({s: p.file for s, p in state.participants.items() if p.file is not None})
-        delivered = {s for s, p in state.participants.items() if p.delivered_at is not None}
+        workspace = FileWorkspace(self._round_folder(state.number), self.spares)
+        files = {s: p.file for s, p in state.participants.items() if p.file is not None}
+        if self._masks is None:
+            uploads = self._payloads(files)
+            latest = self._unmasked(self._payloads(self.store.latest_files(self.plan.run)))
+        else:
+            uploads = latest = self._sum_up(self._masks, state, files, workspace)
+        delivered = {s for s, p in state.participants.items() if p.delivered_at is not None and s in uploads}
         fresh = Downloads()
         if delivered and (state.number + 1 < self.plan.rounds or self._method.downloads_last):
             fresh = self._half.aggregate(
                 state.number,
                 uploads,
-                self._payloads(self.store.latest_files(self.plan.run)),
-                FileWorkspace(self._round_folder(state.number), self.spares),
+                latest,
+                workspace,
             )
-        files = {silo: self._files(silo, payload, state.number) for silo, payload in _named(fresh).items()}
+        written = {silo: self._files(silo, payload, state.number) for silo, payload in _named(fresh).items()}
         memory_file = self._save_memory(state.number)
         with self._changed:
-            self.store.close_round(self.plan.run, state.number, downloads=files, memory_file=memory_file)
-            self._keep(files)
+            if self._masks is not None and not uploads:
+                self._mask_again(self._masks)  # what was delivered counts for nothing
+            self.store.close_round(self.plan.run, state.number, downloads=written, memory_file=memory_file)
+            self._keep(written)
+            self._masks = None
             self._closing = False
             self._refresh()
             self._changed.notify_all()
@@ -448,7 +599,32 @@ class Rounds:
         )
         self._forget(state.number)
 
-    def _order(self, silo: str) -> Order | None:
+    def _sum_up(
+        self, masks: MaskedRound, state: RoundState, files: Mapping[str, str], workspace: Workspace
+    ) -> dict[str, Payload]:
+        """The mean of a whole roster's updates in each silo's place; nothing where the round is given up."""
+        if not _complete(masks, state) or masks.silos is None or self.plan.secure_aggregation is None:
+            log.warning(
+                "round %d is given up: not all of %s have delivered, and a sum over others would give single updates "
+                "away",
+                state.number + 1,
+                ", ".join(masks.silos or sorted(state.participants)),
+            )
+            return {}
+        parts = self._half.upload_parts(state.number, masks.silos[0])
+        masked = list(self._payloads({silo: files[silo] for silo in masks.silos}).values())
+        try:
+            mean = mean_of(masked, parts, self.plan.secure_aggregation, workspace)
+        except RefusedError as error:
+            log.warning("round %d is given up: %s", state.number + 1, error)
+            return {}
+        return dict.fromkeys(masks.silos, mean)
+
+    @staticmethod
+    def _unmasked(payloads: Mapping[str, Payload]) -> dict[str, Payload]:
+        return {silo: payload for silo, payload in payloads.items() if Exposure.MASKED_UPDATE not in payload}
+
+    def _order(self, silo: str, key: CertifiedKey | None = None) -> Order | None:
         state = self._round
         if state is None or state.closed_at is not None or self._closing:
             return None
@@ -456,6 +632,10 @@ class Rounds:
         if mine is None or mine.delivered_at is not None:
             # A silo that asks again after the end has lost the answer: the end is told as often as it is asked.
             return Order(wire.TASK_KIND_FINISH, state.number) if self._finished else None
+        if (masks := self._masks) is not None and key is not None and key.round == masks.number:
+            # It has trained, and waits to hear with whom to mask.
+            due = masks.roster if masks.is_due(silo, key) else None
+            return Order(wire.TASK_KIND_MASK, state.number, tuple(due.keys.values())) if due else None
         return Order(wire.TASK_KIND_FINISH if self._finished else wire.TASK_KIND_TRAIN, state.number)
 
     def _all_done(self) -> bool:
@@ -482,6 +662,7 @@ class Rounds:
         self._keep(self.store.downloads(run))
         if name := self.store.memory_file(run):
             self._half.memory = _read_memory(self.config.state / name)
+        self._open_masks()
         self._prepare()
         for silo in sorted(self._withdrawn):
             self._let_go(silo)
@@ -552,6 +733,14 @@ class Rounds:
 
     def _round_folder(self, number: int) -> Path:
         return self.folder / f"round-{number:06d}"
+
+
+def _complete(masks: MaskedRound, state: RoundState) -> bool:
+    """Whether all of a roster have delivered for it."""
+    if masks.roster is None:
+        return False
+    found = (state.participants.get(silo) for silo in masks.roster.silos)
+    return all(mine is not None and mine.delivered_at is not None for mine in found)
 
 
 def _named(downloads: Downloads) -> dict[str, Payload]:

@@ -27,6 +27,7 @@ from privacy.door import Call, Door, nonce
 from privacy.envelope import from_json, from_message, to_json, to_message
 from privacy.errors import IdentityError, MedsiloError, ReceiptError, RefusedError, StoreError
 from privacy.exposure import Exposure
+from privacy.mask_keys import CertifiedKey, Occasion, read_certified, round_of
 from privacy.pki import Credentials, Identity, fingerprint, identity_of_certificate
 from privacy.receipts import OutOfStepError
 from privacy.withdrawal import Tombstone
@@ -126,6 +127,8 @@ class CoordinatorService:
             missing.append(f"{self._plan.rounds} rounds")
         if request.missing_privacy:
             missing.append("the run's privacy loss" if self._plan.privacy else "a run without differential privacy")
+        if request.missing_masks:
+            missing.append("the run's masks" if self._plan.secure_aggregation else "a run without masks")
         self._store.answer(
             self._plan.run,
             silo,
@@ -194,12 +197,29 @@ class CoordinatorService:
         context.add_callback(self._rounds.wake)
         timeout = min(float(request.wait_seconds), MAX_WAIT_SECONDS)
         holds_model = request.holds_model
-        with self._rounds.task(silo, timeout, context.is_active, holds_model=holds_model) as (order, payload):
+        key = self._mask_key(request, silo, call)
+        with self._rounds.task(silo, timeout, context.is_active, holds_model=holds_model, key=key) as (order, payload):
             self._store.check_serving()
             call.round = order.round
             task = wire.Task(nonce=nonce(), kind=order.kind, round=order.round, parts=manifest(payload))
+            task.roster.extend(stated.to_message() for stated in order.roster)
             task.attestation.CopyFrom(self._door.attest(call.peer))
             yield from send(self._door, call, wire.GetTaskResponse(task=task), payload)
+
+    def _mask_key(self, request: wire.GetTaskRequest, silo: str, call: Call) -> CertifiedKey | None:
+        """The mask key that a silo states for the round that is open; None for an earlier one."""
+        if not request.HasField("mask_key") or self._credentials is None:
+            return None
+        number = self._rounds.round_number
+        if round_of(request.mask_key) != number or not self._plan.is_masked(number):
+            return None
+        occasion = Occasion(self._config.federation, self._plan.run, self._plan.sha256, number)
+        key = read_certified(request.mask_key, occasion, ca_pem=self._credentials.ca_pem)
+        if key.silo != silo or key.audit_key != self._door.correspondence(call.peer).peer_key:
+            raise RefusedError(
+                f"the mask key is {key.silo}'s, or not signed with the audit key that {silo} joined with"
+            )
+        return key
 
     def _submit(self, stream: Iterator[bytes], call: Call, context: grpc.ServicerContext) -> bytes:
         header = self._next(stream, call)
@@ -211,7 +231,7 @@ class CoordinatorService:
         self._check_member(silo)
         self._check_signed(call)
         call.round = update.round
-        if (earlier := self._rounds.earlier_receipt(silo, update.round)) is not None:
+        if (earlier := self._rounds.earlier_receipt(silo, update.round, update.roster_sha256)) is not None:
             return self._acknowledge(call, first=earlier)
         parts = read_manifest(update.parts)
         expected = self._rounds.expected_parts(silo, update.round)
@@ -237,7 +257,12 @@ class CoordinatorService:
         attestation = self._door.attest(call.peer, durable=True)
         receipt = to_json(from_message(attestation))
         accepted = self._rounds.accept(
-            silo, update.round, file=path if large else None, receipt=receipt, metrics=metrics.payload()
+            silo,
+            update.round,
+            file=path if large else None,
+            receipt=receipt,
+            metrics=metrics.payload(),
+            roster_sha256=update.roster_sha256,
         )
         if accepted is not receipt:
             path.unlink(missing_ok=True)

@@ -344,6 +344,32 @@ class Store:
             if session.get(tables.Participant, (run, number, silo)) is None:
                 session.add(tables.Participant(run=run, round=number, silo=silo))
 
+    def fix_roster(self, run: str, number: int, silos: Sequence[str]) -> str:
+        """Notes whose masked updates a round is to sum up, once and for all; returns since when."""
+        with self._writing() as session:
+            found = session.get(tables.Roster, (run, number))
+            if found is None:
+                found = tables.Roster(run=run, round=number, silos=list(silos), fixed_at=now())
+                session.add(found)
+            return found.fixed_at
+
+    def roster(self, run: str, number: int) -> tuple[tuple[str, ...], str] | None:
+        """Whose masked updates a round is to sum up, and since when; None until that is fixed."""
+        with self._reading() as session:
+            found = session.get(tables.Roster, (run, number))
+            return None if found is None else (tuple(found.silos), found.fixed_at)
+
+    def restart_round(self, run: str, number: int) -> list[str]:
+        """Forgets what was delivered in a round; returns the files that are to be deleted."""
+        with self._writing() as session:
+            rows = session.scalars(
+                select(tables.Participant).where(tables.Participant.run == run, tables.Participant.round == number)
+            ).all()
+            files = [row.file for row in rows if row.file is not None]
+            for row in rows:
+                row.delivered_at = row.file = row.receipt = row.accuracy = row.loss = None
+            return files
+
     def close_round(
         self, run: str, number: int, *, downloads: Mapping[str, Mapping[str, Any]], memory_file: str | None
     ) -> None:

@@ -63,6 +63,16 @@ class Participant(Base):
     loss: Mapped[float | None] = mapped_column(Double)
 
 
+class Roster(Base):
+    """Whose masked updates a round sums up."""
+
+    __tablename__ = "roster"
+    run: Mapped[str] = mapped_column(String(63), primary_key=True)
+    round: Mapped[int] = mapped_column(primary_key=True)
+    silos: Mapped[list[str]] = mapped_column(JSON)
+    fixed_at: Mapped[str] = mapped_column(String(32))
+
+
 class Download(Base):
     """Where what a silo was last given lies."""
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from privacy.accounting import Guarantee, Unit, epsilon, shown
-from privacy.configuration import StrictModel, load
+from privacy.configuration import Name, StrictModel, load
 from privacy.errors import ConsentError, IdentityError
 from privacy.exposure import Exposure, expand
 from privacy.pki import Identity
@@ -24,12 +24,18 @@ def today() -> date:
     return datetime.now(UTC).date()
 
 
+LEAST_UNITS = 50
+"""How many units an average is over at least where a consent does not say."""
+
+
 class PrivacyConsent(StrictModel):
     """What all releases from a data set may cost together, over all runs, and how it is counted.
 
     ``epsilon``, ``delta``: the budget; adjacency zero-out, accountant PLD. ``unit``: whose contribution is hidden.
     ``clipping_norm``: the largest that a plan may have; any by default. ``demanded``: whether runs without differential
-    privacy are refused.
+    privacy are refused. ``least_units``: with fewer units than this, no mean over them leaves (FedDFQ's identifier).
+    ``metrics_epsilon``: what accuracies may cost the test images, which have an account of their own; without it none
+    leaves a private run.
     """
 
     epsilon: float = Field(gt=0, allow_inf_nan=False)
@@ -37,6 +43,12 @@ class PrivacyConsent(StrictModel):
     unit: Unit = "image"
     clipping_norm: float | None = Field(default=None, gt=0)
     demanded: bool = True
+    least_units: int = Field(default=LEAST_UNITS, ge=1)
+    metrics_epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+    def budget(self, split: str) -> float | None:
+        """The budget of the units of a split (train or test); None where there is none."""
+        return self.epsilon if split == "train" else self.metrics_epsilon
 
     def missing_for(self, plan: RunPlan) -> tuple[str, ...]:
         """What a plan needs beyond this, each in words with the line that would allow it."""
@@ -50,10 +62,37 @@ class PrivacyConsent(StrictModel):
             lines.append(
                 f"a clipping norm of {found.clipping_norm:g} (`privacy: clipping_norm: {found.clipping_norm:g}`)"
             )
-        cost = epsilon([found.training(found.steps)], delta=self.delta)
+        cost = epsilon(found.events, delta=self.delta)
         if cost > self.epsilon:
             guarantee = Guarantee(cost, self.delta, found.unit)
             lines.append(f"a privacy loss of {guarantee} (`privacy: epsilon: {shown(cost)}`)")
+        return tuple(lines)
+
+
+class SecureAggregationConsent(StrictModel):
+    """Demands that updates leave under masks only, in every round.
+
+    ``minimum``: the fewest hospitals whose sum the coordinator may learn. ``audit_keys``: SHA-256 of the audit keys of
+    the other hospitals, by name; then updates are masked together with these alone, and nobody, not even who runs the
+    federation's CA, can put an invented hospital among them.
+    """
+
+    minimum: int = Field(default=3, ge=3)
+    audit_keys: dict[Name, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = Field(default_factory=dict)
+
+    def missing_for(self, plan: RunPlan) -> tuple[str, ...]:
+        """What a plan needs beyond this, each in words with the line that would allow it."""
+        found = plan.secure_aggregation
+        if found is None:
+            return ("a run without masks (take `secure_aggregation:` out of the consent)",)
+        lines = []
+        if found.rounds < plan.rounds:
+            lines.append(
+                f"updates without masks from round {found.rounds + 1} on (take `secure_aggregation:` out of the "
+                "consent)"
+            )
+        if found.minimum < self.minimum:
+            lines.append(f"sums of {found.minimum} hospitals (`secure_aggregation: minimum: {found.minimum}`)")
         return tuple(lines)
 
 
@@ -64,6 +103,7 @@ class Consent(StrictModel):
     in. ``exposures``: classes of bytes that may leave (``MODEL_PARAMETERS`` stands for extractor and classifier).
     ``rounds``: most rounds of one run. ``expires``: last day (UTC) on which anything may leave. ``approval``: with
     ``required`` each run waits for ``silo approve`` before it is joined. ``privacy``: a budget for it.
+    ``secure_aggregation``: demands masks.
     """
 
     coordinator: str | None = None
@@ -73,6 +113,7 @@ class Consent(StrictModel):
     expires: date | None = None
     approval: Literal["none", "required"] = "none"
     privacy: PrivacyConsent | None = None
+    secure_aggregation: SecureAggregationConsent | None = None
 
     @field_validator("coordinator")
     @classmethod
@@ -107,9 +148,11 @@ class Missing:
     rounds: int | None = None
     expired: date | None = None
     privacy: tuple[str, ...] = ()
+    masks: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return any((self.classes, self.method, self.coordinator, self.rounds is not None, self.expired, self.privacy))
+        rounds = self.rounds is not None
+        return any((self.classes, self.method, self.coordinator, rounds, self.expired, self.privacy, self.masks))
 
     def lines(self) -> list[str]:
         """Each thing that is missing, in words, with the line that would allow it."""
@@ -123,8 +166,7 @@ class Missing:
         if self.rounds is not None:
             lines.append(f"{self.rounds} rounds (`rounds: {self.rounds}`)")
         lines += [f"exposure class {exposure} (under `exposures:`)" for exposure in self.classes]
-        lines += self.privacy
-        return lines
+        return [*lines, *self.privacy, *self.masks]
 
 
 @dataclass(frozen=True)
@@ -163,6 +205,7 @@ class ConsentFile:
             rounds=plan.rounds if plan.rounds > consent.rounds else None,
             expired=base.expired,
             privacy=consent.privacy.missing_for(plan) if consent.privacy is not None else (),
+            masks=consent.secure_aggregation.missing_for(plan) if consent.secure_aggregation is not None else (),
         )
 
     def refusal(self, missing: Missing, purpose: str) -> ConsentError:

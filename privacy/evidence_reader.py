@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from privacy.accounting import shown
 from privacy.bundle import Evidence, Header, UnreadableError
 from privacy.canonical import read_canonical
 from privacy.checkpoint import Checkpoint, read_note, verify
@@ -36,7 +37,7 @@ _HEX32 = re.compile(r"[0-9a-f]{64}")
 KINDS = frozenset(
     {
         *("key", "key-rotation", "peer-key", "schema", "segment"),
-        *("message", "refusal", "run", "consent", "approval", "withdrawal", "ledger"),
+        *("message", "refusal", "run", "consent", "approval", "withdrawal", "ledger", "roster"),
     }
 )
 """The kinds of records that this release knows."""
@@ -150,7 +151,7 @@ class EvidenceReader:
             while ahead is not None and ahead[1].size <= self._tree.size:
                 self._take_note(*ahead)
                 ahead = self._next_note()
-        if ahead is not None:
+        if ahead is not None and ahead[1].size > self._tree.size:
             gone = f"records {self._tree.size} to {ahead[1].size - 1} were signed and are gone"
             raise BrokenError(None, gone)
         for note in self._unchecked:
@@ -284,10 +285,14 @@ class EvidenceReader:
                 self._take_refusal(record)
             case "ledger":
                 self._charges.add(record["charge"])
+                if "spent" in record:
+                    self._charges.say(record["charge"], record["spent"], record["index"])
             case "consent":
                 self._permissions.consented(record)
             case "withdrawal":
                 self._permissions.withdrawn(record)
+            case "roster":
+                self._permissions.masked(record)
             case "run" if whole:
                 self._permissions.joined(record)
             case "schema":
@@ -487,6 +492,35 @@ class EvidenceReader:
             )
         if result.whole:
             self._count()
+            self._recount_privacy()
+
+    def _recount_privacy(self) -> None:
+        """Adds the privacy ledger's charges up again, and holds the sum against what the journal says of it."""
+        try:
+            accounts = self._charges.replay()
+        except (ValueError, ArithmeticError, MemoryError) as error:
+            raise BrokenError(None, f"the privacy ledger's charges cannot be added up ({error!s:.200})") from None
+        for account in accounts:
+            said, record = account.said
+            whose = f"data set {account.subject.data_sha256[:16]} ({account.subject.split} split)"
+            if account.spent is None:
+                why = (
+                    f"charge {', '.join(map(str, account.untold))} is not told of here"
+                    if account.untold
+                    else "they are of too many kinds"
+                )
+                self.result.remarks.append(f"The privacy loss of {whose} cannot be recomputed: {why}.")
+            elif not account.agrees:
+                raise BrokenError(
+                    record,
+                    f"it says that the charges for {whose} come to ε = {shown(said)}; recomputed, the "
+                    f"{_count_of(account.charges, 'charge')} come to {account.spent}",
+                )
+            else:
+                self.result.remarks.append(
+                    f"The privacy loss of {whose}, recomputed from {_count_of(account.charges, 'charge')}, is "
+                    f"{account.spent}, as the journal says."
+                )
 
     def _count(self) -> None:
         result = self.result

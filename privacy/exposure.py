@@ -52,6 +52,7 @@ class Exposure(StrEnum):
     PEER_RATINGS = "PEER_RATINGS"
     PEER_MODELS = "PEER_MODELS"
     PUBLIC_DATA = "PUBLIC_DATA"
+    MASKED_UPDATE = "MASKED_UPDATE"
 
     @property
     def number(self) -> exposure_pb2.ExposureClass:
@@ -107,6 +108,8 @@ MEANING: dict[Exposure, str] = {
     "single models of the others, and can try on them what one can try on a model.",
     Exposure.PUBLIC_DATA: "Fingerprints of the coordinator's public images, so that the hospital can check that none "
     "of them is its own. Nothing about its patients.",
+    Exposure.MASKED_UPDATE: "The hospital's trained model under masks: by itself it looks like random numbers. Added "
+    "to those of the other hospitals of the round it gives their sum, which is all that the coordinator can read.",
 }
 """Each class in words for someone who does not know what a gradient is."""
 

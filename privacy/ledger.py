@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import itertools
 import json
+import math
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,6 +33,11 @@ from privacy.durable import Appender
 from privacy.errors import BudgetError
 
 _SLACK = 1e-9
+_AGREEMENT = 1e-3
+"""By how much two computations of an ε may differ: releases of the accountant round differently."""
+_MOST_KINDS = 100
+"""Of so many kinds of charges the sum is computed in a minute; an honest account has a few."""
+_MOST_NAMED = 5
 _SUFFIX = ".jsonl"
 
 
@@ -289,11 +296,44 @@ def charges(records: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]
             yield from record["ledger"]
 
 
+def describe_spent(epsilon: float, delta: float) -> dict[str, Any]:
+    """What all charges up to one have cost, as the journal tells it beside that charge; an ε without bound is null."""
+    return {"epsilon": None if math.isinf(epsilon) else epsilon, "delta": delta, "accountant": accounting.ACCOUNTANT}
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One account, recomputed from the charges that a journal tells of.
+
+    Attributes:
+        subject: whose account.
+        charges: how many were added up.
+        spent: what they come to; None where they cannot be added up.
+        untold: numbers of charges up to the last that the journal does not tell of.
+        said: the ε that the journal's newest statement says, and the number of its record.
+    """
+
+    subject: Subject
+    charges: int
+    spent: Guarantee | None
+    untold: tuple[int, ...]
+    said: tuple[float, int]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the statement is what the charges come to; so it counts where they cannot be added up."""
+        if self.spent is None:
+            return True
+        said, found = self.said[0], self.spent.epsilon
+        return said == found or abs(said - found) <= _AGREEMENT
+
+
 class Charges:
     """Charges as a journal tells of them, each counted once however often it is told."""
 
     def __init__(self) -> None:
         self._events: dict[tuple[Subject, int], Event] = {}
+        self._said: dict[Subject, tuple[int, float, float, int]] = {}
 
     def add(self, charge: Any) -> None:
         """Raises ``ValueError`` for a charge that cannot be read, or that was told in another way before."""
@@ -306,6 +346,32 @@ class Charges:
             raise ValueError(f"the privacy ledger's charge has the number {index!r:.40}")
         if self._events.setdefault((subject, index), event) != event:
             raise ValueError(f"charge {index} of data set {subject.data_sha256[:16]} is told in two ways")
+
+    def say(self, charge: Any, spent: Any, record: int) -> None:
+        """Takes in what a record says that all charges up to its own have cost; raises ``ValueError`` for what is no
+        such statement."""
+        try:
+            subject, delta = Subject.read(charge), float(spent["delta"])
+            epsilon = math.inf if spent["epsilon"] is None else float(spent["epsilon"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"what the charges have cost cannot be read ({error})") from None
+        if not (0 < delta < 1 and epsilon >= 0):
+            raise ValueError(f"what the charges have cost cannot be ε = {epsilon} at δ = {delta}")
+        self._said[subject] = (charge["index"], epsilon, delta, record)
+
+    def replay(self) -> list[Replayed]:
+        """Every account of which the journal says what it has cost, recomputed up to its newest statement."""
+        found = []
+        for subject, (index, said, delta, record) in self._said.items():
+            told = {n: event for (one, n), event in self._events.items() if one == subject and n <= index}
+            # Only as many as there are gaps to name: the number of a charge is the journal's word.
+            untold = tuple(itertools.islice((n for n in range(1, index + 1) if n not in told), _MOST_NAMED))
+            spent = None
+            if not untold and len(set(told.values())) <= _MOST_KINDS:
+                epsilon = accounting.epsilon(told.values(), delta=delta, adjacency=subject.adjacency)
+                spent = Guarantee(epsilon, delta, subject.unit, subject.adjacency)
+            found.append(Replayed(subject, len(told), spent, untold, (said, record)))
+        return found
 
     def events(self) -> dict[Subject, list[Event]]:
         """The events of each account, in order."""

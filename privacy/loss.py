@@ -9,7 +9,7 @@ from typing import Any
 from privacy import accounting
 from privacy.accounting import Guarantee, shown
 from privacy.errors import JournalError
-from privacy.ledger import replay
+from privacy.ledger import Subject, replay
 
 DELTA = 1e-5
 """At which a loss is told where no consent names a δ."""
@@ -31,7 +31,8 @@ class PrivacyLoss:
         return None if self.budget is None else max(self.budget - self.spent.epsilon, 0.0)
 
     def __str__(self) -> str:
-        told = f"All training with differential privacy on data set {self.data_sha256[:16]} has cost {self.spent}"
+        what = "training with" if self.split == "train" else "measuring on the test images, apart from training, with"
+        told = f"All {what} differential privacy on data set {self.data_sha256[:16]} has cost {self.spent}"
         if self.budget is None or self.left is None:
             return f"{told}; the consent names no budget for that unit."
         return f"{told}; of the budget of {self.budget:g}, {shown(self.left)} is left."
@@ -61,7 +62,12 @@ def privacy_losses(records: Iterable[Mapping[str, Any]], consents: Iterable[Mapp
                 subject.adjacency,
             ),
             len(own),
-            float(budget["epsilon"]) if budget.get("unit") == subject.unit else None,
+            _budget(budget, subject) if budget.get("unit") == subject.unit else None,
         )
         for subject, own in events.items()
     ]
+
+
+def _budget(consent: Mapping[str, Any], subject: Subject) -> float | None:
+    found = consent["epsilon"] if subject.split == "train" else consent.get("metrics_epsilon")
+    return None if found is None else float(found)

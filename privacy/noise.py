@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import threading
+from fractions import Fraction
 from typing import NoReturn
 
 import numpy as np
@@ -64,6 +65,29 @@ class NoiseSource:
         with self._lock:
             return self._own().permutation(count).astype(np.int64)
 
+    def discrete_laplace(self, epsilon: float) -> int:
+        """A whole number k with probability proportional to exp(-ε|k|), exactly: only whole random numbers are drawn.
+
+        Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy" (2020), Algorithm 2.
+
+        Args:
+            epsilon: above 0 and finite.
+        """
+        if not 0 < epsilon < float("inf"):
+            raise ValueError(f"epsilon is {epsilon}; it must be above 0, and finite")
+        s, t = Fraction(epsilon).as_integer_ratio()
+        while True:
+            start = secrets.randbelow(t)
+            if not _happens_with_exponential(start, t):
+                continue
+            whole = 0
+            while _happens_with_exponential(1, 1):
+                whole += 1
+            size = (start + t * whole) // s
+            negative = secrets.randbelow(2)
+            if not (negative and size == 0):
+                return -size if negative else size
+
     def _own(self) -> np.random.Generator:
         if os.getpid() != self._process:
             self._begin()
@@ -82,3 +106,11 @@ class NoiseSource:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a noise source cannot be saved: loaded twice, it would give the same noise twice")
+
+
+def _happens_with_exponential(numerator: int, denominator: int) -> bool:
+    """True with probability exp(-numerator/denominator), where that is at most 1 (the paper's Algorithm 1)."""
+    draws = 1
+    while secrets.randbelow(denominator * draws) < numerator:
+        draws += 1
+    return draws % 2 == 1

@@ -14,6 +14,7 @@ from privacy.errors import ConsentError
 from privacy.exposure import Exposure, expand
 
 _ALWAYS = frozenset({Exposure.PROTOCOL.value, Exposure.IDENTITY.value})
+_MASKED = Exposure.MASKED_UPDATE.value
 _WITHDRAWN_BY_HOSPITAL = "withdrawn by the hospital"
 _FAREWELL = "Withdraw"
 """The call that tells the coordinator of a consent's end: it may leave when nothing else may."""
@@ -60,6 +61,7 @@ class Permissions:
     _withdrawn: bool = False
     _only_anew: bool = False
     _plans: dict[str, _Plan] = field(default_factory=dict)
+    _rosters: dict[tuple[str, int], frozenset[str]] = field(default_factory=dict)
 
     @property
     def _is_silo(self) -> bool:
@@ -94,6 +96,16 @@ class Permissions:
         if method not in consent.methods or not required <= consent.classes:
             raise ConsentError(f"run {record['run']} (method {method}) was joined, and the consent does not hold it")
 
+    def masked(self, record: Mapping[str, Any]) -> None:
+        """Takes a ``roster`` record; raises ``ConsentError`` if a round's update was masked for other silos before."""
+        silos = frozenset(record["silos"])
+        before = self._rosters.setdefault((record["plan_sha256"], record["round"]), silos)
+        if before != silos:
+            raise ConsentError(
+                f"round {record['round']} was masked for {', '.join(sorted(silos))}, and before for "
+                f"{', '.join(sorted(before))}: the difference of the two sums gives single updates away"
+            )
+
     def check(self, record: Mapping[str, Any], classes: Iterable[str], *, whole: bool) -> None:
         """Raises ``ConsentError`` if a sent message's classes were not allowed to leave.
 
@@ -105,6 +117,8 @@ class Permissions:
             self._check_consent(record, classes, telling, whole=whole)
             if plan is not None:
                 self._count_round(record, plan)
+            if _MASKED in telling and whole and (record["plan_sha256"], record["round"]) not in self._rosters:
+                raise ConsentError("a masked update left, and no roster is on record that it was masked for")
         if not telling:
             return
         if plan is None:

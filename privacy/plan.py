@@ -17,7 +17,7 @@ from pydantic import (
     model_serializer,
 )
 
-from privacy.accounting import Adjacency, Guarantee, SampledGaussian, Unit
+from privacy.accounting import Adjacency, DiscreteLaplace, Event, GaussianRelease, Guarantee, SampledGaussian, Unit
 from privacy.configuration import Name, StrictModel, explain
 from privacy.errors import RefusedError
 from privacy.exposure import Exposure
@@ -58,8 +58,42 @@ class MethodPlan(StrictModel):
     parameters: dict[str, str | bool | int | float | None]
 
 
+class ReleasePlan(StrictModel):
+    """A mean over all units that a method releases besides its training.
+
+    Attributes:
+        content: what the units' vectors are, as the method calls it.
+        bound: R, the most that one unit's vector counts (its Euclidean norm).
+        noise_multiplier: z; the noise on the sum has standard deviation z · R.
+        times: how often in the run.
+    """
+
+    content: str = Field(min_length=1, max_length=100)
+    bound: float = Field(gt=0, allow_inf_nan=False)
+    noise_multiplier: float = Field(ge=0.1, allow_inf_nan=False)
+    times: int = Field(ge=1, lt=2**31)
+
+    def event(self, times: int) -> GaussianRelease:
+        """What so many of them cost."""
+        return GaussianRelease(self.noise_multiplier, times)
+
+
+class MetricsPlan(StrictModel):
+    """Accuracies on a silo's held-out test units, as counts with discrete Laplace noise.
+
+    ``epsilon``: what one of them costs those units; its δ is 0. ``releases``: how many in the run.
+    """
+
+    epsilon: float = Field(gt=0, allow_inf_nan=False)
+    releases: int = Field(ge=1, lt=2**31)
+
+    def event(self, times: int) -> DiscreteLaplace:
+        """What so many of them cost."""
+        return DiscreteLaplace(self.epsilon, times)
+
+
 class PrivacyPlan(StrictModel):
-    """Differential privacy of a run: what it promises each silo, and the DP-SGD that keeps the promise.
+    """Differential privacy of a run: what it promises each silo, and the mechanisms that keep the promise.
 
     Attributes:
         epsilon: what all of the run's releases cost a silo together, at most, at ``delta`` for one ``unit`` under
@@ -68,6 +102,8 @@ class PrivacyPlan(StrictModel):
         noise_multiplier: z; the noise on a step's sum of gradients has standard deviation z · C.
         sampling_rate: q; a step takes each unit with this probability, independently (Poisson sampling).
         steps: T, of all trainings in all rounds.
+        releases: what the method releases besides; all of it and the training together keep the promise.
+        metrics: accuracies on test images, which concern other units and have an account of their own.
     """
 
     epsilon: float = Field(gt=0, allow_inf_nan=False)
@@ -79,6 +115,15 @@ class PrivacyPlan(StrictModel):
     noise_multiplier: float = Field(ge=0.1, allow_inf_nan=False)
     sampling_rate: float = Field(gt=0, le=1)
     steps: int = Field(ge=1, lt=2**31)
+    releases: tuple[ReleasePlan, ...] = ()
+    metrics: MetricsPlan | None = None
+
+    @field_validator("releases")
+    @classmethod
+    def _once_each(cls, releases: tuple[ReleasePlan, ...]) -> tuple[ReleasePlan, ...]:
+        if len({release.content for release in releases}) < len(releases):
+            raise ValueError("a content of a release should be named once")
+        return releases
 
     def steps_of(self, epochs: int) -> int:
         """The steps of a training: an epoch has as many as take each unit once on average."""
@@ -88,10 +133,33 @@ class PrivacyPlan(StrictModel):
         """What so many steps cost."""
         return SampledGaussian(self.sampling_rate, self.noise_multiplier, steps)
 
+    def release(self, content: str) -> ReleasePlan | None:
+        """How a content is released; None where the plan has no such release."""
+        return next((release for release in self.releases if release.content == content), None)
+
+    @property
+    def events(self) -> list[Event]:
+        """All that the run costs a silo's training units."""
+        return [self.training(self.steps), *(release.event(release.times) for release in self.releases)]
+
     @property
     def guarantee(self) -> Guarantee:
         """What the run promises."""
         return Guarantee(self.epsilon, self.delta, self.unit, Adjacency(self.adjacency), self.accountant)
+
+
+class SecureAggregationPlan(StrictModel):
+    """Masks under which silos send their updates, so that the coordinator learns sums alone.
+
+    Attributes:
+        minimum: the fewest silos whose sum it may learn. With two, each could work out what the other sent.
+        fraction_bits: F; numbers are summed as multiples of 2^-F, modulo 2^64 (``privacy.masking``).
+        rounds: how many rounds, from the first, are masked: all but where a method needs single models later.
+    """
+
+    minimum: int = Field(ge=3, le=100_000)
+    fraction_bits: int = Field(default=32, ge=8, le=48)
+    rounds: int = Field(ge=1, le=1_000_000)
 
 
 def steps_of(epochs: int, sampling_rate: float) -> int:
@@ -104,7 +172,8 @@ class RunPlan(StrictModel):
 
     ``required``: classes that a silo's consent must hold. ``optional``: classes that the coordinator would like
     as well; a silo without consent to them takes part all the same. ``downlink``: what the coordinator sends.
-    ``privacy``: with what differential privacy silos train; none without it.
+    ``privacy``: with what differential privacy silos train; none without it. ``secure_aggregation``: how updates are
+    masked; not at all without it.
     """
 
     # As they are, not as null: numbers that are not finite have no canonical form, and their plan is refused.
@@ -123,14 +192,20 @@ class RunPlan(StrictModel):
     downlink: tuple[Exposure, ...] = ()
     participation: float = Field(default=1.0, gt=0, le=1)
     privacy: PrivacyPlan | None = None
+    secure_aggregation: SecureAggregationPlan | None = None
 
     @model_serializer(mode="wrap")
     def _without_nothing(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A plan without privacy is written, and hashed, as before there was any."""
+        """A plan without privacy or masks is written, and hashed, as before there were any."""
         content: dict[str, Any] = serialise(self)
-        if content.get("privacy", self) is None:
-            del content["privacy"]
+        for part in ("privacy", "secure_aggregation"):
+            if content.get(part, self) is None:
+                del content[part]
         return content
+
+    def is_masked(self, round_number: int) -> bool:
+        """Whether silos send that round's updates under masks."""
+        return self.secure_aggregation is not None and round_number < self.secure_aggregation.rounds
 
     @property
     def coordinator_identity(self) -> Identity:
@@ -164,6 +239,9 @@ class RunPlan(StrictModel):
             downlink=[exposure.number for exposure in self.downlink],
             participation=self.participation,
             privacy=None if self.privacy is None else plan_pb2.Privacy(**self.privacy.model_dump()),
+            secure_aggregation=None
+            if self.secure_aggregation is None
+            else plan_pb2.SecureAggregation(**self.secure_aggregation.model_dump()),
         )
 
     @classmethod
@@ -187,8 +265,11 @@ class RunPlan(StrictModel):
             "rounds": message.rounds,
             "seed": message.seed,
             "participation": message.participation,
-            "privacy": {name: getattr(message.privacy, name) for name in PrivacyPlan.model_fields}
-            if message.HasField("privacy")
+            "privacy": _privacy_fields(message.privacy) if message.HasField("privacy") else None,
+            "secure_aggregation": {
+                name: getattr(message.secure_aggregation, name) for name in SecureAggregationPlan.model_fields
+            }
+            if message.HasField("secure_aggregation")
             else None,
         }
         for kind in ("required", "optional", "downlink"):
@@ -201,3 +282,13 @@ class RunPlan(StrictModel):
         except (ValueError, RecursionError) as error:
             raise RefusedError(f"the plan has no canonical form: {error}") from None
         return plan
+
+
+def _privacy_fields(message: plan_pb2.Privacy) -> dict[str, Any]:
+    fields = {name: getattr(message, name) for name in PrivacyPlan.model_fields}
+    fields["releases"] = tuple(
+        {name: getattr(release, name) for name in ReleasePlan.model_fields} for release in message.releases
+    )
+    metrics = {name: getattr(message.metrics, name) for name in MetricsPlan.model_fields}
+    fields["metrics"] = metrics if message.HasField("metrics") else None
+    return fields

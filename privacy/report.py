@@ -17,7 +17,7 @@ from typing import Any
 from privacy.exposure import Exposure
 from privacy.loss import PrivacyLoss
 from privacy.pki import Identity
-from privacy.report_words import NO_DIFFERENTIAL_PRIVACY, RISK, TELLING, classify, number_of
+from privacy.report_words import NO_DIFFERENTIAL_PRIVACY, NOTHING, RISK, TELLING, classify, masked_sums, number_of
 
 BEFORE = ""
 """In place of a run's name: what is exchanged before a run is joined."""
@@ -110,7 +110,8 @@ class Flow:
 class Run:
     """One run (or what came before any), all parties together: flows by exposure class, the telling ones first.
 
-    ``plan`` is the run's plan where the record has it.
+    ``plan`` is the run's plan where the record has it. ``masked_sums``: how many silos' updates were masked together,
+    by round from 0.
     """
 
     name: str
@@ -119,6 +120,7 @@ class Run:
     peers: list[str]
     left: dict[Exposure, Flow]
     came_back: dict[Exposure, Flow]
+    masked_sums: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def method(self) -> str | None:
@@ -151,11 +153,16 @@ class Run:
     @property
     def statement(self) -> str:
         """What left, in a few words that follow from the bytes on record, not from the method's name."""
-        return classify(
-            {exposure for exposure, flow in self.left.items() if flow.bytes},
+        left = {exposure for exposure, flow in self.left.items() if flow.bytes}
+        masked = Exposure.MASKED_UPDATE in left and bool(self.masked_sums)
+        plain = classify(
+            left - {Exposure.MASKED_UPDATE} if masked else left,
             {exposure for exposure, flow in self.came_back.items() if flow.bytes},
             last_layer_apart=self.last_layer_apart,
         )
+        if not masked:
+            return plain
+        return masked_sums(self.masked_sums.values()) + ("" if plain == NOTHING else f"; without masks: {plain}")
 
     @property
     def occasion(self) -> str:
@@ -360,6 +367,7 @@ class Report:
                     "rounds": run.rounds,
                     "plan_sha256": run.plan_sha256,
                     "what_left": run.statement,
+                    "masked_sums": [{"round": n + 1, "silos": k} for n, k in sorted(run.masked_sums.items())],
                     "bytes_left": run.bytes_left,
                     "left": [flow.to_json() for flow in self.left if flow.run == run.name],
                     "came_back": [flow.to_json() for flow in self.came_back if flow.run == run.name],

@@ -121,6 +121,7 @@ class _Sums:
         self.open_calls: OrderedDict[str, list[tuple[_Flows, str, Mapping[str, Any]]]] = OrderedDict()
         self.synthetic: list[str] = []
         self.charged: list[Mapping[str, Any]] = []
+        self.masked_sums: dict[str, dict[int, int]] = {}
 
     def add(self, record: Mapping[str, Any]) -> None:
         self.count += 1
@@ -138,6 +139,9 @@ class _Sums:
                 self.decisions.append(
                     {key: value for key, value in record.items() if key not in ("v", "index", "federation", "self")}
                 )
+        elif kind == "roster":
+            if self._wanted(record):
+                self.masked_sums.setdefault(record["run"], {})[record["round"]] = len(record["silos"])
         elif kind == "refusal":
             self._refusal(record)
         elif kind == "message":
@@ -231,7 +235,10 @@ class _Sums:
                 if flow.peer not in peers.setdefault(flow.run, []):
                     peers[flow.run].append(flow.peer)
         names = [name for name in self.plans if name in merged] + ([BEFORE] if BEFORE in merged else [])
-        return [Run(name, *self.plans.get(name, (None, None)), peers[name], *merged[name]) for name in names]
+        return [
+            Run(name, *self.plans.get(name, (None, None)), peers[name], *merged[name], self.masked_sums.get(name, {}))
+            for name in names
+        ]
 
 
 def _order(flow: Flow) -> tuple[bool, str, bool, int, str]:

@@ -83,7 +83,7 @@ def _what_left(report: Report) -> Answered:
         ]
     if len(runs) > _RUNS_ON_PAGE_ONE:
         points.append(f"{len(runs) - _RUNS_ON_PAGE_ONE} more runs, which stand below")
-    if any(exposure in run.left for run in runs for exposure in MODEL):
+    if any(exposure in run.left for run in runs for exposure in (*MODEL, Exposure.MASKED_UPDATE)):
         sentences.append("A model is a set of numbers that training has adjusted to the hospital's images.")
     sentences.append("No image, no single image's finding and no patient's name is among what left.")
     return Answered(question, verdict, sentences, points=points)

@@ -1,4 +1,5 @@
-"""The report's pictures: bytes by round, one strip for each kind of content, as SVG that stands in page and PDF alike.
+"""Pictures as SVG that stands in page and PDF alike: bytes by round, one strip for each kind of content; and how a
+privacy ledger's ε has grown.
 
 Kinds differ in size by orders of magnitude (a model beside a count), so each has a strip and a scale of its own, with
 its name and its highest value written on it. Nothing depends on colour: what tells about patients is dark, the rest
@@ -7,10 +8,12 @@ is light, and the strip says which it is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from privacy.accounting import shown
 from privacy.report_words import readable_bytes
 
 WIDTH = 600
@@ -74,6 +77,51 @@ def bars_by_round(strips: Sequence[Strip], labels: Sequence[str], *, unit: str, 
             x = min(max(number * step + step / 2, half), WIDTH - half)
             parts.append(f'<text x="{x:.1f}" y="{axis}" text-anchor="middle" font-size="12">{escape(label)}</text>')
     parts.append(f'<text x="0" y="{axis + 19}" font-size="12">{escape(unit)}</text></svg>')
+    return "".join(parts)
+
+
+def spending(course: Sequence[tuple[int, float]], budget: float | None, *, identifier: str) -> str:
+    """An SVG of how a privacy ledger's ε has grown with its charges, and of its budget.
+
+    ``course``: (number of charges, ε after them), ascending; an infinite ε is drawn at the upper edge.
+    ``identifier``: as in ``bars_by_round``.
+    """
+    finite = [epsilon for _, epsilon in course if math.isfinite(epsilon)]
+    highest = max([*finite, budget or 0.0], default=0.0) or 1.0
+    last = course[-1][0] if course else 1
+    left, right, top, bottom = 8, WIDTH - 70, 24, 160
+
+    def x(charges: int) -> float:
+        return left + (right - left) * charges / last
+
+    def y(epsilon: float) -> float:
+        return bottom - (bottom - top) * min(epsilon, highest) / highest
+
+    words = f"{len(course)} points. " + (
+        f"After {last} charges ε is {shown(course[-1][1])}." if course else "No charge."
+    )
+    if budget is not None:
+        words += f" The budget is {budget:g}."
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + _BOTTOM}" role="img" '
+        f'aria-labelledby="{identifier}-title {identifier}-description" '
+        f'font-family="Libertinus Serif, sans-serif" font-size="13" fill="{INK}">',
+        f'<title id="{identifier}-title">Privacy loss by charges</title>',
+        f'<desc id="{identifier}-description">{escape(words)}</desc>',
+        f'<line x1="{left}" y1="{bottom}" x2="{right}" y2="{bottom}" stroke="{LINE}" stroke-width="1"/>',
+    ]
+    if budget is not None:
+        parts.append(
+            f'<line x1="{left}" y1="{y(budget):.1f}" x2="{right}" y2="{y(budget):.1f}" stroke="{INK}" '
+            f'stroke-width="1" stroke-dasharray="5 4"/>'
+            f'<text x="{left}" y="{y(budget) - 5:.1f}">budget {budget:g}</text>'
+        )
+    if course:
+        path = " ".join(f"{x(charges):.1f},{y(epsilon):.1f}" for charges, epsilon in [(0, 0.0), *course])
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{DARK}" stroke-width="2"/>')
+        parts.append(f'<text x="{right + 6}" y="{y(course[-1][1]) + 4:.1f}">ε = {shown(course[-1][1])}</text>')
+    parts.append(f'<text x="{right}" y="{bottom + 16}" text-anchor="end" font-size="12">{last}</text>')
+    parts.append(f'<text x="{left}" y="{bottom + 35}" font-size="12">charges to the ledger, in order</text></svg>')
     return "".join(parts)
 
 

@@ -38,6 +38,7 @@ NAME: dict[Exposure, str] = {
     Exposure.PEER_RATINGS: "Ratings of others' models",
     Exposure.PEER_MODELS: "Other hospitals' models",
     Exposure.PUBLIC_DATA: "Fingerprints of public images",
+    Exposure.MASKED_UPDATE: "Masked updates",
 }
 """Each class's name in tables and pictures."""
 
@@ -55,6 +56,7 @@ _PHRASE = {
     Exposure.DERIVED_ACCURACY: "accuracies on public images",
     Exposure.PEER_DERIVED: "mixtures of several hospitals",
     Exposure.PEER_MODELS: "other hospitals' models",
+    Exposure.MASKED_UPDATE: "masked updates",
 }
 
 NOTHING = "nothing about patients"
@@ -91,6 +93,17 @@ def classify(left: Collection[Exposure], came_back: Collection[Exposure], *, las
         return "models only" + (f", {remark}" if remark else "")
     words = listed(["models" + (f" ({remark})" if remark else ""), *others])
     return words + (": more than models only" if Exposure.RUNNING_STATISTICS in exposed else "")
+
+
+def masked_sums(silos: Collection[int]) -> str:
+    """What masks let the coordinator see; ``silos``: how many were in each round's sum.
+
+    >>> masked_sums([3, 3])
+    'masked: the coordinator saw only the sum of 3 silos'
+    """
+    least, most = min(silos), max(silos)
+    count = number_of(least, "silo") if least == most else f"{least} to {most} silos"
+    return f"masked: the coordinator saw only the sum of {count}"
 
 
 def listed(items: Sequence[str]) -> str:
@@ -131,6 +144,11 @@ RISK: dict[Exposure, str] = {
     "follow.",
     Exposure.PEER_MODELS: "Every hospital of the run can try on single hospitals' models whatever can be tried on a "
     "model; the coordinator is not the only one to be trusted.",
+    Exposure.MASKED_UPDATE: "By itself it cannot be told from random numbers. The sum is a model of all hospitals in "
+    "it: what can be tried on a model can be tried on that, without telling whose images were the cause. Masks hold as "
+    "long as another hospital in the sum keeps its key to itself. Who runs both the coordinator and the federation's "
+    "certificate authority could have invented the other hospitals, unless the consent names their audit keys. Sums of "
+    "several rounds over different hospitals, taken together, can tell roughly what one of them sent.",
 }
 """What someone who holds content of a class could still do with it, no noise having been added."""
 
@@ -147,6 +165,10 @@ SHORT_RISK = (
     (
         (Exposure.RUNNING_STATISTICS, Exposure.DATA_IDENTIFIER, Exposure.PROTOTYPES),
         "Averages over the hospital's images left too. Over few images they come close to single ones.",
+    ),
+    (
+        (Exposure.MASKED_UPDATE,),
+        "The sum of several hospitals' models may tell something about the images of all of them together, not whose.",
     ),
     (
         (Exposure.LABEL_COUNTS, Exposure.SAMPLE_COUNT, Exposure.LOCAL_METRICS, Exposure.PEER_RATINGS),
@@ -180,6 +202,9 @@ GLOSSARY: dict[str, str] = {
     "identifier of the data": "A few numbers that describe a hospital's images as a whole: their average brightness, "
     "column by column.",
     "last layer": "The last step of a model, which turns features into a named finding; also called classifier.",
+    "mask": "Random numbers that a hospital adds to what it sends. They cancel in the sum over all hospitals of the "
+    "round, and in no other.",
+    "masked": "Sent with masks: the receiver can read the sum over several hospitals, and no single hospital's part.",
     "membership": "Whether a given image was among those that a model was trained on.",
     "method": "The recipe of a run: what hospitals train, what they send, and what they get back.",
     "mixture": "A model whose numbers are averages of several hospitals' models.",
@@ -243,6 +268,8 @@ def consented(consent: Mapping[str, Any]) -> str:
         f"at most {number_of(rounds, 'round')} a run",
         f"until {consent['expires']}" if consent.get("expires") else "without an end date",
     ]
+    if masks := consent.get("secure_aggregation"):
+        parts.append(f"only masked, in sums of {masks['minimum']} hospitals or more")
     return f"It allows {'; '.join(part for part in parts if part)}."
 
 

@@ -82,8 +82,8 @@ class Part:
     """A silo's part in one run, as its journal tells it. Rounds are counted from 0.
 
     ``sent``: rounds of which an update was begun to be sent. ``acknowledged``: those whose update the coordinator has.
-    ``ended``: the run's end was taken in. ``withdrawal``: the record that ended the part early; ``told``: the
-    coordinator has acknowledged it.
+    ``masked_for``: by round, the silos for whose sum its update was masked. ``ended``: the run's end was taken in.
+    ``withdrawal``: the record that ended the part early; ``told``: the coordinator has acknowledged it.
     """
 
     run: str
@@ -91,6 +91,7 @@ class Part:
     rounds: int
     sent: set[int] = field(default_factory=set)
     acknowledged: set[int] = field(default_factory=set)
+    masked_for: dict[int, frozenset[str]] = field(default_factory=dict)
     ended: bool = False
     withdrawal: Mapping[str, Any] | None = None
     told: bool = False
@@ -140,6 +141,10 @@ class History:
             self.parts[plan] = part
         elif kind == "message" and record["plan_sha256"] in self.parts:  # None outside runs
             self._take_message(self.parts[record["plan_sha256"]], record)
+        elif kind == "roster" and record["plan_sha256"] in self.parts:
+            masked_for = self.parts[record["plan_sha256"]].masked_for
+            # The first counts: a silo never masks the same update for others.
+            masked_for.setdefault(record["round"], frozenset(record["silos"]))
         elif kind == "approval":
             self.approved.add(record["plan_sha256"])
         elif kind == "withdrawal":

@@ -6,14 +6,15 @@ import math
 from typing import Any
 
 from algorithms.method import Method
-from algorithms.private_methods import planned_steps, refusal
-from privacy.accounting import SampledGaussian, epsilon, shown
-from privacy.consent import Consent
+from algorithms.private_methods import planned_averages, planned_steps, refusal
+from privacy.accounting import Event, SampledGaussian, epsilon, shown
+from privacy.consent import LEAST_UNITS, Consent
 from privacy.door import Call, Door
-from privacy.errors import BudgetError, RefusedError
+from privacy.errors import BudgetError, DataError, RefusedError
 from privacy.exposure import Exposure
 from privacy.journal import read_records
-from privacy.ledger import Budget, Entry, Ledger, Purpose, Subject, charges
+from privacy.kept_releases import KeptReleases
+from privacy.ledger import Budget, Entry, Ledger, Purpose, Subject, charges, describe_spent
 from privacy.plan import PrivacyPlan, RunPlan
 
 _ROUNDING = 1e-3
@@ -26,18 +27,45 @@ def check_promise(plan: RunPlan, method: Method) -> None:
         return
     if (reason := refusal(method)) is not None:
         raise RefusedError(f"the plan promises differential privacy, but {reason}")
-    if Exposure.LOCAL_METRICS in plan.optional:
+    if Exposure.LOCAL_METRICS in plan.optional and found.metrics is None:
         raise RefusedError(
-            "the plan promises differential privacy, and asks for LOCAL_METRICS, which has no mechanism here"
+            "the plan promises differential privacy, and asks for LOCAL_METRICS without saying how they are noised"
+        )
+    if found.metrics is not None and found.metrics.releases < plan.rounds + 1:
+        raise RefusedError(
+            f"the plan counts {found.metrics.releases} accuracies, but its {plan.rounds} rounds and its end "
+            f"take {plan.rounds + 1}"
         )
     needed = planned_steps(method, plan.training, plan.rounds, found.sampling_rate)
     if found.steps < needed:
         raise RefusedError(f"the plan counts {found.steps} steps, but its {plan.rounds} rounds take {needed}")
-    cost = epsilon([found.training(found.steps)], delta=found.delta)
+    for average in planned_averages(method, plan.rounds):
+        release, times = found.release(average.content), average.times(plan.rounds)
+        if release is None or release.times < times:
+            raise RefusedError(
+                f"the plan counts {release.times if release else 0} noised releases of the {average.content}, but its "
+                f"{plan.rounds} rounds take {times}"
+            )
+    cost = epsilon(found.events, delta=found.delta)
     if cost > found.epsilon + _ROUNDING:
+        besides = "".join(
+            f", {release.times} of the {release.content} (noise multiplier {release.noise_multiplier:g})"
+            for release in found.releases
+        )
         raise RefusedError(
             f"the plan promises {found.guarantee}, but its {found.steps} steps (sampling rate {found.sampling_rate:g}, "
-            f"noise multiplier {found.noise_multiplier:g}) cost {shown(cost)}"
+            f"noise multiplier {found.noise_multiplier:g}){besides} cost {shown(cost)}"
+        )
+
+
+def check_enough(plan: PrivacyPlan, consent: Consent, units: int) -> None:
+    """Raises ``DataError`` for a plan with averages over fewer units than the hospital wants behind one."""
+    least = consent.privacy.least_units if consent.privacy is not None else LEAST_UNITS
+    if plan.releases and units < least:
+        raise DataError(
+            f"the run asks for averages over this silo's images ({', '.join(one.content for one in plan.releases)}); "
+            f"they are of {units} units ({plan.unit}), and with fewer than {least} no average leaves (`privacy: "
+            "least_units` in the consent)"
         )
 
 
@@ -46,6 +74,14 @@ def budget_of(consent: Consent, plan: PrivacyPlan) -> Budget:
     if consent.privacy is None:
         return Budget(math.inf, plan.delta)
     return Budget(consent.privacy.epsilon, consent.privacy.delta)
+
+
+def metrics_budget_of(consent: Consent, plan: PrivacyPlan) -> Budget | None:
+    """The budget of a consent for the test images; None where it has none for them."""
+    if consent.privacy is None:
+        return Budget(math.inf, plan.delta)
+    allowed = consent.privacy.metrics_epsilon
+    return Budget(allowed, consent.privacy.delta) if allowed is not None else None
 
 
 class Account:
@@ -60,22 +96,17 @@ class Account:
         self._mechanism = mechanism
         self._budget = budget
         self._door = door
+        self.kept = KeptReleases(ledger)
         self._purpose = (plan.federation, plan.run, plan.sha256.hex())
         self._catch_up()
 
     def check_covers(self, method: Method) -> None:
         """Raises ``BudgetError`` if what is left of the run would overspend the budget; nothing is charged yet."""
-        charged: dict[tuple[int, str], int] = {}
-        for entry in self._own():
-            if isinstance(entry.event, SampledGaussian):
-                charged[entry.purpose.round, entry.purpose.phase] = entry.event.steps
-        mechanism = self._mechanism
-        left = planned_steps(method, self._plan.training, self._plan.rounds, mechanism.sampling_rate)
-        left -= sum(charged.values())
-        if left <= 0:
+        left = self._left(method)
+        if not left:
             return
         delta = self._budget.delta
-        after = self._ledger.guarantee(delta, extra=[mechanism.training(left)])
+        after = self._ledger.guarantee(delta, extra=left)
         if after.epsilon > self._budget.epsilon:
             spent = self._ledger.guarantee(delta)
             raise BudgetError(
@@ -85,10 +116,37 @@ class Account:
                 "`silo budget` shows what was spent on what"
             )
 
-    def charge(self, round_number: int, phase: str, event: SampledGaussian) -> None:
-        """Charges a training before its first step (see ``Ledger.charge``), and tells the journal."""
+    def _left(self, method: Method) -> list[Event]:
+        """What is still to be charged for the run; a round that was repeated after a crash counts once."""
+        plan, mechanism = self._plan, self._mechanism
+        charged: dict[tuple[int, str], int] = {}
+        for entry in self._own():
+            event = entry.event
+            steps = event.steps if isinstance(event, SampledGaussian) else 0
+            charged[entry.purpose.round, entry.purpose.phase] = steps
+        found: list[Event] = []
+        steps = planned_steps(method, plan.training, plan.rounds, mechanism.sampling_rate) - sum(charged.values())
+        if steps > 0:
+            found.append(mechanism.training(steps))
+        for average in planned_averages(method, plan.rounds):
+            release = mechanism.release(average.content)
+            assert release is not None, "check_promise comes first"
+            done = sum(phase == average.content for _, phase in charged)
+            if average.lasting:
+                done = self.kept.find(release) is not None
+            if (times := average.times(plan.rounds) - done) > 0:
+                found.append(release.event(times))
+        return found
+
+    def charge(self, round_number: int, phase: str, event: Event) -> str:
+        """Charges a training before its first step, or an average before it is drawn (see ``Ledger.charge``), and tells
+        the journal; returns the charge's hash."""
         entry = self._ledger.charge(event, Purpose(*self._purpose, round_number, phase), self._budget)
-        self._door.note("ledger", charge=entry.describe())
+        delta, subject = self._budget.delta, self._ledger.subject
+        events = [one.event for one in self._ledger.entries()[: entry.index]]
+        spent = epsilon(events, delta=delta, adjacency=subject.adjacency)
+        self._door.note("ledger", charge=entry.describe(), spent=describe_spent(spent, delta))
+        return entry.sha256
 
     def paid_by(self, call: Call) -> list[dict[str, Any]]:
         """The charges behind what a call sends: an update's round's."""

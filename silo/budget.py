@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from privacy import accounting
-from privacy.accounting import Guarantee, shown
+from privacy.accounting import Event, Guarantee, shown
 from privacy.consent import ConsentFile, PrivacyConsent
 from privacy.ledger import Entry, Subject, ledgers
 from privacy.loss import DELTA
@@ -27,7 +27,8 @@ class Part:
 
 @dataclass(frozen=True)
 class AccountView:
-    """One ledger. ``left`` is the budget less what is spent; None where the consent gives it no budget."""
+    """One ledger. ``left`` is the budget less what is spent; None where the consent gives it no budget. ``course``: the
+    ε after so many charges, of at most ``POINTS`` numbers of charges, the first and the last among them."""
 
     subject: Subject
     spent: Guarantee
@@ -35,16 +36,22 @@ class AccountView:
     left: float | None
     runs: tuple[Part, ...]
     releases: tuple[Part, ...]
+    course: tuple[tuple[int, float], ...]
 
 
-def read_accounts(config: SiloConfig) -> list[AccountView]:
-    """All ledgers of a silo; raises ``BudgetError`` for one that cannot be read."""
+POINTS = 40
+"""For so many points of a ledger's course the ε is computed: each takes a tenth of a second."""
+
+
+def read_accounts(config: SiloConfig, *, course: bool = False) -> list[AccountView]:
+    """All ledgers of a silo, with their course if it is wanted; raises ``BudgetError`` for one that cannot be read."""
     consent = ConsentFile.read(config.consent).consent.privacy
-    return [_view(ledger.subject, list(ledger.entries()), consent) for ledger in ledgers(config.ledgers)]
+    found = ledgers(config.ledgers)
+    return [_view(ledger.subject, list(ledger.entries()), consent, course=course) for ledger in found]
 
 
-def _view(subject: Subject, entries: list[Entry], consent: PrivacyConsent | None) -> AccountView:
-    budget = consent.epsilon if consent is not None and consent.unit == subject.unit else None
+def _view(subject: Subject, entries: list[Entry], consent: PrivacyConsent | None, *, course: bool) -> AccountView:
+    budget = consent.budget(subject.split) if consent is not None and consent.unit == subject.unit else None
     delta = consent.delta if consent is not None else DELTA
     events = [entry.event for entry in entries]
     spent = accounting.epsilon(events, delta=delta, adjacency=subject.adjacency)
@@ -65,12 +72,26 @@ def _view(subject: Subject, entries: list[Entry], consent: PrivacyConsent | None
         None if budget is None else max(budget - spent, 0.0),
         parts(lambda entry: f"{entry.purpose.federation}/{entry.purpose.run}"),
         parts(lambda entry: f"{entry.purpose.phase} ({entry.event.kind})"),
+        _course(events, delta, subject) if course else (),
+    )
+
+
+def _course(events: list[Event], delta: float, subject: Subject) -> tuple[tuple[int, float], ...]:
+    count = len(events)
+    steps = min(count, POINTS) - 1
+    places = sorted({1 + round(step * (count - 1) / steps) for step in range(steps + 1)} if steps > 0 else {count})
+    return tuple(
+        (place, accounting.epsilon(events[:place], delta=delta, adjacency=subject.adjacency))
+        for place in places
+        if place
     )
 
 
 def as_json(account: AccountView) -> dict[str, Any]:
     """An account for machines."""
-    return {**asdict(account), "conditions": account.spent.conditions}
+    content = {**asdict(account), "conditions": account.spent.conditions}
+    del content["course"]
+    return content
 
 
 def tables(account: AccountView) -> list[Table]:
@@ -92,9 +113,9 @@ def tables(account: AccountView) -> list[Table]:
 
 def lines(account: AccountView) -> list[str]:
     """What is spent and left, in words."""
-    found = [f"Spent on these images, all runs together: {account.spent}."]
+    found = [f"Spent on these images ({account.subject.split} split), all runs together: {account.spent}."]
     if account.budget is None or account.left is None:
-        found.append(f"The consent gives no budget for the {account.subject.unit} as unit.")
+        found.append(f"The consent gives them no budget with the {account.subject.unit} as unit.")
     else:
         found.append(f"The consent's budget is {account.budget:g}; {shown(account.left)} of it is left.")
     found.append(

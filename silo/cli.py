@@ -16,7 +16,8 @@ from typer.main import get_group
 from privacy.audit_commands import audit_app
 from privacy.console import application, output
 from privacy.console import run as run_app
-from privacy.errors import RehearsalError
+from privacy.durable import write_atomically
+from privacy.errors import ConfigurationError, RehearsalError
 from privacy.party_commands import OnlyRun, ReportFolder, ReportFormats, Rotate, make_keys, report_on, rotate_key
 from privacy.report_pages import Format
 from privacy.report_words import readable_bytes
@@ -169,12 +170,20 @@ def rehearse(
 def budget(
     config: Config,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", help="Write a page with pictures to this file too.")] = None,
 ) -> None:
     """Show what the privacy ledgers say: spent and left, per run and per release. Sends nothing."""
     from silo import budget as view
 
     settings = SiloConfig.read(config)
-    found = view.read_accounts(settings)
+    found = view.read_accounts(settings, course=html is not None)
+    if html is not None:
+        from silo.budget_page import to_html
+
+        try:
+            write_atomically(html, to_html(settings.name, found).encode())
+        except OSError as error:
+            raise ConfigurationError(f"{html}: cannot be written ({error.strerror}); give another file") from None
     if as_json:
         typer.echo(json.dumps([view.as_json(account) for account in found], indent=2))
         return

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from algorithms.allocation import reuse_freed_memory
 from algorithms.datasets import ImageDataset, load_npz
-from algorithms.method import LOCAL_METRICS, SiloHalf
+from algorithms.masked_methods import check_masks, digest, required
+from algorithms.method import SiloHalf, local_metrics
 from algorithms.models import build
 from algorithms.registry import make
 from algorithms.tensors import Part, Payload, payload_tensors
@@ -27,19 +32,24 @@ from privacy.exposure import Exposure
 from privacy.gate import ConsentGate
 from privacy.journal import Journal
 from privacy.ledger import Ledger, Subject
-from privacy.pki import load_audit_key
+from privacy.mask_keys import CertifiedKey
+from privacy.pki import Credentials, load_audit_key
 from privacy.plan import RunPlan
 from privacy.retention import SentArchive
 from privacy.withdrawal import Cause, EndedError, History
 from protos.medsilo.v1 import coordinator_pb2 as wire
-from silo.account import Account, budget_of, check_promise
+from silo.account import Account, budget_of, check_enough, check_promise, metrics_budget_of
 from silo.approval import await_approval
 from silo.config import SiloConfig
 from silo.display import Display
 from silo.ending import Ending, conclude_alone, load_party, refuse_withdrawn
+from silo.masking import Masking
 from silo.run_state import Measured, RunState
 from silo.training import LocalSite, Measurement, Progress, choose_device
 from silo.uplink import LateError, Uplink
+
+if TYPE_CHECKING:
+    from silo.private_count import PrivateCounts
 
 _LOOK_SECONDS = 0.5
 """How often a waiting daemon looks whether its consent still holds."""
@@ -98,8 +108,11 @@ def train(config: SiloConfig, display: Display, *, day: Callable[[], date] = tod
         uplink = Uplink(config, credentials, door, notice=display.notice)
         joined = False
         try:
-            plan, gate, account = _agree(config, uplink, gate, dataset, door, history)
-            participation = _Participation(config, plan, gate, dataset, device, uplink, display, account)
+            plan, gate, account, counts = _agree(config, uplink, gate, dataset, door, history, display)
+            masking = _masking(plan, credentials, audit_key, consent, door, history)
+            participation = _Participation(
+                config, plan, gate, dataset, device, uplink, display, account, counts, masking
+            )
             with _watching(gate, uplink):
                 await_approval(config, plan, gate, door, history, display.notice)
                 door.note("run", **_summary(plan))
@@ -127,15 +140,24 @@ def _archive(config: SiloConfig) -> SentArchive | None:
 
 
 def _agree(
-    config: SiloConfig, uplink: Uplink, gate: ConsentGate, dataset: ImageDataset, door: Door, history: History
-) -> tuple[RunPlan, ConsentGate, Account | None]:
-    """The plan, if consent and privacy budget cover it, with its gate and, where it has privacy, its account."""
+    config: SiloConfig,
+    uplink: Uplink,
+    gate: ConsentGate,
+    dataset: ImageDataset,
+    door: Door,
+    history: History,
+    display: Display,
+) -> tuple[RunPlan, ConsentGate, Account | None, PrivateCounts | None]:
+    """The plan, if consent and privacy budget cover it, with its gate and, where it has privacy, its account and what
+    noises accuracies."""
     plan = uplink.get_plan()
     method = make(plan.method.name, plan.method.parameters)
-    if not set(method.required) <= set(plan.required):
+    check_masks(plan, method)
+    needed = required(method, plan.secure_aggregation, plan.rounds)
+    if not set(needed) <= set(plan.required):
         raise RefusedError(
-            f"the plan asks for {', '.join(plan.required)}, but {method.name} exposes {', '.join(method.required)}: a "
-            "plan must name all that its method exposes"
+            f"the plan asks for {', '.join(plan.required)}, but {method.name} exposes {', '.join(needed)}: a plan must "
+            "name all that its method exposes"
         )
     check_promise(plan, method)
     consent = gate.file
@@ -156,6 +178,7 @@ def _agree(
         account = _open_account(config, plan, consent, dataset, door)
         if account is not None:
             account.check_covers(method)
+        counts = _open_counts(config, plan, consent, dataset, door, display)
     except (BudgetError, DataError) as error:
         door.note("refusal", **_summary(plan), reason=str(error))
         if part and part.is_open:
@@ -165,7 +188,7 @@ def _agree(
         raise
     joining = gate.joining(plan, rounds=part.sent if part else ())
     uplink.use(door.through(joining), plan)
-    return plan, joining, account
+    return plan, joining, account, counts
 
 
 def _open_account(
@@ -175,11 +198,59 @@ def _open_account(
         return None
     from silo.private_training import owners_of  # Opacus takes seconds to load
 
-    owners_of(dataset, plan.privacy.unit)
+    units = int(owners_of(dataset, plan.privacy.unit).max()) + 1
+    check_enough(plan.privacy, consent.consent, units)
     ledger = Ledger(config.ledgers, Subject(dataset.fingerprint, plan.privacy.unit))
     account = Account(ledger, plan, plan.privacy, budget_of(consent.consent, plan.privacy), door)
     door.paid_by = account.paid_by
     return account
+
+
+def _open_counts(
+    config: SiloConfig, plan: RunPlan, file: ConsentFile, dataset: ImageDataset, door: Door, display: Display
+) -> PrivateCounts | None:
+    """What noises accuracies of a private run; None where none leaves, as consent or shard have it."""
+    if plan.privacy is None or plan.privacy.metrics is None or Exposure.LOCAL_METRICS not in file.consent.classes:
+        return None
+    budget = metrics_budget_of(file.consent, plan.privacy)
+    if budget is None:
+        display.notice("accuracies stay here: the consent has no budget for them (`privacy: metrics_epsilon`)")
+        return None
+    from silo.private_count import PrivateCounts, held_out_owners
+
+    try:
+        owners = held_out_owners(dataset, plan.privacy.unit)
+    except DataError as error:
+        display.notice(f"accuracies stay here: {error}")
+        return None
+    ledger = Ledger(config.ledgers, Subject(dataset.fingerprint, plan.privacy.unit, split="test"))
+    account, training = Account(ledger, plan, plan.privacy, budget, door), door.paid_by
+    door.paid_by = lambda call: [*training(call), *account.paid_by(call)]
+    return PrivateCounts(plan.privacy.metrics, owners, account.charge)
+
+
+def _masking(
+    plan: RunPlan,
+    credentials: Credentials | None,
+    audit_key: Ed25519PrivateKey,
+    consent: ConsentFile,
+    door: Door,
+    history: History,
+) -> Masking | None:
+    if plan.secure_aggregation is None:
+        return None
+    if credentials is None:
+        raise RefusedError("masks need certificates, by which hospitals know each other; `insecure: true` has none")
+    part = history.parts.get(plan.sha256.hex())
+    return Masking(
+        plan,
+        plan.secure_aggregation,
+        credentials=credentials,
+        audit_key=audit_key,
+        consent=consent.consent,
+        door=door,
+        masked_for=part.masked_for if part else {},
+    )
 
 
 @contextmanager
@@ -229,8 +300,12 @@ class _Participation:
         uplink: Uplink,
         display: Display,
         account: Account | None,
+        counts: PrivateCounts | None,
+        masking: Masking | None,
     ) -> None:
         self._plan = plan
+        self._counts = counts
+        self._masking = masking
         self._uplink = uplink
         self._display = display
         self._gate = gate
@@ -243,10 +318,12 @@ class _Participation:
             device=device,
             progress=self._progress,
             charge=account.charge if account is not None else None,
+            kept=account.kept if account is not None else None,
         )
         self._half: SiloHalf = make(plan.method.name, plan.method.parameters).silo_half(self._site)
         self._state = RunState(config.runs / plan.run, plan, config.name, dataset)
         self._half.memory = self._state.memory()
+        self._received = dict(self._state.received)
         self._last: Measurement | Measured | None = self._state.measured[-1] if self._state.measured else None
 
     def run(self) -> None:
@@ -256,50 +333,98 @@ class _Participation:
         while True:
             self._display.waiting()
             task, payload = self._uplink.next_task(
-                self._plan, holds_model=bool(self._half.memory), trained_rounds=self._state.trained_rounds
+                self._plan,
+                holds_model=bool(self._half.memory),
+                trained_rounds=self._state.trained_rounds,
+                mask_key=self._mask_key(),
             )
             if task.kind == wire.TASK_KIND_FINISH:
                 self._finish(payload)
                 self._uplink.part(self._plan)
                 return
-            self._train(task.round, payload)
+            if task.kind == wire.TASK_KIND_MASK:
+                self._send_masked(task)
+            elif self._plan.is_masked(task.round):
+                self._train_masked(task.round, payload)
+            else:
+                self._train(task.round, payload)
+
+    def _mask_key(self) -> CertifiedKey | None:
+        """The mask key for the last round trained here, if that is a masked one."""
+        last = self._state.trained_rounds - 1
+        if self._masking is None or last < 0 or not self._plan.is_masked(last):
+            return None
+        received = hashlib.sha256("".join(self._received[what] for what in ("start", "round")).encode())
+        return self._masking.statement(last, received.digest())
+
+    def _train_masked(self, round_number: int, payload: Payload) -> None:
+        """The update stays here until the coordinator says with whom to mask it."""
+        if round_number < self._state.trained_rounds:
+            raise RefusedError(f"the coordinator asks to train round {round_number + 1}, whose mask key it was given")
+        start, measured, _ = self._fit(round_number, payload)
+        self._save(round_number, start, measured)
+
+    def _send_masked(self, task: wire.Task) -> None:
+        if (
+            self._masking is None
+            or task.round != self._state.trained_rounds - 1
+            or not self._plan.is_masked(task.round)
+        ):
+            raise RefusedError(f"the coordinator asks for a masked update of round {task.round + 1}, which is not due")
+        self._gate.begin_round(task.round)
+        roster, upload = self._masking.mask(task.round, task.roster, self._half.upload())
+        if self._send(task.round, upload, roster_sha256=roster.sha256):
+            self._masking.used()
 
     def _train(self, round_number: int, payload: Payload) -> None:
         if round_number < self._state.trained_rounds:
             self._send(round_number, self._half.upload())
             return
+        start, measured, upload = self._fit(round_number, payload)
+        # The results reach the disk while the update is on its way; its last message waits for them.
+        with ThreadPoolExecutor(1, thread_name_prefix="save") as saver:
+            saving = saver.submit(self._save, round_number, start, measured)
+            self._send(round_number, upload, before_last=saving.result)
+            saving.result()
+
+    def _fit(
+        self, round_number: int, payload: Payload
+    ) -> tuple[dict[int, Measurement | None], Measurement | None, Payload]:
+        """Trains a round; what the start measured, what the outcome did, and the update."""
         self._gate.begin_round(round_number)
         start = self._begin(payload)
-        self._half.train(round_number, _without_start(payload))
+        given = _without_start(payload)
+        if self._masking is not None:
+            self._received["round"] = digest(given).hex()
+        self._half.train(round_number, given)
         upload = self._half.upload()
         try:
             check_finite(upload)
         except RefusedError as error:
             raise TrainingError(f"round {round_number}: {error}; nothing of this round was sent") from None
-        measured = self._site.measure(self._half.personal())
+        measured = self._measure(round_number)
         self._last = measured or self._last
-        # The results reach the disk while the update is on its way; its last message waits for them.
-        with ThreadPoolExecutor(1, thread_name_prefix="save") as saver:
-            saving = saver.submit(
-                self._state.save,
-                self._half.memory,
-                trained_rounds=round_number + 1,
-                measurements={**start, round_number + 1: measured},
-            )
-            self._send(round_number, upload, before_last=saving.result)
-            saving.result()
+        return start, measured, upload
+
+    def _save(self, round_number: int, start: dict[int, Measurement | None], measured: Measurement | None) -> None:
+        self._state.save(
+            self._half.memory,
+            trained_rounds=round_number + 1,
+            measurements={**start, round_number + 1: measured},
+            received=self._received,
+        )
 
     def _finish(self, payload: Payload) -> None:
         rounds = self._plan.rounds
         if not self._state.finished:
             start = self._begin(payload)
             self._half.finish(_without_start(payload))
-            measured = self._site.measure(self._half.personal())
-            last = {rounds: measured} if payload or not self._state.measured else {}
+            last = {rounds: self._measure(rounds)} if payload or not self._state.measured else {}
             self._state.save(
                 self._half.memory,
                 trained_rounds=self._state.trained_rounds,
                 measurements={**start, **last},
+                received=self._received,
                 finished=True,
             )
             self._last = last.get(rounds) or self._last
@@ -318,32 +443,64 @@ class _Participation:
                 f"the starting model does not have the names and shapes of {self._plan.model.name}; coordinator and "
                 "silo need matching releases of the model's code"
             )
+        if self._masking is not None:
+            self._received["start"] = digest({Exposure.INITIAL_MODEL: payload[Exposure.INITIAL_MODEL]}).hex()
         self._half.begin(initial)
         return {0: self._site.measure(initial)}
 
-    def _send(self, round_number: int, upload: Payload, *, before_last: Callable[[], object] = lambda: None) -> None:
+    def _send(
+        self,
+        round_number: int,
+        upload: Payload,
+        *,
+        before_last: Callable[[], object] = lambda: None,
+        roster_sha256: bytes = b"",
+    ) -> bool:
+        """Sends a round's update; returns whether the coordinator took it."""
         self._gate.begin_round(round_number)
+        taken = True
         try:
-            self._submit(round_number, upload, before_last)
+            self._submit(round_number, upload, before_last, roster_sha256)
         except LateError as late:
             self._display.notice(f"{late}; going on with the next task")
+            taken = False
         self._display.sent(round_number, self._last.accuracy if self._last else None, self._uplink.bytes_sent)
+        return taken
 
-    def _submit(self, round_number: int, upload: Payload, before_last: Callable[[], object]) -> None:
-        metrics = Exposure.LOCAL_METRICS in self._gate.allowed() and self._last is not None
-        payload = {**upload, **(self._measurement() if metrics else {})}
+    def _submit(
+        self, round_number: int, upload: Payload, before_last: Callable[[], object], roster_sha256: bytes
+    ) -> None:
+        measured = self._measurement() if Exposure.LOCAL_METRICS in self._gate.allowed() else {}
+        payload = {**upload, **measured}
+        send = partial(
+            self._uplink.submit, self._plan, round_number, before_last=before_last, roster_sha256=roster_sha256
+        )
         try:
-            self._uplink.submit(self._plan, round_number, payload, before_last=before_last)
+            send(payload)
         except ConsentError:
             # What is optional may have been taken out of the consent since; the rest goes without it.
-            if not metrics or Exposure.LOCAL_METRICS in self._gate.allowed():
+            if not measured or Exposure.LOCAL_METRICS in self._gate.allowed():
                 raise
-            self._uplink.submit(self._plan, round_number, upload, before_last=before_last)
+            send(upload)
+
+    def _measure(self, round_number: int) -> Measurement | None:
+        measured = self._site.measure(self._half.personal())
+        if measured is None or self._counts is None or Exposure.LOCAL_METRICS not in self._gate.allowed():
+            return measured
+        try:
+            right, _ = self._site.test(self._half.personal())
+            return dataclasses.replace(measured, shared=self._counts.accuracy(right, round_number=round_number))
+        except BudgetError as error:
+            self._display.notice(f"the accuracy stays here: {error}")
+            return measured
 
     def _measurement(self) -> Payload:
-        assert self._last is not None
-        values = (self._last.accuracy, self._last.loss)
-        named = {spec.name: torch.tensor(value) for spec, value in zip(LOCAL_METRICS, values, strict=True)}
+        """What is told of the last measurement; sent again, the same noise with it."""
+        last = self._last
+        if last is None or (self._plan.privacy is not None and last.shared is None):
+            return {}
+        values = (last.accuracy, last.loss) if self._plan.privacy is None else (last.shared,)
+        named = {spec.name: torch.tensor(value) for spec, value in zip(local_metrics(self._plan), values, strict=True)}
         return {Exposure.LOCAL_METRICS: Part.of(named)}
 
     def _progress(self, progress: Progress) -> None:

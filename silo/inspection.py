@@ -12,13 +12,14 @@ import torch
 from pydantic import ValidationError
 
 from algorithms.datasets import ImageDataset, largest_group, load_npz
-from algorithms.method import LOCAL_METRICS, Method
+from algorithms.masked_methods import check_masks, encode_upload, masked_payload
+from algorithms.method import Method, local_metrics
 from algorithms.models import build, state_of
-from algorithms.private_methods import DERIVED, NOISED, PUBLIC, mechanism
+from algorithms.private_methods import DERIVED, NOISED, PUBLIC, RELEASED, mechanism, planned_averages
 from algorithms.registry import make
 from algorithms.tensors import Part, Payload
 from algorithms.transfer import CHUNK, chunk_message, manifest
-from privacy.accounting import Guarantee, shown
+from privacy.accounting import Guarantee, epsilon, shown
 from privacy.configuration import explain
 from privacy.consent import Consent, ConsentFile, Missing
 from privacy.door import NONCE_BYTES
@@ -27,12 +28,13 @@ from privacy.exposure import Exposure, attribute, field_exposure
 from privacy.ledger import Ledger, Subject
 from privacy.plan import RunPlan
 from protos.medsilo.v1 import coordinator_pb2 as wire
-from silo.account import budget_of, check_promise
+from silo.account import budget_of, check_promise, metrics_budget_of
 from silo.config import SiloConfig
 from silo.training import LocalSite
 from silo.uplink import WAIT_SECONDS
 
 _HARMLESS = (Exposure.PROTOCOL, Exposure.IDENTITY, Exposure.INITIAL_MODEL)
+COUNTED = "noisy counts of the test images, which have an account of their own"
 _UPDATE = wire.SubmitUpdateRequest.DESCRIPTOR.full_name
 
 
@@ -40,7 +42,8 @@ _UPDATE = wire.SubmitUpdateRequest.DESCRIPTOR.full_name
 class PrivacyLoss:
     """What a class of content costs over the whole run; ``epsilon`` is infinite where there is no mechanism.
 
-    Classes with the same mechanism share one cost: they are made from the same noised training.
+    Classes that are made from the same noised training share one cost, the whole run's, which holds that of noised
+    averages.
     """
 
     epsilon: float
@@ -128,8 +131,14 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
     half.begin(state_of(model))
     half.rehearse()
     payload = dict(half.upload())
-    if Exposure.LOCAL_METRICS in set(plan.optional) & consent.consent.classes:
-        payload[Exposure.LOCAL_METRICS] = Part.of({spec.name: torch.zeros(()) for spec in LOCAL_METRICS})
+    if plan.secure_aggregation is not None and plan.is_masked(0):
+        check_masks(plan, method)
+        _, numbers = encode_upload(payload, plan.secure_aggregation, plan.secure_aggregation.minimum)
+        payload = dict(masked_payload(payload, numbers))
+    if Exposure.LOCAL_METRICS in set(plan.optional) & consent.consent.classes and (
+        plan.privacy is None or metrics_budget_of(consent.consent, plan.privacy) is not None
+    ):
+        payload[Exposure.LOCAL_METRICS] = Part.of({spec.name: torch.zeros(()) for spec in local_metrics(plan)})
     missing = consent.missing_for(plan)
     fields: dict[str, int] = {}
     classes: dict[Exposure, int] = {}
@@ -160,7 +169,8 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
         wait_seconds=WAIT_SECONDS,
         holds_model=True,
     )
-    other_rounds = tuple(exposure for exposure in plan.required if exposure in method.uploads - set(classes))
+    leaving = method.uploads | {Exposure.MASKED_UPDATE}
+    other_rounds = tuple(exposure for exposure in plan.required if exposure in leaving - set(classes))
     spent, after = _account(config, plan, consent.consent, dataset)
     return Inspection(
         plan,
@@ -182,9 +192,19 @@ def privacy_loss(plan: RunPlan, method: Method, exposure: Exposure) -> PrivacyLo
         return PrivacyLoss(0.0, "nothing about patients")
     if plan.privacy is None:
         return PrivacyLoss(math.inf, "no noise")
+    if exposure == Exposure.LOCAL_METRICS and (metrics := plan.privacy.metrics) is not None:
+        return PrivacyLoss(metrics.epsilon * metrics.releases, COUNTED)
+    if exposure == Exposure.MASKED_UPDATE:
+        # Masks hide who sent what; what the sum tells is limited by what limits the updates.
+        return max((privacy_loss(plan, method, e) for e in method.uploads), key=lambda loss: loss.epsilon)
     by = mechanism(method, exposure)
     if by == PUBLIC:
         return PrivacyLoss(0.0, by)
+    if by == RELEASED:
+        (content,) = [one.content for one in planned_averages(method, plan.rounds) if one.exposure == exposure]
+        release = plan.privacy.release(content)
+        assert release is not None, "check_promise comes first"
+        return PrivacyLoss(epsilon([release.event(release.times)], delta=plan.privacy.delta), by)
     return PrivacyLoss(plan.privacy.epsilon if by in (NOISED, DERIVED) else math.inf, by)
 
 
@@ -195,18 +215,23 @@ def _account(
         return None, None
     ledger = Ledger(config.ledgers, Subject(dataset.fingerprint, plan.privacy.unit))
     delta = budget_of(consent, plan.privacy).delta
-    whole = plan.privacy.training(plan.privacy.steps)
-    return ledger.guarantee(delta), ledger.guarantee(delta, extra=[whole])
+    return ledger.guarantee(delta), ledger.guarantee(delta, extra=plan.privacy.events)
 
 
-def _no_training(*_: object) -> None:
+def _no_training(*_: object) -> str:
     raise AssertionError("an inspection trains nothing")
 
 
 def _messages(silo: str, plan: RunPlan, payload: Payload) -> Iterable[wire.SubmitUpdateRequest]:
     blank = bytes(NONCE_BYTES)
     yield wire.SubmitUpdateRequest(
-        update=wire.Update(nonce=blank, silo=silo, plan_sha256=plan.sha256, parts=manifest(payload))
+        update=wire.Update(
+            nonce=blank,
+            silo=silo,
+            plan_sha256=plan.sha256,
+            parts=manifest(payload),
+            roster_sha256=bytes(32) if Exposure.MASKED_UPDATE in payload else b"",
+        )
     )
     for exposure, part in payload.items():
         for data in part.chunks(CHUNK):

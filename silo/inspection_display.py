@@ -80,14 +80,21 @@ def _privacy(found: Inspection) -> dict[str, object] | None:
         "spent": asdict(found.spent),
         "after": asdict(found.after),
         "largest_group": found.largest_group,
+        "releases": [release.model_dump() for release in found.plan.privacy.releases] if found.plan.privacy else [],
     }
 
 
 def _privacy_lines(found: Inspection) -> list[str]:
-    if found.guarantee is None or found.spent is None or found.after is None:
+    if found.plan.privacy is None or found.guarantee is None or found.spent is None or found.after is None:
         return ["The run has no differential privacy: there is no bound on what its content tells about a patient."]
     lines = [
-        f"The run promises {found.guarantee}: one cost for all that comes from the noised training.",
+        f"The run promises {found.guarantee}: one cost for all that it releases.",
+        *(
+            f"Besides the training it releases the {one.content} {_times(one.times)}: an average of which each "
+            f"{found.guarantee.unit} counts with at most {one.bound:g}, with noise of {one.noise_multiplier:g} times "
+            "that on the sum."
+            for one in found.plan.privacy.releases
+        ),
         f"These images have cost {found.spent} so far; after this run, from its first round, it would be "
         f"{shown(found.after.epsilon)}.",
     ]
@@ -97,3 +104,7 @@ def _privacy_lines(found: Inspection) -> list[str]:
             "protected less than the number says."
         )
     return lines
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"

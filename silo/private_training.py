@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from algorithms.datasets import ImageDataset
-from privacy.accounting import SampledGaussian, Unit
+from algorithms.method import Watch
+from privacy.accounting import Event, Unit
 from privacy.errors import ConfigurationError, DataError
 from privacy.noise import NoiseSource
 from privacy.plan import PrivacyPlan
@@ -38,8 +39,9 @@ _GRADIENT_NUMBERS = 1 << 26
 _LARGEST_BATCH = 256
 _MARGIN = 1 - 1e-6
 
-Charge = Callable[[int, str, SampledGaussian], None]
-"""Charges a training (round, phase, its cost) to the account; raises ``BudgetError`` if it may not happen."""
+Charge = Callable[[int, str, Event], str]
+"""Charges a release (round, phase, its cost) to the account, and returns the charge's hash; raises ``BudgetError`` if
+it may not happen."""
 
 
 def owners_of(dataset: ImageDataset, unit: Unit) -> npt.NDArray[np.int64]:
@@ -98,6 +100,7 @@ class PrivateTrainer:
         steps: int,
         correct: Callable[[], None],
         progress: Callable[[int, float], None],
+        watch: Watch | None = None,
     ) -> None:
         """Takes so many steps on the chosen parameters; all others of the model must not require gradients.
 
@@ -109,6 +112,7 @@ class PrivateTrainer:
             correct: adds to the noised gradients what does not depend on data.
             progress: is told the number of the step, from 1, and the mean cross entropy of its images (0 for none);
                 that number is not noised and must stay here.
+            watch: is shown every step's noised gradients, before the correction.
 
         Raises ``BudgetError`` before the first step if the account does not allow it.
         """
@@ -134,6 +138,8 @@ class PrivateTrainer:
                 noises = self._noises(parameters)
                 for parameter, total, noise in zip(parameters, sums, noises, strict=True):
                     parameter.grad = ((total.double() + noise) / scale).to(parameter.dtype)
+                if watch is not None:
+                    watch({n: p.grad for n, p in chosen.items() if p.grad is not None})
                 correct()
                 optimizer.step()
                 progress(step, loss / max(count, 1))

@@ -31,11 +31,13 @@ _PROGRESS = "progress.json"
 
 
 class Measured(BaseModel):
-    """The personalised model on the silo's own test images after ``rounds`` rounds; 0: before any training."""
+    """The personalised model on the silo's own test images after ``rounds`` rounds; 0: before any training. ``shared``:
+    see ``Measurement``."""
 
     rounds: int
     accuracy: float
     loss: float
+    shared: float | None = None
 
 
 class _Progress(BaseModel):
@@ -45,6 +47,7 @@ class _Progress(BaseModel):
     finished: bool
     files: dict[str, str]
     measured: list[Measured]
+    received: dict[str, str] = {}
 
 
 class RunState:
@@ -76,6 +79,11 @@ class RunState:
         """What was measured so far, in order."""
         return self._progress.measured
 
+    @property
+    def received(self) -> dict[str, str]:
+        """SHA-256 (hex) of what the coordinator gave: the starting model, and what the last round was trained from."""
+        return self._progress.received
+
     def memory(self) -> Memory:
         """The method's memory as it was saved last; empty before the first round."""
         memory: Memory = {}
@@ -92,9 +100,10 @@ class RunState:
         *,
         trained_rounds: int,
         measurements: Mapping[int, Measurement | None],
+        received: Mapping[str, str] | None = None,
         finished: bool = False,
     ) -> None:
-        """Keeps a round's outcome; ``measurements`` by number of rounds behind them."""
+        """Keeps a round's outcome; ``measurements`` by number of rounds behind them, ``received`` as the property."""
         files = {}
         for group, state in memory.items():
             name = f"{group}-{trained_rounds:06d}{'-end' if finished else ''}.safetensors"
@@ -104,13 +113,14 @@ class RunState:
         measured = list(self._progress.measured)
         for rounds, measurement in measurements.items():
             if measurement is not None:
-                measured.append(Measured(rounds=rounds, accuracy=measurement.accuracy, loss=measurement.loss))
+                measured.append(Measured(rounds=rounds, **vars(measurement)))
         self._progress = _Progress(
             plan_sha256=self._plan.sha256.hex(),
             trained_rounds=trained_rounds,
             finished=finished,
             files=files,
             measured=measured,
+            received=dict(received or {}),
         )
         write_atomically(self.folder / _PROGRESS, self._progress.model_dump_json(indent=2).encode())
         self._show()
@@ -166,7 +176,7 @@ class RunState:
             "data": self._dataset.name,
             "synthetic": self._dataset.synthetic,
             "test_images": len(self._dataset.test),
-            "measured": [m.model_dump() for m in self.measured],
+            "measured": [m.model_dump(exclude_none=True) for m in self.measured],
         }
         write_atomically(self.folder / RESULTS, json.dumps(results, indent=2).encode())
 

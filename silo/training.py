@@ -9,19 +9,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from algorithms.datasets import ImageDataset, ImageSplit, image_hashes, to_tensor
-from algorithms.method import Correction, Objective, derive_seed
+from algorithms.method import Correction, Objective, Vectors, Watch, derive_seed
 from algorithms.models import Layout
 from algorithms.private_methods import check_model
 from privacy.errors import ConfigurationError, DataError, RefusedError, TrainingError
 from privacy.plan import RunPlan, TrainingPlan
 
 if TYPE_CHECKING:
+    from privacy.kept_releases import KeptReleases
     from privacy.noise import NoiseSource
+    from silo.private_average import PrivateAverages
     from silo.private_training import Charge, PrivateTrainer
 
 EVALUATION_BATCH = 1024
@@ -42,10 +46,14 @@ class Progress:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A model's accuracy (share in [0, 1]) and mean cross entropy on a silo's test images."""
+    """A model's accuracy (share in [0, 1]) and mean cross entropy on a silo's test images.
+
+    ``shared``: the accuracy with noise, as it may leave under differential privacy; None where it was not noised.
+    """
 
     accuracy: float
     loss: float
+    shared: float | None = None
 
 
 def choose_device(name: str) -> torch.device:
@@ -78,8 +86,9 @@ class LocalSite:
 
     The order of images follows from the run's seed, the silo's name and the round, so that a round repeated after
     a crash gives the same model. A plan with privacy is trained with DP-SGD, whose samples and noise nobody can repeat:
-    ``charge`` is called before each training, and raises if the account does not allow it; images are given to
-    nobody. ``noise`` is where the noise comes from, a source of its own by default.
+    ``charge`` is called before each training and each average, and raises if the account does not allow it; images are
+    given to nobody. ``noise`` is where the noise comes from, a source of its own by default; ``kept`` is where noised
+    averages that last are kept.
     """
 
     def __init__(
@@ -93,10 +102,12 @@ class LocalSite:
         progress: Callable[[Progress], None] = lambda _: None,
         charge: Charge | None = None,
         noise: NoiseSource | None = None,
+        kept: KeptReleases | None = None,
     ) -> None:
         check_fits(dataset, plan)
         self.name = name
         self.layout = Layout.of(model)
+        self.input_shape = plan.model.input_shape
         self.num_samples = len(dataset.train)
         self.num_classes = plan.model.classes
         self.training = plan.training
@@ -109,13 +120,17 @@ class LocalSite:
         self._test = _on(device, dataset.test)
         self._reserved: tuple[Tensor, Tensor] | None = None
         self._private: PrivateTrainer | None = None
+        self._averages: PrivateAverages | None = None
         if plan.privacy is not None:
             if charge is None:
                 raise ValueError("a plan with privacy needs an account to charge")
+            from silo.private_average import PrivateAverages
             from silo.private_training import PrivateTrainer, owners_of  # Opacus takes seconds to load
 
             check_model(model, plan.model.name)
-            self._private = PrivateTrainer(plan.privacy, owners_of(dataset, plan.privacy.unit), charge, noise=noise)
+            owners = owners_of(dataset, plan.privacy.unit)
+            self._private = PrivateTrainer(plan.privacy, owners, charge, noise=noise)
+            self._averages = PrivateAverages(plan.privacy, owners, charge, noise=noise, kept=kept)
 
     @property
     def model(self) -> nn.Module:
@@ -142,6 +157,7 @@ class LocalSite:
         extra: nn.Module | None = None,
         epochs: int | None = None,
         phase: str = "training",
+        watch: Watch | None = None,
     ) -> int:
         """See ``algorithms.method.Site``.
 
@@ -156,7 +172,7 @@ class LocalSite:
                     "this method trains on an objective or a module of its own; under differential privacy the "
                     "gradients of those have no bound here. Use a method that trains on the cross entropy"
                 )
-            return self._fit_privately(self._private, round_number, correction, trainable, epochs, phase)
+            return self._fit_privately(self._private, round_number, correction, trainable, epochs, phase, watch)
         loss_of = objective or _cross_entropy
         chosen = self._chosen(trainable)
         trained = [*chosen.values(), *(extra.parameters() if extra is not None else ())]
@@ -174,6 +190,8 @@ class LocalSite:
                     optimizer.zero_grad(set_to_none=True)
                     loss = loss_of(self._model, images[index], labels[index])
                     loss.backward()  # type: ignore[no-untyped-call]
+                    if watch is not None:
+                        watch(gradients_of(chosen))
                     correct()
                     optimizer.step()
                     steps += 1
@@ -197,6 +215,7 @@ class LocalSite:
         trainable: Collection[str] | None,
         epochs: int | None,
         phase: str,
+        watch: Watch | None,
     ) -> int:
         chosen = self._chosen(trainable)
         optimizer = make_optimizer(list(chosen.values()), self.training)
@@ -229,8 +248,26 @@ class LocalSite:
                 steps=steps,
                 correct=correction.bind(chosen) if correction is not None else _nothing,
                 progress=progress,
+                watch=watch,
             )
         return steps
+
+    def average(self, content: str, vectors: Vectors, *, round_number: int, lasting: bool = False) -> Tensor:
+        """See ``algorithms.method.Site``.
+
+        With privacy, raises ``RefusedError`` for a content that the plan does not name, and ``BudgetError`` if the
+        account does not allow it.
+        """
+        images, labels = self._train
+        parts = (
+            vectors(images[start : start + EVALUATION_BATCH], labels[start : start + EVALUATION_BATCH])
+            .detach()
+            .to("cpu", torch.float64)
+            for start in range(0, len(labels), EVALUATION_BATCH)
+        )
+        if self._averages is not None:
+            return self._averages.average(content, parts, round_number=round_number, lasting=lasting)
+        return torch.cat(list(parts)).mean(dim=0)
 
     def _chosen(self, trainable: Collection[str] | None) -> dict[str, nn.Parameter]:
         return {
@@ -290,19 +327,22 @@ class LocalSite:
 
     def measure(self, state: Mapping[str, Tensor]) -> Measurement | None:
         """A state's accuracy and loss on the silo's test images; None where there are none."""
+        right, loss = self.test(state)
+        return Measurement(int(right.sum()) / len(right), loss / len(right)) if len(right) else None
+
+    def test(self, state: Mapping[str, Tensor]) -> tuple[npt.NDArray[np.bool_], float]:
+        """On which of the silo's test images a state is right, ``bool [m]``, and the sum of its cross entropies."""
         images, labels = self._test
-        if not len(labels):
-            return None
         self.load(state)
         self._model.eval()
-        correct, loss = 0, 0.0
+        right, loss = [], 0.0
         with torch.inference_mode():
             for start in range(0, len(labels), EVALUATION_BATCH):
                 logits = self._model(images[start : start + EVALUATION_BATCH])
                 truth = labels[start : start + EVALUATION_BATCH]
-                correct += int((logits.argmax(dim=1) == truth).sum())
+                right.append((logits.argmax(dim=1) == truth).cpu().numpy())
                 loss += float(F.cross_entropy(logits, truth, reduction="sum"))
-        return Measurement(correct / len(labels), loss / len(labels))
+        return np.concatenate(right) if right else np.zeros(0, dtype=np.bool_), loss
 
     def orders(self, round_number: int, epochs: int, phase: str) -> Iterator[list[Tensor]]:
         """For each epoch the batches of ``fit`` as indices into the training images; seeds PyTorch's own generator."""
@@ -330,6 +370,11 @@ def diverged(round_number: int, epoch: int, loss: float) -> TrainingError:
         f"local training diverged in round {round_number}, epoch {epoch + 1}: the loss is {loss}. "
         "Nothing of this round was sent; ask the coordinator for a smaller learning rate"
     )
+
+
+def gradients_of(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """The gradients that parameters have."""
+    return {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], training: TrainingPlan) -> torch.optim.Optimizer:

@@ -27,6 +27,7 @@ from privacy.consent import Missing
 from privacy.door import Call, Door, nonce
 from privacy.envelope import to_message
 from privacy.errors import IdentityError, MedsiloError, ReceiptError, RefusedError
+from privacy.mask_keys import CertifiedKey
 from privacy.pki import Credentials, fingerprint, identity_of_certificate
 from privacy.plan import RunPlan
 from protos.medsilo.v1 import coordinator_pb2 as wire
@@ -138,6 +139,7 @@ class Uplink:
                     missing_method=bool(missing and missing.method),
                     missing_rounds=bool(missing and missing.rounds is not None),
                     missing_privacy=bool(missing and missing.privacy),
+                    missing_masks=bool(missing and missing.masks),
                     synthetic=synthetic,
                     rotations=self._door.rotations(),
                     seen=self._door.correspondence(self._peer).seen.size,
@@ -178,10 +180,13 @@ class Uplink:
 
         self._persistently(tell, seconds=seconds)
 
-    def next_task(self, plan: RunPlan, *, holds_model: bool, trained_rounds: int) -> tuple[wire.Task, Payload]:
+    def next_task(
+        self, plan: RunPlan, *, holds_model: bool, trained_rounds: int, mask_key: CertifiedKey | None = None
+    ) -> tuple[wire.Task, Payload]:
         """The next task with its tensors; waits for one as long as it takes.
 
-        The tensors of a round that is already trained here are not fetched again.
+        ``mask_key``: in a masked round that is trained, this silo's. The tensors of a round that
+        is already trained here are not fetched again.
         """
 
         def ask(attempt: int) -> tuple[wire.Task, Payload] | None:
@@ -194,6 +199,7 @@ class Uplink:
                     wait_seconds=WAIT_SECONDS,
                     holds_model=holds_model,
                     attestation=self._door.attest(self._peer),
+                    mask_key=None if mask_key is None else mask_key.to_message(),
                 )
                 data = self._release(request, call)
                 stream = self._begin(self._channel.unary_stream(f"/{_SERVICE}/GetTask")(data, wait_for_ready=False))
@@ -206,10 +212,19 @@ class Uplink:
             if (found := self._persistently(ask)) is not None:
                 return found
 
-    def submit(self, plan: RunPlan, round_number: int, payload: Payload, *, before_last: Callable[[], object]) -> None:
+    def submit(
+        self,
+        plan: RunPlan,
+        round_number: int,
+        payload: Payload,
+        *,
+        before_last: Callable[[], object],
+        roster_sha256: bytes = b"",
+    ) -> None:
         """Sends a round's update; returns when the coordinator's receipt for it is in the journal.
 
         ``before_last`` is called before the last message is sent: without that the update counts for nothing.
+        ``roster_sha256``: of a masked update, what it was masked for.
         Raises ``LateError`` if the round has ended meanwhile, ``RefusedError`` if the update is not acceptable,
         ``ReceiptError`` if the receipt is not.
         """
@@ -226,6 +241,7 @@ class Uplink:
                         round=round_number,
                         parts=manifest(payload),
                         attestation=self._door.attest(self._peer),
+                        roster_sha256=roster_sha256,
                     )
                 )
                 failure: list[Exception] = []

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
-from algorithms.method import Correction, Downloads, Objective, SiloHalf, State
-from silo.training import LocalSite, diverged, make_optimizer
+from algorithms.method import Correction, Downloads, Objective, SiloHalf, State, Watch
+from silo.training import LocalSite, diverged, gradients_of, make_optimizer
 
 _RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
 
@@ -51,6 +51,7 @@ class Fit:
     extra: nn.Module | None = None
     epochs: int | None = None
     phase: str = "training"
+    watch: Watch | None = None
 
     @property
     def plain(self) -> bool:
@@ -71,6 +72,7 @@ class Fit:
             trainable=self.trainable,
             epochs=self.epochs,
             phase=self.phase,
+            watch=self.watch,
         )
         return Trained({name: tensor.detach() for name, tensor in model.state_dict().items()}, steps)
 
@@ -289,6 +291,9 @@ def _together(fits: Sequence[Fit]) -> list[Trained] | None:
                     raise
                 return None
             losses.sum().backward()  # type: ignore[no-untyped-call]
+            for row, fit in enumerate(fits):
+                if fit.watch is not None:
+                    fit.watch({name: gradient[row] for name, gradient in gradients_of(leaves).items()})
             correct()
             optimizer.step()
             steps += 1

@@ -16,7 +16,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -83,8 +83,8 @@ def is_finished(run: Run, dataset: ImageDataset) -> bool:
     differing = [key for key in ("data_sha256", "setting", "public", "engine") if recorded.get(key) != expected[key]]
     differing += [
         key
-        for key in ("model", "training", "rounds", "seed", "participation")
-        if recorded["plan"][key] != expected["plan"][key]
+        for key in ("model", "training", "rounds", "seed", "participation", "privacy")
+        if recorded["plan"].get(key) != expected["plan"].get(key)
     ]
     # A hyper-parameter that a later release added, with its default, does not make it another run.
     now, then = expected["plan"]["method"], recorded["plan"]["method"]
@@ -152,7 +152,8 @@ class _Execution:
         write_table(run.folder / ROUNDS, _rounds_table(self._rows))
         if self._weights:
             write_table(run.folder / WEIGHTS, _weights_table(self._weights))
-        self._write_run({**description, "finished": True, "final_accuracy": final})
+        spent = {silo: asdict(guarantee) for silo, guarantee in simulation.spent.items()}
+        self._write_run({**description, "finished": True, "final_accuracy": final, "spent": spent})
         for name in (CHECKPOINT, PROGRESS):
             (run.folder / name).unlink(missing_ok=True)
         return Outcome("done")

@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,7 +19,9 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, Valid
 
 from algorithms.datasets import ImageDataset
 from algorithms.method import Method
+from algorithms.private_methods import refusal
 from algorithms.registry import make
+from coordinator.config import PrivacyConfig
 from privacy.configuration import Name, StrictModel, explain, load
 from privacy.errors import ConfigurationError
 from privacy.exposure import Exposure
@@ -34,7 +37,7 @@ SETTINGS: dict[str, type[Setting]] = {
 }
 """The data settings by what an experiment calls them (``kind``)."""
 
-_OVERRIDES = ("name", "label", "model", "training")
+_OVERRIDES = ("name", "label", "model", "training", "privacy")
 _SettingName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._=,+-]{0,79}$")]
 _Participation = Annotated[float, Field(gt=0, le=1)]
 
@@ -69,8 +72,11 @@ class ExperimentConfig(StrictModel):
         rounds: of every run.
         seeds: one run a seed; the seed draws shards, models, orders and participants.
         participation: share of the silos in each round; several are swept over.
-        methods: each a ``name`` with any of the method's hyper-parameters; further ``model`` and ``training``, which
-            override the experiment's, and ``label``, what tables call it. A list stands for a sweep over its values.
+        methods: each a ``name`` with any of the method's hyper-parameters; further ``model``, ``training`` and
+            ``privacy``, which override the experiment's, and ``label``, what tables call it. A list stands for a sweep
+            over its values.
+        privacy: differential privacy, as in a coordinator's file; none by default. An ``epsilon`` of ``.inf`` stands
+            for training without it. A method's ``privacy: null`` is none for that method.
         public_per_class: images of each class that methods with public images (FedPDC) have at the coordinator; or
         public_share: their number as a share of the split that they are cut from.
         weights_every: after how many rounds silo-to-silo weights are kept, for methods that have such.
@@ -92,6 +98,7 @@ class ExperimentConfig(StrictModel):
     seeds: tuple[Annotated[int, Field(ge=0, lt=2**53)], ...] = Field(min_length=1)
     participation: Annotated[tuple[_Participation, ...], BeforeValidator(_listed), Field(min_length=1)] = (1.0,)
     methods: tuple[dict[str, Any], ...] = Field(min_length=1)
+    privacy: dict[str, Any] | None = None
     public_per_class: int | None = Field(default=None, ge=1)
     public_share: float | None = Field(default=None, gt=0, le=1)
     weights_every: int = Field(default=10, ge=1)
@@ -128,6 +135,13 @@ class ExperimentConfig(StrictModel):
             if variant.label in labels:
                 raise ConfigurationError(f"two methods are called {variant.label!r}; give each a `label:` of its own")
             labels[variant.label] = variant
+            if variant.privacy is not None:
+                if (reason := refusal(variant.method)) is not None:
+                    raise ConfigurationError(f"{reason}. Give it what it needs, or `privacy: null`")
+                if self.engine != "alone":
+                    raise ConfigurationError(
+                        "with differential privacy silos are trained one after the other: engine: alone"
+                    )
             if variant.method.needs_public and self.public_per_class is None and self.public_share is None:
                 raise ConfigurationError(
                     f"{variant.label} measures models on public images at the coordinator; say how many to set aside "
@@ -149,12 +163,19 @@ class ExperimentConfig(StrictModel):
         for entry in self.methods:
             if not isinstance(entry.get("name"), str):
                 raise ConfigurationError(f"methods: {entry} needs a `name`, for example `name: diversifed`")
-            for chosen in _combinations(entry):
-                yield self._variant(entry, chosen)
+            own = entry.get("privacy", {})
+            if not isinstance(own, dict | None):
+                raise ConfigurationError(
+                    f"methods: {entry['name']}: privacy should hold `key: value` pairs, or be null"
+                )
+            privacy = {} if own is None else {**(self.privacy or {}), **own}
+            for chosen in _combinations({**entry, "privacy": privacy}):
+                yield self._variant(entry, chosen, [key for key, value in privacy.items() if isinstance(value, list)])
 
-    def _variant(self, entry: Mapping[str, Any], chosen: dict[str, Any]) -> Variant:
+    def _variant(self, entry: Mapping[str, Any], chosen: dict[str, Any], swept: Sequence[str]) -> Variant:
         parameters = {key: value for key, value in chosen.items() if key not in _OVERRIDES}
-        label = label_of(entry, chosen)
+        base = label_of(entry, chosen)
+        label = "-".join([base, *(f"{key}={chosen['privacy'][key]}" for key in swept)])
         override = chosen.get("training", {})
         if not isinstance(override, dict):
             raise ConfigurationError(f"methods: {label}: training should hold `key: value` pairs, not {override!r}")
@@ -167,17 +188,21 @@ class ExperimentConfig(StrictModel):
             method = make(entry["name"], parameters)
         except ConfigurationError as error:
             raise ConfigurationError(f"methods: {error}") from None
-        return Variant(label, method, training, str(chosen.get("model", self.model)))
+        privacy = _make_privacy(label, chosen["privacy"]) if chosen["privacy"] else None
+        return Variant(label, method, training, str(chosen.get("model", self.model)), privacy, base)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One method with its hyper-parameters, and what it is trained with. ``label`` is what tables call it."""
+    """One method with its hyper-parameters, and what it is trained with. ``label`` is what tables call it; ``base`` is
+    the label without what of its privacy is swept over."""
 
     label: str
     method: Method
     training: TrainingPlan
     model: str
+    privacy: PrivacyConfig | None
+    base: str
 
 
 @dataclass(frozen=True)
@@ -200,19 +225,20 @@ class Run:
 
     def plan(self, dataset: ImageDataset) -> RunPlan:
         """The plan that daemons would be given."""
-        method = self.variant.method
+        variant, method = self.variant, self.variant.method
         return RunPlan(
             federation="simulation",
             coordinator="coordinator",
             run=self.config.name,
             method=MethodPlan(name=method.name, parameters=method.parameters()),
-            model=ModelPlan(name=self.variant.model, input_shape=dataset.image_shape, classes=dataset.num_classes),
-            training=self.variant.training,
+            model=ModelPlan(name=variant.model, input_shape=dataset.image_shape, classes=dataset.num_classes),
+            training=variant.training,
             rounds=self.config.rounds,
             seed=self.seed,
             required=method.required,
             downlink=tuple(exposure for exposure in Exposure if exposure in method.downlink | {Exposure.INITIAL_MODEL}),
             participation=self.participation,
+            privacy=variant.privacy.plan(method, variant.training, self.config.rounds) if variant.privacy else None,
         )
 
 
@@ -272,10 +298,10 @@ def folder_name(text: str) -> str:
 
 
 def _flat(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """What a method entry gives besides name and label; training's keys stand beside the others."""
+    """What a method entry gives besides name, label and privacy; training's keys stand beside the others."""
     training = entry.get("training")
     inner = training if isinstance(training, dict) else {}
-    return {**{k: v for k, v in entry.items() if k not in ("name", "label", "training")}, **inner}
+    return {**{k: v for k, v in entry.items() if k not in ("name", "label", "training", "privacy")}, **inner}
 
 
 def _combinations(entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -290,6 +316,16 @@ def _combinations(entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         axes.append([(key, each) for each in values])
     for chosen in itertools.product(*axes):
         yield dict(chosen)
+
+
+def _make_privacy(label: str, fields: Mapping[str, Any]) -> PrivacyConfig | None:
+    if fields.get("epsilon") == math.inf:
+        return None
+    try:
+        return PrivacyConfig.model_validate(fields)
+    except ValidationError as error:
+        lines = "; ".join(explain(error, PrivacyConfig))
+        raise ConfigurationError(f"methods: {label}: privacy: {lines}") from None
 
 
 def _make_setting(name: str, fields: Mapping[str, Any]) -> Setting:

@@ -18,7 +18,7 @@ from algorithms.method import Downloads, Federation, Method, PublicSet, SiloHalf
 from algorithms.models import Layout, build, state_of
 from algorithms.private_methods import check
 from algorithms.tensors import MemoryWorkspace, Part, Payload
-from privacy.accounting import Guarantee, SampledGaussian, describe, epsilon, read
+from privacy.accounting import Event, GaussianRelease, Guarantee, SampledGaussian, describe, epsilon, read
 from privacy.errors import BudgetError, ConfigurationError, DataError
 from privacy.exposure import Exposure
 from privacy.plan import RunPlan
@@ -114,7 +114,7 @@ class Simulation:
         )
         self._coordinator = method.coordinator_half(federation)
         self._shards = {shard.name: shard for shard in shards}
-        self._charges: dict[str, list[SampledGaussian]] = {}
+        self._charges: dict[str, list[Event]] = {}
         self._sites: dict[str, LocalSite] = {}
         self._halves: dict[str, SiloHalf] = {}
         for shard in shards:
@@ -145,12 +145,17 @@ class Simulation:
         }
 
     def _charger(self, silo: str) -> Charge:
-        def charge(round_number: int, phase: str, event: SampledGaussian) -> None:
+        def charge(round_number: int, phase: str, event: Event) -> str:
             del round_number, phase
-            self._charges[silo].append(event)
-            assert self.plan.privacy is not None
-            if sum(one.steps for one in self._charges[silo]) > self.plan.privacy.steps:
-                raise BudgetError(f"{silo} would take more steps than the plan's {self.plan.privacy.steps}")
+            own, planned = [*self._charges[silo], event], self.plan.privacy
+            assert planned is not None
+            if sum(one.steps for one in own if isinstance(one, SampledGaussian)) > planned.steps:
+                raise BudgetError(f"{silo} would take more steps than the plan's {planned.steps}")
+            averages = sum(one.releases for one in own if isinstance(one, GaussianRelease))
+            if averages > sum(release.times for release in planned.releases):
+                raise BudgetError(f"{silo} would release more averages than the plan's")
+            self._charges[silo] = own
+            return ""
 
         return charge
 
@@ -251,7 +256,7 @@ class Simulation:
         self._everyone = None if state["everyone"] is None else reader.payload(state["everyone"])
         self._started = set(state["started"])
         for name, own in state.get("charges", {}).items():
-            self._charges[name] = [event for event in map(read, own) if isinstance(event, SampledGaussian)]
+            self._charges[name] = [read(event) for event in own]
         self._measured = {name: m and Measurement(*m) for name, m in state["measured"].items()}
         return state["notes"]
 

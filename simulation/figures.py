@@ -37,6 +37,27 @@ def draw_curves(title: str, curves: Mapping[str, Floats], path: Path) -> None:
     _save(figure, path)
 
 
+def draw_privacy(title: str, series: Mapping[str, Sequence[tuple[float, tuple[float, float]]]], path: Path) -> None:
+    """Accuracy against ε, a line a method; training without differential privacy stands at the right, as ∞.
+
+    ``series``: by method (ε, (mean, standard deviation)), ε ascending, the last possibly infinite.
+    """
+    places = sorted({epsilon for points in series.values() for epsilon, _ in points})
+    figure, axes = plt.subplots(figsize=(9, 4.8), layout="constrained")
+    for index, (label, points) in enumerate(series.items()):
+        where = [places.index(epsilon) for epsilon, _ in points]
+        means, deviations = zip(*(spread for _, spread in points), strict=True)
+        axes.errorbar(where, means, yerr=deviations, label=label, marker="o", capsize=2, linewidth=1.5, **_style(index))
+    names = ["∞\n(no noise)" if np.isinf(epsilon) else f"{epsilon:g}" for epsilon in places]
+    axes.set_xticks(range(len(places)), names)
+    axes.set_title(f"{title}: mean over seeds", fontsize=11)
+    axes.set_xlabel("ε of the run (more is less private)")
+    axes.set_ylabel("accuracy, last 10 rounds, %")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    _save(figure, path)
+
+
 def draw_exposure(
     title: str,
     points: Mapping[str, tuple[tuple[float, float], Mapping[str, Mapping[Exposure, float]]]],

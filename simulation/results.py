@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,9 +19,10 @@ import pyarrow.parquet as pq
 from privacy.durable import write_atomically
 from privacy.errors import ConfigurationError, DataError
 from privacy.exposure import Exposure
+from privacy.plan import PrivacyPlan
 from simulation.execution import DIRECTIONS, ROUNDS, RUN, WEIGHTS, read_run
-from simulation.experiment import ExperimentConfig, Published, data_name, folder_name, section_name
-from simulation.figures import draw_curves, draw_exposure, draw_weights
+from simulation.experiment import ExperimentConfig, Published, Variant, data_name, folder_name, section_name
+from simulation.figures import draw_curves, draw_exposure, draw_privacy, draw_weights
 
 LAST = 10
 MEGABYTE = 1e6
@@ -78,7 +80,8 @@ class Row:
 
     ``best`` is the best round's accuracy (as papers report it; optimistic, a maximum over noisy measurements), ``last``
     the mean of the last ten rounds; ``wins`` on how many seeds ``last`` is above separate training's, of ``compared``.
-    ``megabytes`` is the mean over seeds of ``FinishedRun.megabytes``.
+    ``megabytes`` is the mean over seeds of ``FinishedRun.megabytes``. ``base`` is the label without what of its privacy
+    is swept over, ``privacy`` what the runs' plan promised each silo.
     """
 
     label: str
@@ -91,6 +94,8 @@ class Row:
     compared: int
     megabytes: Mapping[str, Mapping[Exposure, float]]
     published: Published | None = None
+    base: str = ""
+    privacy: PrivacyPlan | None = None
 
     def total(self, direction: str) -> float:
         """MB per silo for the whole run, all classes together."""
@@ -149,7 +154,8 @@ def tabulate(found: Sequence[FinishedRun], config: ExperimentConfig) -> list[Sec
 
     Runs of methods or settings that the experiment no longer names are left out.
     """
-    order = [variant.label for variant in config.variants()]
+    variants = {variant.label: variant for variant in config.variants()}
+    order = list(variants)
     settings = [section_name(name, share) for name in config.make_settings() for share in config.participation]
     kept = [
         run
@@ -166,14 +172,15 @@ def tabulate(found: Sequence[FinishedRun], config: ExperimentConfig) -> list[Sec
             )
         published = dict(config.published.get(runs[0].info["setting_name"], {}))
         labels = sorted({run.info["label"] for run in runs}, key=order.index)
-        rows = tuple(_row(label, runs, published.pop(label, None)) for label in labels)
+        rows = tuple(_row(variants[label], runs, published.pop(label, None)) for label in labels)
         sections.append(Section(*name, runs, rows, published))
     if not sections:
         raise DataError("no finished run belongs to this experiment as it stands; start them with `simulation run`")
     return sections
 
 
-def _row(label: str, runs: Sequence[FinishedRun], published: Published | None) -> Row:
+def _row(variant: Variant, runs: Sequence[FinishedRun], published: Published | None) -> Row:
+    label = variant.label
     mine = {run.info["seed"]: run for run in runs if run.info["label"] == label}
     alone = {run.info["seed"]: run for run in reversed(runs) if run.info["method"] == "local"}
     method = next(iter(mine.values())).info["method"]
@@ -205,7 +212,21 @@ def _row(label: str, runs: Sequence[FinishedRun], published: Published | None) -
             for direction, occurring in classes.items()
         },
         published=published,
+        base=variant.base,
+        privacy=_privacy(label, list(mine.values())),
     )
+
+
+def _privacy(label: str, runs: Sequence[FinishedRun]) -> PrivacyPlan | None:
+    """What the runs promised; raises ``DataError`` where a silo has spent more."""
+    promised = runs[0].info["plan"].get("privacy")
+    if promised is None:
+        return None
+    plan = PrivacyPlan.model_validate(promised)
+    for run in runs:
+        if any(spent["epsilon"] > plan.epsilon for spent in run.info["spent"].values()):
+            raise DataError(f"{run.folder}: {label} has spent more than the ε = {plan.epsilon:g} of its plan")
+    return plan
 
 
 def _spread(values: Iterable[float]) -> Spread:
@@ -225,6 +246,10 @@ def write_results(config: ExperimentConfig, config_path: Path, runs: Path, to: P
         points = {row.label: (row.last, row.megabytes) for row in section.rows}
         draw_exposure(section.title, points, to / exposed)
         pictures[section.file_stem] = [("learning curves", curves), ("accuracy against exposed bytes", exposed)]
+        if any(row.privacy for row in section.rows):
+            name = f"{stem}-privacy.png"
+            draw_privacy(section.title, _by_epsilon(section), to / name)
+            pictures[section.file_stem].insert(0, ("accuracy against ε", name))
         for row in section.rows:
             if weights := _weights(section, row.label):
                 name = f"{stem}-{folder_name(row.label)}-weights.png"
@@ -318,7 +343,11 @@ def _section(config: ExperimentConfig, section: Section, pictures: Sequence[tupl
     ]
     models = {row.label: _model(section, row.label) for row in section.rows}
     with_published = any(row.published for row in section.rows) or section.unmeasured
+    private = any(row.privacy for row in section.rows)
     header = ["method", "seeds", "best round", f"last {LAST} rounds", "seeds on which it beats separate training"]
+    if private:
+        lines += [*_promises(section), ""]
+        header.append("ε")
     if with_published:
         header += ["published", "best round − published", "source"]
     body = []
@@ -329,12 +358,14 @@ def _section(config: ExperimentConfig, section: Section, pictures: Sequence[tupl
             str(len(row.seeds)) if len(row.seeds) == len(config.seeds) else f"{len(row.seeds)} of {len(config.seeds)}"
         )
         cells = [name, seeds, _pm(row.best), _pm(row.last), wins]
+        if private:
+            cells.append(f"{row.privacy.epsilon:g}" if row.privacy else "∞ (no noise)")
         if with_published:
             difference = "–" if row.published is None else f"{row.best[0] - row.published.accuracy:+.2f}"
             cells += [_published(row.published), difference, row.published.source if row.published else ""]
         body.append(cells)
     for label, number in section.unmeasured.items():
-        body.append([label, "not run", "–", "–", "–", _published(number), "–", number.source])
+        body.append([label, "not run", "–", "–", "–", *(["–"] * private), _published(number), "–", number.source])
     lines += _table(header, body)
     missing = [v.label for v in config.variants() if v.label not in {row.label for row in section.rows}]
     if missing:
@@ -352,6 +383,31 @@ def _section(config: ExperimentConfig, section: Section, pictures: Sequence[tupl
     for title, name in pictures:
         lines += [f"![{title}]({name})", ""]
     return lines
+
+
+def _promises(section: Section) -> list[str]:
+    """What the numbers of the private runs hold for."""
+    found: dict[str, None] = {}
+    for row in section.rows:
+        if (plan := row.privacy) is not None:
+            text = (
+                f"ε at δ = {plan.delta:g} ({plan.guarantee.conditions}); sampling rate {plan.sampling_rate:g}, "
+                f"clipping norm {plan.clipping_norm:g}; noise such that all releases of a run keep to ε together."
+            )
+            found[text] = None
+    return [
+        *found,
+        "Noise and samples of private runs come from the operating system, not from the seed: they cannot be repeated "
+        "bit for bit.",
+    ]
+
+
+def _by_epsilon(section: Section) -> dict[str, list[tuple[float, Spread]]]:
+    """For each method, accuracy by ε, ∞ last."""
+    found: dict[str, list[tuple[float, Spread]]] = {}
+    for row in section.rows:
+        found.setdefault(row.base, []).append((row.privacy.epsilon if row.privacy else math.inf, row.last))
+    return {base: sorted(points) for base, points in found.items()}
 
 
 def _exposure_table(section: Section) -> list[str]:
@@ -414,15 +470,18 @@ def _commands(config: ExperimentConfig, path: Path, runs: Path, to: Path, sectio
 
 def _accuracy_csv(sections: Sequence[Section]) -> str:
     fields = ["data", "synthetic", "setting", "method", "seeds", "best_mean", "best_std", "last10_mean", "last10_std"]
+    fields += ["published"]
+    private = any(row.privacy for section in sections for row in section.rows)
     rows = []
     for section in sections:
         for row in section.rows:
             measured = [*row.best, *row.last]
             published = row.published.accuracy if row.published else ""
-            rows.append(
-                [section.data, section.synthetic, section.setting, row.label, len(row.seeds), *measured, published]
-            )
-    return _csv([*fields, "published"], rows)
+            cells = [section.data, section.synthetic, section.setting, row.label, len(row.seeds), *measured, published]
+            if private:
+                cells += [row.privacy.epsilon, row.privacy.delta, row.privacy.unit] if row.privacy else ["inf", "", ""]
+            rows.append(cells)
+    return _csv([*fields, "epsilon", "delta", "unit"] if private else fields, rows)
 
 
 def _exposure_csv(sections: Sequence[Section]) -> str:
@@ -466,6 +525,7 @@ def _as_json(config: ExperimentConfig, sections: Sequence[Section]) -> dict[str,
                         "curve": [None if np.isnan(value) else value for value in row.curve.tolist()],
                         "mb_per_silo": {d: {str(e): v for e, v in row.megabytes[d].items()} for d in DIRECTIONS},
                         "published": row.published.model_dump() if row.published else None,
+                        "privacy": row.privacy.model_dump() if row.privacy else None,
                     }
                     for row in section.rows
                 ],

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from algorithms.method import Correction, Objective
+from algorithms.method import Correction, Objective, Vectors, Watch
 from algorithms.models import Layout
 from privacy.plan import TrainingPlan
 
@@ -26,6 +26,7 @@ class SmallSite:
     """
 
     name: str = "a"
+    input_shape: tuple[int, int, int] = (1, 1, 4)
     num_samples: int = 8
     num_classes: int = 2
     rounds: int = 3
@@ -52,6 +53,7 @@ class SmallSite:
         extra: nn.Module | None = None,
         epochs: int | None = None,
         phase: str = "training",
+        watch: Watch | None = None,
     ) -> int:
         self.fits += 1
         self.model.train()
@@ -67,6 +69,8 @@ class SmallSite:
             else:
                 loss = self.pull / 2 * sum(((parameter - 1) ** 2).sum() for parameter in chosen.values())
             loss.backward()
+            if watch is not None:
+                watch({n: p.grad for n, p in chosen.items() if p.grad is not None})
             correct()
             optimizer.step()
         return self.steps
@@ -78,6 +82,9 @@ class SmallSite:
         for _ in range(epochs or 1):
             yield images[:4], labels[:4]
             yield images[4:], labels[4:]
+
+    def average(self, content: str, vectors: Vectors, *, round_number: int, lasting: bool = False) -> Tensor:
+        return vectors(*self.train_data()).detach().to(torch.float64).mean(dim=0)
 
     def train_data(self) -> tuple[Tensor, Tensor]:
         return torch.randn(8, 4, generator=torch.Generator().manual_seed(99)), torch.arange(8) % 2

@@ -7,16 +7,26 @@ from itertools import pairwise
 import pytest
 import torch
 from small_site import SmallSite
-from tiny_federation import simulate
-from torch import Tensor
+from tiny_federation import run_plan, shard, simulate
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from algorithms.feddfq import FedDFQ, accumulate_gradients, data_identifier, metric_proxies, mix_extractors
+from algorithms.feddfq import (
+    FedDFQ,
+    FedDFQSilo,
+    accumulate_gradients,
+    data_identifier,
+    loss_changes,
+    metric_proxies,
+    mix_extractors,
+)
 from algorithms.method import Federation
 from algorithms.models import state_of
 from algorithms.tensors import MemoryWorkspace, Part, Payload, payload_tensors
 from privacy.errors import ConfigurationError, RefusedError
 from privacy.exposure import Exposure
+from simulation.batched import Engine, InThreads, Stacked
+from simulation.federation import Simulation
 
 # Rows of (channel 0, channel 1), two images a silo.
 IMAGES = [
@@ -75,6 +85,73 @@ def test_the_golden_accumulation_with_the_own_gradient_last() -> None:
     )
     assert found[0].tolist() == pytest.approx([0.408014, -0.590669], abs=1e-6)
     assert loss == pytest.approx(0.386958, abs=1e-6)
+
+
+def test_argmin_takes_the_best_beginning_of_the_list() -> None:
+    """The golden step is the only one of one; where each further gradient may spoil the step, as far as is best."""
+    half, site = silo_with_head(FedDFQ(selection="argmin"))
+    for seed in range(8):
+        gradients = torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(seed))
+        before = torch.cat([site.model[3].weight, site.model[3].bias[:, None]], dim=1).detach()
+        features, labels = site.features()
+        steps = [torch.zeros_like(before), *(0.1 * gradients.cumsum(dim=0))]
+        losses = [float(F.cross_entropy(features @ (before - step).T, labels)) for step in steps]
+        half._try_gradients(1, {f"{k:06d}/3.{n}": t for k, g in enumerate(gradients) for n, t in split(g)})
+        after = torch.cat([site.model[3].weight, site.model[3].bias[:, None]], dim=1).detach()
+        torch.testing.assert_close(after, before - steps[losses.index(min(losses))])
+        assert float(F.cross_entropy(features @ after.T, labels)) <= losses[0] + 1e-6
+
+
+def test_loss_changes_are_single_images() -> None:
+    steps = torch.stack([0.5 * 0.479646 * G1, 0 * G1])
+    found = loss_changes(FEATURES, LABELS, CLASSIFIER, steps)
+    assert found.shape == (3, 2)
+    assert found[:, 0].mean().item() == pytest.approx(0.418813 - 0.439890, abs=1e-6)
+    assert found[:, 1].tolist() == [0, 0, 0]
+
+
+def split(gradient: Tensor) -> list[tuple[str, Tensor]]:
+    return [("weight", gradient[:, :2]), ("bias", gradient[:, 2])]
+
+
+class HeadSite(SmallSite):
+    """A model of which the features are two of the image's numbers."""
+
+    def features(self) -> tuple[Tensor, Tensor]:
+        images, labels = self.train_data()
+        return torch.cat([images[:, :2], torch.ones(8, 1)], dim=1), labels
+
+
+def silo_with_head(method: FedDFQ) -> tuple[FedDFQSilo, HeadSite]:
+    take = nn.Linear(4, 2, bias=False)
+    with torch.no_grad():
+        take.weight.copy_(torch.eye(2, 4))
+    torch.manual_seed(1)
+    site = HeadSite(model=nn.Sequential(take, nn.Identity(), nn.Identity(), nn.Linear(2, 2)))
+    return FedDFQSilo(method, site), site
+
+
+@pytest.mark.parametrize("engine", [InThreads(2), Stacked()], ids=["threads", "stacked"])
+def test_the_gradient_is_the_same_however_silos_are_trained(engine: Engine) -> None:
+    """Also where an engine trains a copy of the model."""
+    method = FedDFQ()
+    runs = []
+    for one in (None, engine):
+        shards = [shard(f"hospital{n}", n) for n in (1, 2, 3)]
+        runs.append(Simulation(run_plan(method, rounds=2), method, shards, device=torch.device("cpu"), engine=one))
+        runs[-1].step()
+    for name, half in runs[0].silos.items():
+        expected = half.upload()[Exposure.CLASSIFIER_GRADIENT].tensors()
+        found = runs[1].silos[name].upload()[Exposure.CLASSIFIER_GRADIENT].tensors()
+        for key, tensor in expected.items():
+            assert tensor.abs().sum() > 0
+            torch.testing.assert_close(found[key], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_before_anyone_has_trained_are_refused() -> None:
+    half, _ = silo_with_head(FedDFQ())
+    with pytest.raises(RefusedError, match="before any silo has trained"):
+        half._try_gradients(0, {})
 
 
 @pytest.mark.parametrize("normalisation", ["clamp", "softmax", "minmax"])
@@ -237,3 +314,5 @@ def test_hyper_parameters_have_ranges() -> None:
         FedDFQ(candidates=-1)
     with pytest.raises(ConfigurationError, match="order"):
         FedDFQ(order="random")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="selection"):
+        FedDFQ(selection="best")  # type: ignore[arg-type]

@@ -25,13 +25,15 @@ WRITES: dict[str, Callable[[Store], object]] = {
     "forget_downloads": lambda store: store.forget_downloads("r"),
     "open_round": lambda store: store.open_round("r", 1, ["a"]),
     "deliver": lambda store: store.deliver("r", 0, "a", file=None, receipt={}, accuracy=None, loss=None),
+    "fix_roster": lambda store: store.fix_roster("r", 0, ["a", "b"]),
+    "restart_round": lambda store: store.restart_round("r", 0),
     "admit_participant": lambda store: store.admit_participant("r", 0, "c"),
     "close_round": lambda store: store.close_round("r", 0, downloads={"a": {"X": "f"}}, memory_file="m"),
     "refuse": lambda store: store.refuse("a", "Join", "why"),
 }  # fmt: skip
 READS = {
     "close", "serve", "is_shared", "check_serving", "runs", "is_finished", "members", "run_of_plan", "withdrawals",
-    "last_round", "round", "rounds", "downloads", "memory_file", "latest_files", "refusals",
+    "last_round", "round", "rounds", "downloads", "memory_file", "latest_files", "refusals", "roster",
 }  # fmt: skip
 
 
@@ -78,7 +80,14 @@ def coordinators(postgres: Cluster, tmp_path: Path) -> Iterator[Coordinators]:
 
 
 def everything(store: Store) -> object:
-    return store.runs(), store.members("r"), store.rounds("r"), store.downloads("r"), store.refusals()
+    return (
+        store.runs(),
+        store.members("r"),
+        store.rounds("r"),
+        store.roster("r", 0),
+        store.downloads("r"),
+        store.refusals(),
+    )
 
 
 def test_every_change_is_refused_to_a_coordinator_that_has_lost_the_lease(coordinators: Coordinators) -> None:

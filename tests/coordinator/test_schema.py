@@ -50,6 +50,12 @@ CREATE TABLE withdrawal (
     renewed_at VARCHAR(32), PRIMARY KEY (id));
 INSERT INTO withdrawal VALUES (1, 'r', 'b', '2026-01-02', 'why', '[0]', NULL, '{}', NULL);
 """
+ROSTER = """
+CREATE TABLE roster (
+    run VARCHAR(63) NOT NULL, round INTEGER NOT NULL, silos JSON NOT NULL, fixed_at VARCHAR(32) NOT NULL,
+    PRIMARY KEY (run, round));
+INSERT INTO roster VALUES ('r', 0, '["a", "b"]', '2026-01-02');
+"""
 
 
 def assert_as_the_program_expects(url: str) -> None:
@@ -84,7 +90,9 @@ def test_migrations_make_the_tables_that_the_program_expects(url: str) -> None:
     assert_as_the_program_expects(url)
 
 
-@pytest.mark.parametrize("script", [BEFORE_MIGRATIONS, BEFORE_MIGRATIONS + WITHDRAWAL])
+@pytest.mark.parametrize(
+    "script", [BEFORE_MIGRATIONS, BEFORE_MIGRATIONS + WITHDRAWAL, BEFORE_MIGRATIONS + WITHDRAWAL + ROSTER]
+)
 def test_a_database_from_before_migrations_is_taken_over_with_all_that_it_holds(tmp_path: Path, script: str) -> None:
     path = tmp_path / "store.db"
     with sqlite3.connect(path) as old:
@@ -95,6 +103,8 @@ def test_a_database_from_before_migrations_is_taken_over_with_all_that_it_holds(
     a = state.participants["a"]
     assert (a.file, a.receipt, a.accuracy, a.loss) == ("0/a", {"call_id": "ab"}, 0.5, 1.25)
     assert set(store.withdrawals("r")) == ({"b"} if WITHDRAWAL in script else set())
+    assert store.roster("r", 0) == ((("a", "b"), "2026-01-02") if ROSTER in script else None)
+    store.fix_roster("r", 1, ["a"])
     store.close()
     assert_as_the_program_expects(f"sqlite:///{path}")
 
@@ -128,7 +138,7 @@ def test_a_newer_release_upgrades_only_when_it_takes_over(
     shutil.copytree(schema.MIGRATIONS, newer)
     (newer / "versions" / "r9999.py").write_text(
         "from alembic import op\n"
-        "revision, down_revision = '9999', '0002'\n"
+        "revision, down_revision = '9999', '0003'\n"
         "def upgrade():\n"
         "    op.execute('CREATE TABLE newer (id INTEGER)')\n"
     )

@@ -178,6 +178,32 @@ def test_a_finished_run_stays_finished(store: Store, reopen: Callable[[], Store]
     assert again.is_finished("r")
 
 
+def test_a_roster_is_fixed_once_and_survives(store: Store, reopen: Callable[[], Store]) -> None:
+    assert store.roster("r", 0) is None
+    fixed_at = store.fix_roster("r", 0, ["a", "b"])
+    again = reopen()
+    assert again.fix_roster("r", 0, ["a", "c"]) == fixed_at
+    assert again.roster("r", 0) == (("a", "b"), fixed_at)
+    assert again.roster("r", 1) is None
+    assert again.roster("other", 0) is None
+
+
+def test_a_restarted_round_has_the_same_silos_and_nothing_delivered(store: Store, reopen: Callable[[], Store]) -> None:
+    for number in (0, 1):
+        store.open_round("r", number, ["a", "b"])
+        deliver(store, number, "a")
+    assert store.restart_round("r", 1) == ["1/a"]
+    again = reopen()
+    last = again.last_round("r")
+    assert last is not None
+    assert [(p.silo, p.delivered_at, p.file, p.receipt) for p in last.participants.values()] == [
+        ("a", None, None, None),
+        ("b", None, None, None),
+    ]
+    assert again.latest_files("r") == {"a": "0/a"}, "earlier rounds stay"
+    assert again.restart_round("r", 1) == []
+
+
 def test_refusals_survive_newest_first(store: Store, reopen: Callable[[], Store]) -> None:
     for number in range(5):
         store.refuse(f"peer{number}", "SubmitUpdate", f"reason {number}")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from federation import Federation
 
-from algorithms.datasets import ImageDataset
+from algorithms.datasets import ImageDataset, save_npz
 from silo.sharding import PracticalGroups, cut
 from silo.synthetic import generate_tissue
 
@@ -17,6 +17,14 @@ def shards() -> list[ImageDataset]:
     """Three small synthetic shards."""
     setting = PracticalGroups(groups=(1, 1, 1), train_per_silo=90, test_per_silo=30)
     return cut(generate_tissue(seed=1, train=900, test=270), setting, seed=1)
+
+
+@pytest.fixture(scope="session")
+def public_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Synthetic images that a coordinator has."""
+    path = tmp_path_factory.mktemp("public") / "public.npz"
+    save_npz(path, generate_tissue(seed=99, train=90, test=9))
+    return path
 
 
 @pytest.fixture

@@ -13,21 +13,12 @@ from proxy import Proxy
 from test_evidence import assert_journals_have_what_was_on_the_wire
 from test_runs import assert_both_sides_agree, assert_every_round_counted_once, assert_journals_sound, assert_models_are
 
-from algorithms.datasets import save_npz
 from algorithms.registry import METHODS, make
-from silo.synthetic import generate_tissue
 
 Make = Callable[..., Federation]
 
 # pFedSim's two rounds are one of each phase; methods about batch normalisation get a model that has some.
 MODELS = dict.fromkeys(("fedbn", "fedap"), "lenet5")
-
-
-@pytest.fixture(scope="session")
-def public_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("public") / "public.npz"
-    save_npz(path, generate_tissue(seed=99, train=90, test=9))
-    return path
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from proxy import Proxy
 from test_kills import run_with_kills
 from test_runs import assert_every_round_counted_once, assert_journals_sound
 
-from privacy.accounting import GaussianRelease, SampledGaussian, epsilon
+from algorithms.datasets import ImageDataset
+from privacy.accounting import DiscreteLaplace, GaussianRelease, SampledGaussian, epsilon
 from privacy.ledger import Budget, Ledger, Purpose, Subject, ledgers, replay
 
 Make = Callable[..., Federation]
@@ -32,14 +34,14 @@ def private(make: Make, method: str = "diversifed", *, budget: float = 4.5, **op
         "privacy": PRIVACY,
         **options.pop("run", {}),
     }
-    one = make(run=run, exposures=CLASSES, **options)
+    one = make(run=run, exposures=options.pop("exposures", CLASSES), **options)
     for name in one.silos:
         one.write_consent(name, privacy={"epsilon": budget, "delta": 1e-5})
     return one
 
 
 def ledger(one: Federation, silo: str) -> Ledger:
-    (found,) = ledgers(one.folder / "state" / silo / "ledger")
+    (found,) = [one for one in ledgers(one.folder / "state" / silo / "ledger") if one.subject.split == "train"]
     return found
 
 
@@ -50,9 +52,24 @@ def run_again(one: Federation, name: str) -> None:
     one.processes.clear()
 
 
-@pytest.mark.parametrize("method", ["fedavg", "diversifed"])
-def test_a_private_run_charges_the_ledger_and_tells_what_it_cost(federation: Make, method: str) -> None:
-    one = private(federation, method)
+@pytest.mark.parametrize(
+    ("method", "parameters"),
+    [
+        ("fedavg", {}),
+        ("diversifed", {}),
+        ("pfedsim", {}),
+        ("fedpdc", {"mode": "proximal", "check_disjoint": False}),
+    ],
+)
+def test_a_private_run_charges_the_ledger_and_tells_what_it_cost(
+    federation: Make, public_data: Path, method: str, parameters: dict[str, Any]
+) -> None:
+    one = private(
+        federation,
+        run={"method": {"name": method, **parameters}},
+        exposures=(*CLASSES, "DERIVED_ACCURACY"),
+        coordinator={"public_data": str(public_data)},
+    )
     one.run_to_the_end()
     assert_every_round_counted_once(one)
     assert_journals_sound(one)
@@ -144,6 +161,95 @@ def test_a_rehearsal_sends_nothing_and_costs_nothing(federation: Make) -> None:
     assert page.stat().st_mode & 0o777 == 0o600
     for process in (silo, coordinator):
         process.kill()
+
+
+def test_feddfq_pays_for_its_identifier_once_and_sends_the_same_bytes_in_the_next_run(
+    federation: Make, shards: list[ImageDataset]
+) -> None:
+    classes = ("PROTOCOL", "IDENTITY", "MODEL_PARAMETERS_EXTRACTOR", "PEER_DERIVED")
+    one = private(
+        federation,
+        budget=8.0,
+        shards=shards[:2],
+        run={"method": {"name": "feddfq", "selection": "argmin", "normalisation": "softmax"}},
+        exposures=(*classes, "CLASSIFIER_GRADIENT", "DATA_IDENTIFIER"),
+    )
+    plan = one.folder / "plan.json"
+    plan.write_text(one.command("coordinator", "plan", "--config", "coordinator.yaml"))
+    found = json.loads(one.command("silo", "inspect", "--config", "hospital1.yaml", "--plan", str(plan), "--json"))
+    losses = {item["exposure"]: item["loss"] for item in found["content"]}
+    assert losses["DATA_IDENTIFIER"]["mechanism"] == "clipped and noised average"
+    assert 0 < losses["DATA_IDENTIFIER"]["epsilon"] < 1
+    assert losses["CLASSIFIER_GRADIENT"] == {"epsilon": 4.0, "mechanism": "made from the noised training alone"}
+    assert [(r["content"], r["times"]) for r in found["privacy"]["releases"]] == [("identifier", 1), ("choice", 1)]
+    assert not (one.folder / "state/hospital1/ledger").exists()
+    one.run_to_the_end()
+    run_again(one, "again")
+    one.run_to_the_end()
+    assert_journals_sound(one)
+    for name in one.silos:
+        phases = [(e.purpose.run, e.purpose.round, e.purpose.phase) for e in ledger(one, name).entries()]
+        assert sorted(phases) == sorted(
+            [
+                ("test", 0, "training"),
+                ("test", 0, "identifier"),
+                ("test", 1, "choice"),
+                ("test", 1, "training"),
+                ("again", 0, "training"),
+                ("again", 1, "choice"),
+                ("again", 1, "training"),
+            ]
+        )
+        state = one.folder / "state" / name / "runs"
+        kept = [next((state / run).glob("identifier-*.safetensors")).read_bytes() for run in ("test", "again")]
+        assert kept[0] == kept[1]
+        for run in ("test", "again"):
+            sent = [r for r in one.messages(name, "sent") if r["run"] == run and "DATA_IDENTIFIER" in r["classes"]]
+            assert {r["round"] for r in sent} == {0}
+        first = next(r for r in one.messages(name, "sent") if r["rpc"] == "SubmitUpdate" and r["run"] == "test")
+        assert {charge["phase"] for charge in first["ledger"]} == {"training", "identifier"}
+
+
+def test_accuracies_of_a_private_run_are_noisy_counts_with_an_account_of_their_own(
+    federation: Make, shards: list[ImageDataset]
+) -> None:
+    """hospital2 consents to the class, and gives its test images no budget: none of its accuracies leaves."""
+    one = private(
+        federation,
+        shards=shards[:2],
+        method="fedavg",
+        exposures=(*CLASSES, "LOCAL_METRICS"),
+        run={"ask_for": ["LOCAL_METRICS"], "privacy": {**PRIVACY, "metrics_epsilon": 3.0}},
+    )
+    one.write_consent("hospital1", privacy={"epsilon": 4.5, "delta": 1e-5, "metrics_epsilon": 2.5})
+    one.run_to_the_end()
+    assert_journals_sound(one)
+    (tested,) = [x for x in ledgers(one.folder / "state/hospital1/ledger") if x.subject.split == "test"]
+    # A third of 3.0 each: for the last of the three the budget of 2.5 is too small.
+    assert [(e.purpose.round, e.purpose.phase, e.event) for e in tested.entries()] == [
+        (0, "accuracy", DiscreteLaplace(1.0)),
+        (1, "accuracy", DiscreteLaplace(1.0)),
+    ]
+    assert "the accuracy stays here" in one.said("hospital1")
+    measured = json.loads((one.run_folder("hospital1") / "results.json").read_text())["measured"]
+    results = json.loads(one.command("coordinator", "results", "--config", "coordinator.yaml", "--json"))
+    found = results["silos"]
+    shown = [(entry["round"], entry["accuracy"], entry["loss"]) for entry in found["hospital1"]]
+    shared = {m["rounds"]: m["shared"] for m in measured if "shared" in m}
+    assert shown == [(n, pytest.approx(shared[n + 1]), None) for n in (0, 1)]
+    for _, accuracy, _ in shown:
+        assert accuracy * len(shards[0].test) == pytest.approx(round(accuracy * len(shards[0].test)), abs=1e-3)
+    assert found["hospital2"] == []
+    assert "no budget for them" in one.said("hospital2")
+    assert not [r for r in one.messages("hospital2", "sent") if "LOCAL_METRICS" in r["classes"]]
+    update = next(r for r in one.messages("hospital1", "sent") if r["rpc"] == "SubmitUpdate" and r["round"] == 0)
+    assert {(charge["split"], charge["phase"]) for charge in update["ledger"]} == {
+        ("train", "training"),
+        ("test", "accuracy"),
+    }
+    said = json.loads(one.command("silo", "budget", "--config", "hospital1.yaml", "--json"))
+    assert {(a["subject"]["split"], a["budget"]) for a in said} == {("train", 4.5), ("test", 2.5)}
+    assert one.command("silo", "audit", "verify", "--config", "hospital1.yaml")
 
 
 def test_a_second_run_that_would_overspend_is_refused_before_training(federation: Make) -> None:

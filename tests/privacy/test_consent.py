@@ -20,7 +20,7 @@ from privacy.errors import ConfigurationError, ConsentError, RefusedError
 from privacy.exposure import Exposure
 from privacy.gate import ConsentGate
 from privacy.pki import Identity
-from privacy.plan import RunPlan, TrainingPlan
+from privacy.plan import RunPlan, SecureAggregationPlan, TrainingPlan
 from silo.config import SiloConfig
 
 COORDINATOR = Identity("test", "coordinator", "c")
@@ -311,3 +311,88 @@ def test_a_plan_that_does_not_hold_together_is_refused() -> None:
     message.method.parameters_json = "{"
     with pytest.raises(RefusedError, match="not JSON"):
         RunPlan.from_message(message)
+
+
+class TestMasks:
+    """A consent that demands masks is kept to; a plan says what is masked, and without masks is what it was."""
+
+    MASKS = SecureAggregationPlan(minimum=3, rounds=5)
+
+    def missing(self, folder: Path, plan: RunPlan, **demanded: Any) -> list[str]:
+        file = full(folder, secure_aggregation=demanded or None)
+        return file.missing_for(plan, day=date(2030, 1, 1)).lines()
+
+    def test_without_the_demand_masks_are_neither_here_nor_there(self, tmp_path: Path) -> None:
+        assert self.missing(tmp_path, make_plan()) == []
+        assert self.missing(tmp_path, make_plan(secure_aggregation=self.MASKS)) == []
+
+    def test_what_a_demand_lacks_is_named_with_the_way_out(self, tmp_path: Path) -> None:
+        (line,) = self.missing(tmp_path, make_plan(), minimum=3)
+        assert line == "a run without masks (take `secure_aggregation:` out of the consent)"
+        assert self.missing(tmp_path, make_plan(secure_aggregation=self.MASKS), minimum=3) == []
+        (line,) = self.missing(tmp_path, make_plan(secure_aggregation=self.MASKS), minimum=4)
+        assert line == "sums of 3 hospitals (`secure_aggregation: minimum: 3`)"
+        some = SecureAggregationPlan(minimum=3, rounds=2)
+        (line,) = self.missing(tmp_path, make_plan(secure_aggregation=some), minimum=3)
+        assert line.startswith("updates without masks from round 3 on")
+
+    @pytest.mark.parametrize("wrong", [{"minimum": 2}, {"audit_keys": {"b": "ab"}}, {"audit_keys": {"B!": "ab" * 32}}])
+    def test_a_demand_that_makes_no_sense_is_no_consent(self, tmp_path: Path, wrong: dict[str, Any]) -> None:
+        with pytest.raises(ConfigurationError, match="secure_aggregation"):
+            full(tmp_path, secure_aggregation=wrong)
+
+    def test_a_plan_keeps_its_masks_on_the_way_and_its_hash_without_them(self) -> None:
+        plan = make_plan(secure_aggregation=self.MASKS)
+        assert RunPlan.from_message(plan.to_message()) == plan
+        assert "secure_aggregation" not in json.loads(make_plan().canonical())
+        assert plan.sha256 != make_plan().sha256
+        message = plan.to_message()
+        message.secure_aggregation.minimum = 2
+        with pytest.raises(RefusedError, match="minimum"):
+            RunPlan.from_message(message)
+
+    @pytest.mark.parametrize(
+        ("changes", "run", "why"),
+        [
+            ({"insecure": True}, {}, "needs certificates"),
+            ({"silos": ["a", "b"]}, {}, "may have only 2 silos"),
+            ({"start_with": 2}, {}, "may have only 2 silos"),
+            ({}, {"participation": 0.5}, "may have only 2 silos"),
+            ({}, {"secure_aggregation": {"minimum": 2}}, "greater than or equal to 3"),
+            ({}, {"secure_aggregation": {"fraction_bits": 60}}, "less than or equal to 48"),
+        ],
+    )
+    def test_a_coordinator_that_cannot_keep_to_it_does_not_start(
+        self, changes: dict[str, Any], run: dict[str, Any], why: str
+    ) -> None:
+        with pytest.raises(ValueError, match=why):
+            self.config(run, **changes)
+
+    def test_the_plan_names_the_sum_and_nothing_else(self) -> None:
+        plan = self.config({}).plan()
+        assert plan.required == (
+            Exposure.PROTOCOL, Exposure.IDENTITY, Exposure.PEER_DERIVED, Exposure.MASKED_UPDATE,
+        )  # fmt: skip
+        assert plan.secure_aggregation == SecureAggregationPlan(minimum=3, fraction_bits=32, rounds=5)
+        with pytest.raises(ConfigurationError, match="diversifed cannot run with secure aggregation: each silo gets"):
+            self.config({"method": {"name": "diversifed"}}).plan()
+
+    @staticmethod
+    def config(run: dict[str, Any], **changes: Any) -> CoordinatorConfig:
+        return CoordinatorConfig.model_validate(
+            {
+                "federation": "test",
+                "listen": "127.0.0.1:1",
+                "state": "state",
+                "silos": ["a", "b", "c", "d"],
+                "run": {
+                    "name": "r",
+                    "method": {"name": "fedavg"},
+                    "model": {"name": "mlp-64", "input_shape": (1, 16, 16), "classes": 3},
+                    "rounds": 5,
+                    "secure_aggregation": {},
+                    **run,
+                },
+                **changes,
+            }
+        )

@@ -151,6 +151,7 @@ def test_no_record_at_all_is_no_record(tmp_path: Path) -> None:
         assert len(journal) == 0
     assert not list(read_records(tmp_path))
     assert [verify(note, PUBLIC).size for note in read_checkpoints(tmp_path)] == [0]
+    assert verify_evidence(tmp_path).problem == "it holds no record"
 
 
 def test_records_are_lines_of_canonical_json_with_index_and_time(tmp_path: Path) -> None:

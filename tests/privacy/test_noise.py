@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import pickle
 import subprocess
@@ -29,6 +30,26 @@ def test_numbers_are_independent_of_their_neighbours() -> None:
     drawn = NoiseSource().gaussian((200_000,), 1.0)
     for lag in (1, 2, 3, 4, 64):
         assert abs(np.corrcoef(drawn[:-lag], drawn[lag:])[0, 1]) < 0.015
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.5])
+def test_noise_on_counts_is_the_two_sided_geometric(epsilon: float) -> None:
+    source = NoiseSource()
+    drawn = np.array([source.discrete_laplace(epsilon) for _ in range(8000)])
+    ratio = math.exp(-epsilon)
+    edge = max(2, round(2 / epsilon))
+    values = np.arange(-edge, edge + 1)
+    shares = (1 - ratio) / (1 + ratio) * ratio ** np.abs(values)
+    seen = np.array([(drawn == value).sum() for value in values])
+    rest = 1 - shares.sum()
+    test = stats.chisquare([*seen, len(drawn) - seen.sum()], len(drawn) * np.array([*shares, rest]))
+    assert test.pvalue > 1e-6
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, float("inf"), float("nan")])
+def test_noise_on_counts_needs_an_epsilon(epsilon: float) -> None:
+    with pytest.raises(ValueError, match="epsilon"):
+        NoiseSource().discrete_laplace(epsilon)
 
 
 def test_samples_take_each_unit_with_the_rate_and_may_be_empty() -> None:

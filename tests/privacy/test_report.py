@@ -6,6 +6,7 @@ import itertools
 import json
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 from recorded import COORDINATOR, MIXED_BODIES, MIXTURE, MODELS, OTHER, SILO, Content, Recorded, ordinary
@@ -13,7 +14,7 @@ from recorded import COORDINATOR, MIXED_BODIES, MIXTURE, MODELS, OTHER, SILO, Co
 from privacy.errors import ConfigurationError, JournalError
 from privacy.exposure import Exposure
 from privacy.journal import RECORDS, read_checkpoints, read_records
-from privacy.report import Answer, Report, SharedAccuracy, Verification
+from privacy.report import Answer, Flow, Report, Run, SharedAccuracy, Verification
 from privacy.report_builder import LISTED_REFUSALS
 from privacy.report_document import make_document
 from privacy.report_words import GLOSSARY, NAME, RISK, TELLING, classify, glossary_of
@@ -338,3 +339,28 @@ class TestCoordinator:
         text = json.dumps(make_document(report).to_data())
         assert "declined" in text
         assert "RUNNING_STATISTICS" in text
+
+
+class TestMaskedRuns:
+    """What the report says of a run under masks follows from the bytes and the rosters on record."""
+
+    def run(self, left: list[Exposure], sums: dict[int, int], back: tuple[Exposure, ...] = ()) -> Run:
+        def flows(classes: Any) -> dict[Exposure, Flow]:
+            return {exposure: Flow("r", "", exposure, bytes=10) for exposure in classes}
+
+        return Run("r", None, None, [], flows(left), flows(back), sums)
+
+    def test_the_sum_is_all_that_the_coordinator_saw_and_of_how_many(self) -> None:
+        masked = [Exposure.PROTOCOL, Exposure.MASKED_UPDATE]
+        assert self.run(masked, {0: 3, 1: 3}).statement == "masked: the coordinator saw only the sum of 3 silos"
+        assert self.run(masked, {0: 5, 1: 3}).statement == "masked: the coordinator saw only the sum of 3 to 5 silos"
+
+    def test_what_left_without_masks_is_named(self) -> None:
+        beside = self.run([Exposure.MASKED_UPDATE, Exposure.LOCAL_METRICS], {0: 3}).statement
+        assert beside.endswith("the sum of 3 silos; without masks: accuracies on own test images")
+        later = self.run([Exposure.MASKED_UPDATE, EXTRACTOR, CLASSIFIER], {0: 3}).statement
+        assert later.endswith("; without masks: models only")
+
+    def test_without_a_roster_on_record_nothing_is_claimed(self) -> None:
+        assert self.run([Exposure.MASKED_UPDATE], {}).statement == "masked updates"
+        assert "masked" not in self.run([EXTRACTOR, CLASSIFIER], {0: 3}).statement

@@ -163,7 +163,8 @@ class TestMachines:
             assert f"`{key}`" in described, key
         for run in content["runs"]:
             assert set(run) == {
-                "run", "method", "rounds", "plan_sha256", "what_left", "bytes_left", "left", "came_back",
+                "run", "method", "rounds", "plan_sha256", "what_left", "masked_sums", "bytes_left", "left",
+                "came_back",
             }  # fmt: skip
             for flow in run["left"] + run["came_back"]:
                 assert set(flow) == {

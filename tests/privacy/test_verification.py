@@ -399,6 +399,31 @@ def test_after_a_withdrawal_only_the_farewell_leaves(cause: str | None, again: d
             permissions.check(record, classes, whole=False)
 
 
+def roster(*silos: str, number: int = 0) -> Record:
+    return {"kind": "roster", "plan_sha256": None, "round": number, "silos": list(silos)}
+
+
+def test_a_rounds_update_masked_for_two_rosters_is_found() -> None:
+    permissions = Permissions(SILO)
+    permissions.masked(roster("a", "b", "c", "d"))
+    permissions.masked(roster("d", "c", "b", "a"))
+    permissions.masked(roster("a", "b", "c", number=1))
+    with pytest.raises(ConsentError, match="gives single updates away"):
+        permissions.masked(roster("a", "b", "c"))
+
+
+def test_a_masked_update_leaves_for_a_roster_on_record_alone() -> None:
+    permissions = Permissions(SILO)
+    content = {**CONSENT, "exposures": ["PROTOCOL", "IDENTITY", "MASKED_UPDATE"]}
+    permissions.consented({"kind": "consent", "consent": content})
+    record, classes = sending("PROTOCOL", "MASKED_UPDATE")
+    with pytest.raises(ConsentError, match="no roster is on record"):
+        permissions.check(record, classes, whole=True)
+    permissions.masked(roster("a", "b", "c"))
+    with pytest.raises(ConsentError, match="no run that was joined"):  # the next question
+        permissions.check(record, classes, whole=True)
+
+
 def test_a_withdrawal_in_a_coordinators_journal_is_another_partys() -> None:
     permissions = Permissions(COORDINATOR)
     permissions.withdrawn(withdrawal(None))

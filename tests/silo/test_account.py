@@ -7,25 +7,30 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import ValidationError
 from test_private_training import private_plan
 
+from algorithms.method import Method
 from algorithms.registry import make
-from coordinator.config import PrivacyConfig
+from coordinator.config import PrivacyConfig, RunConfig
 from privacy.accounting import Unit, epsilon
 from privacy.consent import Consent, ConsentFile
 from privacy.door import Door
-from privacy.errors import BudgetError, RefusedError
+from privacy.errors import BudgetError, DataError, RefusedError
 from privacy.exposure import Exposure
 from privacy.gate import PlanGate
 from privacy.journal import Journal, read_records
+from privacy.kept_releases import KeptReleases
 from privacy.ledger import Budget, Ledger, Purpose, Subject, replay
-from privacy.plan import MethodPlan, PrivacyPlan, RunPlan, TrainingPlan
-from silo.account import Account, budget_of, check_promise
+from privacy.plan import MethodPlan, MetricsPlan, PrivacyPlan, RunPlan, TrainingPlan
+from silo.account import Account, budget_of, check_enough, check_promise, metrics_budget_of
 
 
-def run_plan(method: str = "fedavg", *, rounds: int = 5, target: float = 4.0, **changes: Any) -> RunPlan:
+def run_plan(
+    method: str = "fedavg", *, rounds: int = 5, target: float = 4.0, parameters: Any = None, **changes: Any
+) -> RunPlan:
     """As the coordinator makes it: calibrated for all rounds."""
-    made, training = make(method, {}), TrainingPlan(epochs=1)
+    made, training = make(method, parameters or {}), TrainingPlan(epochs=1)
     config = PrivacyConfig(epsilon=target, delta=1e-5, sampling_rate=0.1)
     mechanism = config.plan(made, training, rounds).model_copy(update=changes)
     update = {
@@ -69,10 +74,84 @@ def test_a_plan_that_promises_more_than_it_keeps_is_refused(changes: dict[str, A
 
 def test_a_plan_that_exposes_what_has_no_mechanism_is_refused() -> None:
     plan = run_plan()
-    with pytest.raises(RefusedError, match="LOCAL_METRICS, which has no mechanism"):
-        check_promise(plan.model_copy(update={"optional": (Exposure.LOCAL_METRICS,)}), make("fedavg", {}))
+    asking = plan.model_copy(update={"optional": (Exposure.LOCAL_METRICS,)})
+    with pytest.raises(RefusedError, match="LOCAL_METRICS without saying how"):
+        check_promise(asking, make("fedavg", {}))
+    for releases in (5, 6):
+        metrics = MetricsPlan(epsilon=0.1, releases=releases)
+        noised = asking.model_copy(update={"privacy": mechanism(plan).model_copy(update={"metrics": metrics})})
+        assert RunPlan.from_message(noised.to_message()) == noised
+        if releases == 6:
+            check_promise(noised, make("fedavg", {}))
+        else:
+            with pytest.raises(RefusedError, match="counts 5 accuracies, but its 5 rounds and its end take 6"):
+                check_promise(noised, make("fedavg", {}))
     with pytest.raises(RefusedError, match="fedproto cannot run with differential privacy: prototypes"):
         check_promise(plan, make("fedproto", {}))
+
+
+def feddfq() -> Method:
+    return make("feddfq", {"selection": "argmin"})
+
+
+def test_a_plan_with_averages_is_calibrated_for_all_together() -> None:
+    plan, method = run_plan("feddfq", parameters={"selection": "argmin"}), feddfq()
+    check_promise(plan, method)
+    found = mechanism(plan)
+    assert [(one.content, one.times) for one in found.releases] == [("identifier", 1), ("choice", 4)]
+    assert 3.99 < epsilon(found.events, delta=1e-5) <= 4
+    assert found.noise_multiplier > mechanism(run_plan()).noise_multiplier
+    assert RunPlan.from_message(plan.to_message()) == plan
+    assert RunPlan.from_message(plan.to_message()).sha256 == plan.sha256
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"noise_multiplier": 1.0}, r"4 of the choice \(noise multiplier 1\) cost"),
+        ({"times": 3}, "counts 3 noised releases of the choice, but its 5 rounds take 4"),
+        (None, "counts 0 noised releases of the choice"),
+    ],
+)
+def test_a_plan_that_hides_what_its_averages_cost_is_refused(changes: dict[str, Any] | None, words: str) -> None:
+    plan = run_plan("feddfq", parameters={"selection": "argmin"})
+    identifier, choice = mechanism(plan).releases
+    releases = (identifier,) if changes is None else (identifier, choice.model_copy(update=changes))
+    changed = plan.model_copy(update={"privacy": mechanism(plan).model_copy(update={"releases": releases})})
+    with pytest.raises(RefusedError, match=words):
+        check_promise(changed, feddfq())
+
+
+def test_an_average_over_too_few_units_is_refused_at_joining() -> None:
+    found = mechanism(run_plan("feddfq", parameters={"selection": "argmin"}))
+    check_enough(found, Consent(), 50)
+    check_enough(found, consent(least_units=3).consent, 3)
+    for file, units in ((Consent(), 49), (consent(least_units=3).consent, 2)):
+        with pytest.raises(DataError, match=f"of {units} units .image.*least_units"):
+            check_enough(found, file, units)
+    check_enough(mechanism(run_plan()), Consent(), 1)
+
+
+def test_averages_belong_to_what_is_left_of_a_run_and_one_that_is_kept_does_not(tmp_path: Path) -> None:
+    plan, method = run_plan("feddfq", parameters={"selection": "argmin"}), feddfq()
+    account, ledger, door = opened(tmp_path, plan, BUDGET)
+    found = mechanism(plan)
+    identifier, choice = found.releases
+    assert account._left(method) == [*found.events[:1], identifier.event(1), choice.event(4)]
+    charge = account.charge(0, "training", found.training(10))
+    charge = account.charge(0, "identifier", identifier.event(1))
+    assert account._left(method)[1:] == [identifier.event(1), choice.event(4)], "charged, but it may be lost"
+    account.kept.keep(identifier, [0.5], charge=charge)
+    account.charge(1, "choice", choice.event(1))
+    account.charge(1, "choice", choice.event(1))  # the round was repeated after a crash
+    assert account._left(method) == [found.training(40), choice.event(3)]
+    door.journal.close()
+    again, _, door = opened(tmp_path, plan.model_copy(update={"run": "another"}), BUDGET)
+    assert again._left(method) == [found.training(50), choice.event(4)], "another run sends the same bytes for free"
+    assert again.kept.find(identifier) == [0.5]
+    ledger.path.unlink()
+    assert KeptReleases(Ledger(tmp_path / "ledger", ledger.subject)).find(identifier) is None, "nothing paid for it"
+    door.journal.close()
 
 
 @pytest.mark.parametrize(
@@ -173,3 +252,35 @@ def test_without_a_budget_of_its_own_a_silo_keeps_to_the_plans_delta() -> None:
     plan = run_plan()
     assert budget_of(Consent(), mechanism(plan)) == Budget(float("inf"), 1e-5)
     assert budget_of(consent().consent, mechanism(plan)) == BUDGET
+
+
+def test_test_images_have_a_budget_of_their_own_or_none() -> None:
+    found = mechanism(run_plan())
+    assert metrics_budget_of(consent().consent, found) is None
+    assert metrics_budget_of(consent(metrics_epsilon=2).consent, found) == Budget(2, 1e-5)
+    assert metrics_budget_of(Consent(), found) == Budget(float("inf"), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("ask_for", "epsilon", "good"),
+    [([], None, True), (["LOCAL_METRICS"], 2.0, True), (["LOCAL_METRICS"], None, False), ([], 2.0, False)],
+)
+def test_a_private_run_asks_for_accuracies_only_with_what_they_may_cost(
+    ask_for: list[str], epsilon: float | None, good: bool
+) -> None:
+    privacy = {"epsilon": 4.0, "delta": 1e-5, "sampling_rate": 0.1, "metrics_epsilon": epsilon}
+    run = {
+        "name": "r",
+        "method": {"name": "fedavg"},
+        "model": {"name": "lenet5-gn", "input_shape": (3, 28, 28), "classes": 3},
+        "rounds": 3,
+        "ask_for": ask_for,
+        "privacy": privacy,
+    }
+    if not good:
+        with pytest.raises(ValidationError, match="metrics_epsilon"):
+            RunConfig.model_validate(run)
+        return
+    RunConfig.model_validate(run)
+    plan = PrivacyConfig.model_validate(privacy).plan(make("fedavg", {}), TrainingPlan(epochs=1), 3)
+    assert plan.metrics == (None if epsilon is None else MetricsPlan(epsilon=0.5, releases=4))

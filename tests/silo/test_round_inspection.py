@@ -14,7 +14,7 @@ import yaml
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from algorithms.datasets import ImageDataset, ImageSplit, load_npz, save_npz
-from algorithms.method import LOCAL_METRICS
+from algorithms.method import local_metrics
 from algorithms.models import build, state_of
 from algorithms.registry import make
 from algorithms.tensors import Part
@@ -83,7 +83,7 @@ def really_sent(folder: Path, config: SiloConfig, plan: RunPlan) -> tuple[int, d
     payload = dict(half.upload())
     consent = ConsentFile.read(config.consent)
     if Exposure.LOCAL_METRICS in set(plan.optional) & consent.consent.classes:
-        payload[Exposure.LOCAL_METRICS] = Part.of({spec.name: torch.rand(()) for spec in LOCAL_METRICS})
+        payload[Exposure.LOCAL_METRICS] = Part.of({spec.name: torch.rand(()) for spec in local_metrics(plan)})
     header = wire.Update(nonce=nonce(), silo="hospital1", plan_sha256=plan.sha256, parts=manifest(payload))
     gate = ConsentGate(consent, plan.coordinator_identity, plan)
     with Journal(folder / "journal", key=Ed25519PrivateKey.generate(), origin="o") as journal:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from algorithms.datasets import ImageDataset, ImageSplit, image_hashes
+from privacy.accounting import epsilon
 from privacy.errors import ConfigurationError
 from silo.sharding import ByPatient, Dirichlet, PooledDirichlet, PracticalGroups, Setting, cut
 from silo.synthetic import generate_tissue
@@ -59,6 +60,52 @@ def test_a_list_is_swept_over_and_runs_are_the_product_of_all(tmp_path: Path) ->
     half = next(run for run in found if run.participation == 0.5)
     assert half.folder.parts[-3] == "mild-participation=0.5"
     assert half.plan(generate_tissue(seed=0, train=90, test=90)).participation == 0.5
+
+
+PRIVACY = {"epsilon": [8, float("inf")], "delta": 1e-5, "sampling_rate": 0.25}
+
+
+def test_privacy_is_swept_over_and_an_infinite_epsilon_is_training_without_it(tmp_path: Path) -> None:
+    config = experiment(
+        tmp_path,
+        privacy=PRIVACY,
+        methods=[
+            {"name": "fedavg"},
+            {"name": "diversifed", "label": "ours", "privacy": {"epsilon": 2, "clipping_norm": 0.5}},
+            {"name": "local", "privacy": None},
+        ],
+    )
+    data = generate_tissue(seed=0, train=90, test=90)
+    found = {run.variant.label: run.plan(data).privacy for run in runs(config, (), tmp_path)}
+    assert list(found) == ["fedavg-epsilon=8", "fedavg-epsilon=inf", "ours", "local"]
+    assert found["fedavg-epsilon=inf"] is None
+    assert found["local"] is None
+    private, own = found["fedavg-epsilon=8"], found["ours"]
+    assert private is not None
+    assert own is not None
+    assert (private.epsilon, private.delta, private.sampling_rate, private.clipping_norm) == (8, 1e-5, 0.25, 1.0)
+    assert private.steps == 2 * 1 * 4
+    assert 7.9 < epsilon(private.events, delta=1e-5) <= 8
+    assert (own.epsilon, own.delta, own.clipping_norm) == (2, 1e-5, 0.5)
+    assert {variant.base for variant in config.variants()} == {"fedavg", "ours", "local"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"methods": [{"name": "feddfq"}]}, "selection: argmin.*privacy: null"),
+        ({"methods": [{"name": "fedproto"}]}, "prototypes"),
+        ({"engine": "stacked"}, "engine: alone"),
+        ({"privacy": {"epsilon": 8}}, "local: privacy: the key `delta` is missing"),
+        ({"privacy": {**PRIVACY, "epsilom": 8}}, "epsilom"),
+        ({"methods": [{"name": "local", "privacy": 8}]}, "local: privacy should hold"),
+    ],
+)
+def test_privacy_that_cannot_be_is_refused_with_the_way_out(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        experiment(tmp_path, **{"privacy": PRIVACY, **changes})
 
 
 def test_a_method_may_have_its_own_training_and_model(tmp_path: Path) -> None:

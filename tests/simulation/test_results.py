@@ -17,7 +17,7 @@ from privacy.errors import ConfigurationError, DataError
 from privacy.exposure import Exposure
 from simulation.execution import ROUNDS, RUN, WEIGHTS
 from simulation.experiment import ExperimentConfig
-from simulation.results import Section, read_runs, tabulate, write_results
+from simulation.results import Section, _by_epsilon, read_runs, tabulate, write_results
 
 DIVERSIFED = "diversifed-temperature=0.5"
 
@@ -156,6 +156,36 @@ def test_the_page_has_tables_pictures_published_numbers_and_commands(runs: Path,
     assert [s["setting"] for s in content["sections"]] == ["mild", "hard"]
     accuracy = list(csv.DictReader((out / "made.csv").open()))
     assert float(accuracy[0]["best_mean"]) == pytest.approx(75)
+
+
+def test_accuracy_stands_beside_epsilon_with_all_that_it_takes_to_read_it(tmp_path: Path) -> None:
+    sweep = {"epsilon": [4, float("inf")], "delta": 1e-5, "sampling_rate": 0.1}
+    path = config_file(tmp_path, privacy=sweep, methods=[{"name": "diversifed", "temperature": 0.5}], published={})
+    plan = {**sweep, "epsilon": 4, "clipping_norm": 1.0, "noise_multiplier": 2.0, "steps": 9}
+    folder = tmp_path / "runs"
+    for label, accuracy, promised in (("epsilon=4", 0.5, plan), ("epsilon=inf", 0.7, None)):
+        for seed in (0, 1):
+            place = write_run(folder, f"{DIVERSIFED}-{label}", seed, [accuracy] * 12)
+            info = json.loads((place / RUN).read_text())
+            info["plan"]["privacy"] = promised
+            info["spent"] = {"hospital1": {"epsilon": 3.9}} if promised else {}
+            (place / RUN).write_text(json.dumps(info))
+    page = write_results(ExperimentConfig.read(path), path, folder, tmp_path / "out").read_text()
+    assert "ε at δ = 1e-05 (unit image, adjacency zero-out, accountant PLD)" in page
+    assert "cannot be repeated bit for bit" in " ".join(page.split())
+    assert f"| {DIVERSIFED}-epsilon=4 | 2 | 50.00 ± 0.00 | 50.00 ± 0.00 | – | 4 |" in page
+    assert f"| {DIVERSIFED}-epsilon=inf | 2 | 70.00 ± 0.00 | 70.00 ± 0.00 | – | ∞ (no noise) |" in page
+    assert (tmp_path / "out" / "made-set-mild-privacy.png").stat().st_size > 1000
+    (section,) = tabulate(read_runs(folder / "made"), ExperimentConfig.read(path))
+    assert _by_epsilon(section) == {
+        DIVERSIFED: [(4, (pytest.approx(50), 0.0)), (float("inf"), (pytest.approx(70), 0.0))]
+    }
+    rows = list(csv.DictReader((tmp_path / "out" / "made.csv").read_text().splitlines()))
+    assert [(row["epsilon"], row["unit"]) for row in rows] == [("4.0", "image"), ("inf", "")]
+    info["plan"]["privacy"], info["spent"] = plan, {"hospital1": {"epsilon": 4.1}}
+    (place / RUN).write_text(json.dumps(info))
+    with pytest.raises(DataError, match="spent more than the ε = 4 of its plan"):
+        tabulate([run for run in read_runs(folder / "made") if run.folder == place], ExperimentConfig.read(path))
 
 
 def test_synthetic_data_is_called_so_wherever_numbers_stand(tmp_path: Path) -> None:

@@ -21,8 +21,9 @@ from rich.console import Console
 
 from algorithms.method import CoordinatorHalf, Federation
 from privacy.errors import ConfigurationError, MedsiloError
+from silo import sources
 from simulation import scheduling
-from simulation.execution import CHECKPOINT, PROGRESS, ROUNDS, RUN, WEIGHTS, execute
+from simulation.execution import CHECKPOINT, PROGRESS, ROUNDS, RUN, WEIGHTS, execute, is_finished
 from simulation.experiment import ExperimentConfig, Run, runs
 from simulation.scheduling import run_experiment
 
@@ -91,6 +92,24 @@ def test_a_run_writes_what_it_was_and_a_row_a_round_and_silo(tmp_path: Path) -> 
         assert sum(row["down_INITIAL_MODEL"] for row in rows if row["silo"] == f"hospital{silo}") == model
     assert not (run.folder / CHECKPOINT).exists()
     assert not (run.folder / PROGRESS).exists()
+
+
+def test_a_private_run_says_what_each_silo_has_spent(tmp_path: Path) -> None:
+    privacy = {"epsilon": 6, "delta": 1e-5, "sampling_rate": 0.5}
+    run = only(tmp_path, rounds=2, participation=1.0, privacy=privacy, methods=[{"name": "fedavg"}])
+    assert execute(run, tmp_path / "stop").status == "done"
+    info = json.loads((run.folder / RUN).read_text())
+    assert info["plan"]["privacy"]["epsilon"] == 6
+    assert len(info["spent"]) == 4
+    for spent in info["spent"].values():
+        assert 5.9 < spent["epsilon"] <= 6
+        assert (spent["delta"], spent["unit"], spent["adjacency"]) == (1e-5, "image", "zero-out")
+    plain = {**privacy, "epsilon": float("inf")}
+    with pytest.raises(ConfigurationError, match="another privacy"):
+        is_finished(
+            only(tmp_path, rounds=2, participation=1.0, privacy=plain, methods=[{"name": "fedavg"}]),
+            sources.open_dataset(run.data),
+        )
 
 
 def test_threads_give_the_same_figures_as_silos_one_by_one(tmp_path: Path) -> None:

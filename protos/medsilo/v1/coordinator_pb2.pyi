@@ -17,10 +17,12 @@ class TaskKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_KIND_WAIT: _ClassVar[TaskKind]
     TASK_KIND_TRAIN: _ClassVar[TaskKind]
     TASK_KIND_FINISH: _ClassVar[TaskKind]
+    TASK_KIND_MASK: _ClassVar[TaskKind]
 TASK_KIND_UNSPECIFIED: TaskKind
 TASK_KIND_WAIT: TaskKind
 TASK_KIND_TRAIN: TaskKind
 TASK_KIND_FINISH: TaskKind
+TASK_KIND_MASK: TaskKind
 
 class GetPlanRequest(_message.Message):
     __slots__ = ("nonce", "silo", "protocol_version")
@@ -47,7 +49,7 @@ class GetPlanResponse(_message.Message):
     def __init__(self, nonce: _Optional[bytes] = ..., plan: _Optional[_Union[_plan_pb2.RunPlan, _Mapping]] = ..., coordinator_certificate: _Optional[bytes] = ..., coordinator_audit_key: _Optional[bytes] = ..., rotations: _Optional[_Iterable[_Union[_journal_pb2.Envelope, _Mapping]]] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("nonce", "silo", "plan_sha256", "audit_key", "accepted", "missing_classes", "missing_method", "missing_rounds", "rotations", "seen", "synthetic", "missing_privacy")
+    __slots__ = ("nonce", "silo", "plan_sha256", "audit_key", "accepted", "missing_classes", "missing_method", "missing_rounds", "rotations", "seen", "synthetic", "missing_privacy", "missing_masks")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     SILO_FIELD_NUMBER: _ClassVar[int]
     PLAN_SHA256_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +62,7 @@ class JoinRequest(_message.Message):
     SEEN_FIELD_NUMBER: _ClassVar[int]
     SYNTHETIC_FIELD_NUMBER: _ClassVar[int]
     MISSING_PRIVACY_FIELD_NUMBER: _ClassVar[int]
+    MISSING_MASKS_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     silo: str
     plan_sha256: bytes
@@ -72,7 +75,8 @@ class JoinRequest(_message.Message):
     seen: int
     synthetic: bool
     missing_privacy: bool
-    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., audit_key: _Optional[bytes] = ..., accepted: _Optional[bool] = ..., missing_classes: _Optional[_Iterable[_Union[_exposure_pb2.ExposureClass, str]]] = ..., missing_method: _Optional[bool] = ..., missing_rounds: _Optional[bool] = ..., rotations: _Optional[_Iterable[_Union[_journal_pb2.Envelope, _Mapping]]] = ..., seen: _Optional[int] = ..., synthetic: _Optional[bool] = ..., missing_privacy: _Optional[bool] = ...) -> None: ...
+    missing_masks: bool
+    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., audit_key: _Optional[bytes] = ..., accepted: _Optional[bool] = ..., missing_classes: _Optional[_Iterable[_Union[_exposure_pb2.ExposureClass, str]]] = ..., missing_method: _Optional[bool] = ..., missing_rounds: _Optional[bool] = ..., rotations: _Optional[_Iterable[_Union[_journal_pb2.Envelope, _Mapping]]] = ..., seen: _Optional[int] = ..., synthetic: _Optional[bool] = ..., missing_privacy: _Optional[bool] = ..., missing_masks: _Optional[bool] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
     __slots__ = ("nonce", "round", "attestation")
@@ -107,34 +111,38 @@ class WithdrawResponse(_message.Message):
     def __init__(self, nonce: _Optional[bytes] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ...) -> None: ...
 
 class GetTaskRequest(_message.Message):
-    __slots__ = ("nonce", "silo", "plan_sha256", "wait_seconds", "holds_model", "attestation")
+    __slots__ = ("nonce", "silo", "plan_sha256", "wait_seconds", "holds_model", "attestation", "mask_key")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     SILO_FIELD_NUMBER: _ClassVar[int]
     PLAN_SHA256_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     HOLDS_MODEL_FIELD_NUMBER: _ClassVar[int]
     ATTESTATION_FIELD_NUMBER: _ClassVar[int]
+    MASK_KEY_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     silo: str
     plan_sha256: bytes
     wait_seconds: int
     holds_model: bool
     attestation: _journal_pb2.Envelope
-    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., wait_seconds: _Optional[int] = ..., holds_model: _Optional[bool] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ...) -> None: ...
+    mask_key: _journal_pb2.MaskKey
+    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., wait_seconds: _Optional[int] = ..., holds_model: _Optional[bool] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ..., mask_key: _Optional[_Union[_journal_pb2.MaskKey, _Mapping]] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("nonce", "kind", "round", "parts", "attestation")
+    __slots__ = ("nonce", "kind", "round", "parts", "attestation", "roster")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     ATTESTATION_FIELD_NUMBER: _ClassVar[int]
+    ROSTER_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     kind: TaskKind
     round: int
     parts: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.PartManifest]
     attestation: _journal_pb2.Envelope
-    def __init__(self, nonce: _Optional[bytes] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., round: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[_tensor_pb2.PartManifest, _Mapping]]] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ...) -> None: ...
+    roster: _containers.RepeatedCompositeFieldContainer[_journal_pb2.MaskKey]
+    def __init__(self, nonce: _Optional[bytes] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., round: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[_tensor_pb2.PartManifest, _Mapping]]] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ..., roster: _Optional[_Iterable[_Union[_journal_pb2.MaskKey, _Mapping]]] = ...) -> None: ...
 
 class GetTaskResponse(_message.Message):
     __slots__ = ("task", "chunk")
@@ -145,20 +153,22 @@ class GetTaskResponse(_message.Message):
     def __init__(self, task: _Optional[_Union[Task, _Mapping]] = ..., chunk: _Optional[_Union[_tensor_pb2.TensorChunk, _Mapping]] = ...) -> None: ...
 
 class Update(_message.Message):
-    __slots__ = ("nonce", "silo", "plan_sha256", "round", "parts", "attestation")
+    __slots__ = ("nonce", "silo", "plan_sha256", "round", "parts", "attestation", "roster_sha256")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     SILO_FIELD_NUMBER: _ClassVar[int]
     PLAN_SHA256_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     ATTESTATION_FIELD_NUMBER: _ClassVar[int]
+    ROSTER_SHA256_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     silo: str
     plan_sha256: bytes
     round: int
     parts: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.PartManifest]
     attestation: _journal_pb2.Envelope
-    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., round: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[_tensor_pb2.PartManifest, _Mapping]]] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ...) -> None: ...
+    roster_sha256: bytes
+    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., round: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[_tensor_pb2.PartManifest, _Mapping]]] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ..., roster_sha256: _Optional[bytes] = ...) -> None: ...
 
 class SubmitUpdateRequest(_message.Message):
     __slots__ = ("update", "chunk")

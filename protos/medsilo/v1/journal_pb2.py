@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.medsilo.v1 import exposure_pb2 as medsilo_dot_v1_dot_exposure__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18medsilo/v1/journal.proto\x12\nmedsilo.v1\x1a\x19medsilo/v1/exposure.proto\"n\n\x08\x45nvelope\x12\x15\n\x07payload\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x1a\n\x0cpayload_type\x18\x02 \x01(\tB\x04\xf0\xb2\x19\x01\x12/\n\nsignatures\x18\x03 \x03(\x0b\x32\x15.medsilo.v1.SignatureB\x04\xf0\xb2\x19\x02\"3\n\tSignature\x12\x13\n\x05keyid\x18\x01 \x01(\tB\x04\xf0\xb2\x19\x02\x12\x11\n\x03sig\x18\x02 \x01(\x0c\x42\x04\xf0\xb2\x19\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18medsilo/v1/journal.proto\x12\nmedsilo.v1\x1a\x19medsilo/v1/exposure.proto\"n\n\x08\x45nvelope\x12\x15\n\x07payload\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x1a\n\x0cpayload_type\x18\x02 \x01(\tB\x04\xf0\xb2\x19\x01\x12/\n\nsignatures\x18\x03 \x03(\x0b\x32\x15.medsilo.v1.SignatureB\x04\xf0\xb2\x19\x02\"e\n\x07MaskKey\x12-\n\tstatement\x18\x01 \x01(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x02\x12+\n\x07voucher\x18\x02 \x01(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x02\"3\n\tSignature\x12\x13\n\x05keyid\x18\x01 \x01(\tB\x04\xf0\xb2\x19\x02\x12\x11\n\x03sig\x18\x02 \x01(\x0c\x42\x04\xf0\xb2\x19\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,12 +38,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENVELOPE'].fields_by_name['payload_type']._serialized_options = b'\360\262\031\001'
   _globals['_ENVELOPE'].fields_by_name['signatures']._loaded_options = None
   _globals['_ENVELOPE'].fields_by_name['signatures']._serialized_options = b'\360\262\031\002'
+  _globals['_MASKKEY'].fields_by_name['statement']._loaded_options = None
+  _globals['_MASKKEY'].fields_by_name['statement']._serialized_options = b'\360\262\031\002'
+  _globals['_MASKKEY'].fields_by_name['voucher']._loaded_options = None
+  _globals['_MASKKEY'].fields_by_name['voucher']._serialized_options = b'\360\262\031\002'
   _globals['_SIGNATURE'].fields_by_name['keyid']._loaded_options = None
   _globals['_SIGNATURE'].fields_by_name['keyid']._serialized_options = b'\360\262\031\002'
   _globals['_SIGNATURE'].fields_by_name['sig']._loaded_options = None
   _globals['_SIGNATURE'].fields_by_name['sig']._serialized_options = b'\360\262\031\002'
   _globals['_ENVELOPE']._serialized_start=67
   _globals['_ENVELOPE']._serialized_end=177
-  _globals['_SIGNATURE']._serialized_start=179
-  _globals['_SIGNATURE']._serialized_end=230
+  _globals['_MASKKEY']._serialized_start=179
+  _globals['_MASKKEY']._serialized_end=280
+  _globals['_SIGNATURE']._serialized_start=282
+  _globals['_SIGNATURE']._serialized_end=333
 # @@protoc_insertion_point(module_scope)

@@ -17,6 +17,14 @@ class Envelope(_message.Message):
     signatures: _containers.RepeatedCompositeFieldContainer[Signature]
     def __init__(self, payload: _Optional[bytes] = ..., payload_type: _Optional[str] = ..., signatures: _Optional[_Iterable[_Union[Signature, _Mapping]]] = ...) -> None: ...
 
+class MaskKey(_message.Message):
+    __slots__ = ("statement", "voucher")
+    STATEMENT_FIELD_NUMBER: _ClassVar[int]
+    VOUCHER_FIELD_NUMBER: _ClassVar[int]
+    statement: Envelope
+    voucher: Envelope
+    def __init__(self, statement: _Optional[_Union[Envelope, _Mapping]] = ..., voucher: _Optional[_Union[Envelope, _Mapping]] = ...) -> None: ...
+
 class Signature(_message.Message):
     __slots__ = ("keyid", "sig")
     KEYID_FIELD_NUMBER: _ClassVar[int]

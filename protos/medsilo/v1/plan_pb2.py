@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.medsilo.v1 import exposure_pb2 as medsilo_dot_v1_dot_exposure__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15medsilo/v1/plan.proto\x12\nmedsilo.v1\x1a\x19medsilo/v1/exposure.proto\"\xdd\x03\n\x07RunPlan\x12\x18\n\nfederation\x18\x01 \x01(\tB\x04\xf0\xb2\x19\x02\x12\x19\n\x0b\x63oordinator\x18\x02 \x01(\tB\x04\xf0\xb2\x19\x02\x12\x11\n\x03run\x18\x03 \x01(\tB\x04\xf0\xb2\x19\x01\x12(\n\x06method\x18\x04 \x01(\x0b\x32\x12.medsilo.v1.MethodB\x04\xf0\xb2\x19\x01\x12&\n\x05model\x18\x05 \x01(\x0b\x32\x11.medsilo.v1.ModelB\x04\xf0\xb2\x19\x01\x12,\n\x08training\x18\x06 \x01(\x0b\x32\x14.medsilo.v1.TrainingB\x04\xf0\xb2\x19\x01\x12\x14\n\x06rounds\x18\x07 \x01(\rB\x04\xf0\xb2\x19\x01\x12\x12\n\x04seed\x18\x08 \x01(\x04\x42\x04\xf0\xb2\x19\x01\x12\x31\n\x08required\x18\t \x03(\x0e\x32\x19.medsilo.v1.ExposureClassB\x04\xf0\xb2\x19\x01\x12\x31\n\x08optional\x18\n \x03(\x0e\x32\x19.medsilo.v1.ExposureClassB\x04\xf0\xb2\x19\x01\x12\x31\n\x08\x64ownlink\x18\x0b \x03(\x0e\x32\x19.medsilo.v1.ExposureClassB\x04\xf0\xb2\x19\x01\x12\x1b\n\rparticipation\x18\x0c \x01(\x01\x42\x04\xf0\xb2\x19\x01\x12*\n\x07privacy\x18\r \x01(\x0b\x32\x13.medsilo.v1.PrivacyB\x04\xf0\xb2\x19\x01\";\n\x06Method\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xf0\xb2\x19\x01\x12\x1d\n\x0fparameters_json\x18\x02 \x01(\tB\x04\xf0\xb2\x19\x01\"M\n\x05Model\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xf0\xb2\x19\x01\x12\x19\n\x0binput_shape\x18\x02 \x03(\rB\x04\xf0\xb2\x19\x01\x12\x15\n\x07\x63lasses\x18\x03 \x01(\rB\x04\xf0\xb2\x19\x01\"\xa4\x01\n\x08Training\x12\x14\n\x06\x65pochs\x18\x01 \x01(\rB\x04\xf0\xb2\x19\x01\x12\x18\n\nbatch_size\x18\x02 \x01(\rB\x04\xf0\xb2\x19\x01\x12\x17\n\toptimizer\x18\x03 \x01(\tB\x04\xf0\xb2\x19\x01\x12\x1b\n\rlearning_rate\x18\x04 \x01(\x01\x42\x04\xf0\xb2\x19\x01\x12\x16\n\x08momentum\x18\x05 \x01(\x01\x42\x04\xf0\xb2\x19\x01\x12\x1a\n\x0cweight_decay\x18\x06 \x01(\x01\x42\x04\xf0\xb2\x19\x01\"\xeb\x01\n\x07Privacy\x12\x15\n\x07\x65psilon\x18\x01 \x01(\x01\x42\x04\xf0\xb2\x19\x01\x12\x13\n\x05\x64\x65lta\x18\x02 \x01(\x01\x42\x04\xf0\xb2\x19\x01\x12\x12\n\x04unit\x18\x03 \x01(\tB\x04\xf0\xb2\x19\x01\x12\x17\n\tadjacency\x18\x04 \x01(\tB\x04\xf0\xb2\x19\x01\x12\x18\n\naccountant\x18\x05 \x01(\tB\x04\xf0\xb2\x19\x01\x12\x1b\n\rclipping_norm\x18\x06 \x01(\x01\x42\x04\xf0\xb2\x19\x01\x12\x1e\n\x10noise_multiplier\x18\x07 \x01(\x01\x42\x04\xf0\xb2\x19\x01\x12\x1b\n\rsampling_rate\x18\x08 \x01(\x01\x42\x04\xf0\xb2\x19\x01\x12\x13\n\x05steps\x18\t \x01(\rB\x04\xf0\xb2\x19\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15medsilo/v1/plan.proto\x12\nmedsilo.v1\x1a\x19medsilo/v1/exposure.proto\"\x9e\x04\n\x07RunPlan\x12\x18\n\nfederation\x18\x01 \x01(\tB\x04\xf0\xb2\x19\x02\x12\x19\n\x0b\x63oordinator\x18\x02 \x01(\tB\x04\xf0\xb2\x19\x02\x12\x11\n\x03run\x18\x03 \x01(\tB\x04\xf0\xb2\x19\x01\x12(\n\x06method\x18\x04 \x01(\x0b\x32\x12.medsilo.v1.MethodB\x04\xf0\xb2\x19\x01\x12&\n\x05model\x18\x05 \x01(\x0b\x32\x11.medsilo.v1.ModelB\x04\xf0\xb2\x19\x01\x12,\n\x08training\x18\x06 \x01(\x0b\x32\x14.medsilo.v1.TrainingB\x04\xf0\xb2\x19\x01\x12\x14\n\x06rounds\x18\x07 \x01(\rB\x04\xf0\xb2\x19\x01\x12\x12\n\x04seed\x18\x08 \x01(\x04\x42\x04\xf0\xb2\x19\x01\x12\x31\n\x08required\x18\t \x03(\x0e\x32\x19.medsilo.v1.ExposureClassB\x04\xf0\xb2\x19\x01\x12\x31\n\x08optional\x18\n \x03(\x0e\x32\x19.medsilo.v1.ExposureClassB\x04\xf0\xb2\x19\x01\x12\x31\n\x08\x64ownlink\x18\x0b \x03(\x0e\x32\x19.medsilo.v1.ExposureClassB\x04\xf0\xb2\x19\x01\x12\x1b\n\rparticipation\x18\x0c \x01(\x01\x42\x04\xf0\xb2\x19\x01\x12*\n\x07privacy\x18\r \x01(\x0b\x32\x13.medsilo.v1.PrivacyB\x04\xf0\xb2\x19\x01\x12?\n\x12secure_aggregation\x18\x0e \x01(\x0b\x32\x1d.medsilo.v1.SecureAggregationB\x04\xf0\xb2\x19\x01\";\n\x06Method\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xf0\xb2\x19\x01\x12\x1d\n\x0fparameters_json\x18\x02 \x01(\tB\x04\xf0\xb2\x19\x01\"M\n\x05Model\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xf0\xb2\x19\x01\x12\x19\n\x0binput_shape\x18\x02 \x03(\rB\x04\xf0\xb2\x19\x01\x12\x15\n\x07\x63lasses\x18\x03 \x01(\rB\x04\xf0\xb2\x19\x01\"\xa4\x01\n\x08Training\x12\x14\n\x06\x65pochs\x18\x01 \x01(\rB\x04\xf0\xb2\x19\x01\x12\x18\n\nbatch_size\x18\x02 \x01(\rB\x04\xf0\xb2\x19\x01\x12\x17\n\toptimizer\x18\x03 \x01(\tB\x04\xf0\xb2\x19\x01\x12\x1b\n\rlearning_rate\x18\x04 \x01(\x01\x42\x04\xf0\xb2\x19\x01\x12\x16\n\x08momentum\x18\x05 \x01(\x01\x42\x04\xf0\xb2\x19\x01\x12\x1a\n\x0cweight_decay\x18\x06 \x01(\x01\x42\x04\xf0\xb2\x19\x01\"\xc4\x02\n\x07Privacy\x12\x15\n\x07\x65psilon\x18\x01 \x01(\x01\x42\x04\xf0\xb2\x19\x01\x12\x13\n\x05\x64\x65lta\x18\x02 \x01(\x01\x42\x04\xf0\xb2\x19\x01\x12\x12\n\x04unit\x18\x03 \x01(\tB\x04\xf0\xb2\x19\x01\x12\x17\n\tadjacency\x18\x04 \x01(\tB\x04\xf0\xb2\x19\x01\x12\x18\n\naccountant\x18\x05 \x01(\tB\x04\xf0\xb2\x19\x01\x12\x1b\n\rclipping_norm\x18\x06 \x01(\x01\x42\x04\xf0\xb2\x19\x01\x12\x1e\n\x10noise_multiplier\x18\x07 \x01(\x01\x42\x04\xf0\xb2\x19\x01\x12\x1b\n\rsampling_rate\x18\x08 \x01(\x01\x42\x04\xf0\xb2\x19\x01\x12\x13\n\x05steps\x18\t \x01(\rB\x04\xf0\xb2\x19\x01\x12+\n\x08releases\x18\n \x03(\x0b\x32\x13.medsilo.v1.ReleaseB\x04\xf0\xb2\x19\x01\x12*\n\x07metrics\x18\x0b \x01(\x0b\x32\x13.medsilo.v1.MetricsB\x04\xf0\xb2\x19\x01\"8\n\x07Metrics\x12\x15\n\x07\x65psilon\x18\x01 \x01(\x01\x42\x04\xf0\xb2\x19\x01\x12\x16\n\x08releases\x18\x02 \x01(\rB\x04\xf0\xb2\x19\x01\"j\n\x07Release\x12\x15\n\x07\x63ontent\x18\x01 \x01(\tB\x04\xf0\xb2\x19\x01\x12\x13\n\x05\x62ound\x18\x02 \x01(\x01\x42\x04\xf0\xb2\x19\x01\x12\x1e\n\x10noise_multiplier\x18\x03 \x01(\x01\x42\x04\xf0\xb2\x19\x01\x12\x13\n\x05times\x18\x04 \x01(\rB\x04\xf0\xb2\x19\x01\"]\n\x11SecureAggregation\x12\x15\n\x07minimum\x18\x01 \x01(\rB\x04\xf0\xb2\x19\x01\x12\x1b\n\rfraction_bits\x18\x02 \x01(\rB\x04\xf0\xb2\x19\x01\x12\x14\n\x06rounds\x18\x03 \x01(\rB\x04\xf0\xb2\x19\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -58,6 +58,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RUNPLAN'].fields_by_name['participation']._serialized_options = b'\360\262\031\001'
   _globals['_RUNPLAN'].fields_by_name['privacy']._loaded_options = None
   _globals['_RUNPLAN'].fields_by_name['privacy']._serialized_options = b'\360\262\031\001'
+  _globals['_RUNPLAN'].fields_by_name['secure_aggregation']._loaded_options = None
+  _globals['_RUNPLAN'].fields_by_name['secure_aggregation']._serialized_options = b'\360\262\031\001'
   _globals['_METHOD'].fields_by_name['name']._loaded_options = None
   _globals['_METHOD'].fields_by_name['name']._serialized_options = b'\360\262\031\001'
   _globals['_METHOD'].fields_by_name['parameters_json']._loaded_options = None
@@ -98,14 +100,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PRIVACY'].fields_by_name['sampling_rate']._serialized_options = b'\360\262\031\001'
   _globals['_PRIVACY'].fields_by_name['steps']._loaded_options = None
   _globals['_PRIVACY'].fields_by_name['steps']._serialized_options = b'\360\262\031\001'
+  _globals['_PRIVACY'].fields_by_name['releases']._loaded_options = None
+  _globals['_PRIVACY'].fields_by_name['releases']._serialized_options = b'\360\262\031\001'
+  _globals['_PRIVACY'].fields_by_name['metrics']._loaded_options = None
+  _globals['_PRIVACY'].fields_by_name['metrics']._serialized_options = b'\360\262\031\001'
+  _globals['_METRICS'].fields_by_name['epsilon']._loaded_options = None
+  _globals['_METRICS'].fields_by_name['epsilon']._serialized_options = b'\360\262\031\001'
+  _globals['_METRICS'].fields_by_name['releases']._loaded_options = None
+  _globals['_METRICS'].fields_by_name['releases']._serialized_options = b'\360\262\031\001'
+  _globals['_RELEASE'].fields_by_name['content']._loaded_options = None
+  _globals['_RELEASE'].fields_by_name['content']._serialized_options = b'\360\262\031\001'
+  _globals['_RELEASE'].fields_by_name['bound']._loaded_options = None
+  _globals['_RELEASE'].fields_by_name['bound']._serialized_options = b'\360\262\031\001'
+  _globals['_RELEASE'].fields_by_name['noise_multiplier']._loaded_options = None
+  _globals['_RELEASE'].fields_by_name['noise_multiplier']._serialized_options = b'\360\262\031\001'
+  _globals['_RELEASE'].fields_by_name['times']._loaded_options = None
+  _globals['_RELEASE'].fields_by_name['times']._serialized_options = b'\360\262\031\001'
+  _globals['_SECUREAGGREGATION'].fields_by_name['minimum']._loaded_options = None
+  _globals['_SECUREAGGREGATION'].fields_by_name['minimum']._serialized_options = b'\360\262\031\001'
+  _globals['_SECUREAGGREGATION'].fields_by_name['fraction_bits']._loaded_options = None
+  _globals['_SECUREAGGREGATION'].fields_by_name['fraction_bits']._serialized_options = b'\360\262\031\001'
+  _globals['_SECUREAGGREGATION'].fields_by_name['rounds']._loaded_options = None
+  _globals['_SECUREAGGREGATION'].fields_by_name['rounds']._serialized_options = b'\360\262\031\001'
   _globals['_RUNPLAN']._serialized_start=65
-  _globals['_RUNPLAN']._serialized_end=542
-  _globals['_METHOD']._serialized_start=544
-  _globals['_METHOD']._serialized_end=603
-  _globals['_MODEL']._serialized_start=605
-  _globals['_MODEL']._serialized_end=682
-  _globals['_TRAINING']._serialized_start=685
-  _globals['_TRAINING']._serialized_end=849
-  _globals['_PRIVACY']._serialized_start=852
-  _globals['_PRIVACY']._serialized_end=1087
+  _globals['_RUNPLAN']._serialized_end=607
+  _globals['_METHOD']._serialized_start=609
+  _globals['_METHOD']._serialized_end=668
+  _globals['_MODEL']._serialized_start=670
+  _globals['_MODEL']._serialized_end=747
+  _globals['_TRAINING']._serialized_start=750
+  _globals['_TRAINING']._serialized_end=914
+  _globals['_PRIVACY']._serialized_start=917
+  _globals['_PRIVACY']._serialized_end=1241
+  _globals['_METRICS']._serialized_start=1243
+  _globals['_METRICS']._serialized_end=1299
+  _globals['_RELEASE']._serialized_start=1301
+  _globals['_RELEASE']._serialized_end=1407
+  _globals['_SECUREAGGREGATION']._serialized_start=1409
+  _globals['_SECUREAGGREGATION']._serialized_end=1502
 # @@protoc_insertion_point(module_scope)

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RunPlan(_message.Message):
-    __slots__ = ("federation", "coordinator", "run", "method", "model", "training", "rounds", "seed", "required", "optional", "downlink", "participation", "privacy")
+    __slots__ = ("federation", "coordinator", "run", "method", "model", "training", "rounds", "seed", "required", "optional", "downlink", "participation", "privacy", "secure_aggregation")
     FEDERATION_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class RunPlan(_message.Message):
     DOWNLINK_FIELD_NUMBER: _ClassVar[int]
     PARTICIPATION_FIELD_NUMBER: _ClassVar[int]
     PRIVACY_FIELD_NUMBER: _ClassVar[int]
+    SECURE_AGGREGATION_FIELD_NUMBER: _ClassVar[int]
     federation: str
     coordinator: str
     run: str
@@ -35,7 +36,8 @@ class RunPlan(_message.Message):
     downlink: _containers.RepeatedScalarFieldContainer[_exposure_pb2.ExposureClass]
     participation: float
     privacy: Privacy
-    def __init__(self, federation: _Optional[str] = ..., coordinator: _Optional[str] = ..., run: _Optional[str] = ..., method: _Optional[_Union[Method, _Mapping]] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., training: _Optional[_Union[Training, _Mapping]] = ..., rounds: _Optional[int] = ..., seed: _Optional[int] = ..., required: _Optional[_Iterable[_Union[_exposure_pb2.ExposureClass, str]]] = ..., optional: _Optional[_Iterable[_Union[_exposure_pb2.ExposureClass, str]]] = ..., downlink: _Optional[_Iterable[_Union[_exposure_pb2.ExposureClass, str]]] = ..., participation: _Optional[float] = ..., privacy: _Optional[_Union[Privacy, _Mapping]] = ...) -> None: ...
+    secure_aggregation: SecureAggregation
+    def __init__(self, federation: _Optional[str] = ..., coordinator: _Optional[str] = ..., run: _Optional[str] = ..., method: _Optional[_Union[Method, _Mapping]] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., training: _Optional[_Union[Training, _Mapping]] = ..., rounds: _Optional[int] = ..., seed: _Optional[int] = ..., required: _Optional[_Iterable[_Union[_exposure_pb2.ExposureClass, str]]] = ..., optional: _Optional[_Iterable[_Union[_exposure_pb2.ExposureClass, str]]] = ..., downlink: _Optional[_Iterable[_Union[_exposure_pb2.ExposureClass, str]]] = ..., participation: _Optional[float] = ..., privacy: _Optional[_Union[Privacy, _Mapping]] = ..., secure_aggregation: _Optional[_Union[SecureAggregation, _Mapping]] = ...) -> None: ...
 
 class Method(_message.Message):
     __slots__ = ("name", "parameters_json")
@@ -72,7 +74,7 @@ class Training(_message.Message):
     def __init__(self, epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., optimizer: _Optional[str] = ..., learning_rate: _Optional[float] = ..., momentum: _Optional[float] = ..., weight_decay: _Optional[float] = ...) -> None: ...
 
 class Privacy(_message.Message):
-    __slots__ = ("epsilon", "delta", "unit", "adjacency", "accountant", "clipping_norm", "noise_multiplier", "sampling_rate", "steps")
+    __slots__ = ("epsilon", "delta", "unit", "adjacency", "accountant", "clipping_norm", "noise_multiplier", "sampling_rate", "steps", "releases", "metrics")
     EPSILON_FIELD_NUMBER: _ClassVar[int]
     DELTA_FIELD_NUMBER: _ClassVar[int]
     UNIT_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +84,8 @@ class Privacy(_message.Message):
     NOISE_MULTIPLIER_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_RATE_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    RELEASES_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     epsilon: float
     delta: float
     unit: str
@@ -91,4 +95,36 @@ class Privacy(_message.Message):
     noise_multiplier: float
     sampling_rate: float
     steps: int
-    def __init__(self, epsilon: _Optional[float] = ..., delta: _Optional[float] = ..., unit: _Optional[str] = ..., adjacency: _Optional[str] = ..., accountant: _Optional[str] = ..., clipping_norm: _Optional[float] = ..., noise_multiplier: _Optional[float] = ..., sampling_rate: _Optional[float] = ..., steps: _Optional[int] = ...) -> None: ...
+    releases: _containers.RepeatedCompositeFieldContainer[Release]
+    metrics: Metrics
+    def __init__(self, epsilon: _Optional[float] = ..., delta: _Optional[float] = ..., unit: _Optional[str] = ..., adjacency: _Optional[str] = ..., accountant: _Optional[str] = ..., clipping_norm: _Optional[float] = ..., noise_multiplier: _Optional[float] = ..., sampling_rate: _Optional[float] = ..., steps: _Optional[int] = ..., releases: _Optional[_Iterable[_Union[Release, _Mapping]]] = ..., metrics: _Optional[_Union[Metrics, _Mapping]] = ...) -> None: ...
+
+class Metrics(_message.Message):
+    __slots__ = ("epsilon", "releases")
+    EPSILON_FIELD_NUMBER: _ClassVar[int]
+    RELEASES_FIELD_NUMBER: _ClassVar[int]
+    epsilon: float
+    releases: int
+    def __init__(self, epsilon: _Optional[float] = ..., releases: _Optional[int] = ...) -> None: ...
+
+class Release(_message.Message):
+    __slots__ = ("content", "bound", "noise_multiplier", "times")
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    BOUND_FIELD_NUMBER: _ClassVar[int]
+    NOISE_MULTIPLIER_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    content: str
+    bound: float
+    noise_multiplier: float
+    times: int
+    def __init__(self, content: _Optional[str] = ..., bound: _Optional[float] = ..., noise_multiplier: _Optional[float] = ..., times: _Optional[int] = ...) -> None: ...
+
+class SecureAggregation(_message.Message):
+    __slots__ = ("minimum", "fraction_bits", "rounds")
+    MINIMUM_FIELD_NUMBER: _ClassVar[int]
+    FRACTION_BITS_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    minimum: int
+    fraction_bits: int
+    rounds: int
+    def __init__(self, minimum: _Optional[int] = ..., fraction_bits: _Optional[int] = ..., rounds: _Optional[int] = ...) -> None: ...

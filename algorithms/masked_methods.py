@@ -1,0 +1,187 @@
+"""Which methods can run under masks, in which rounds, and why the others cannot; an update under masks and back.
+
+A method can where all that its coordinator makes of a round's updates is made of their weighted mean and their number.
+Then it is given the mean in each silo's place, and notices nothing: methods know nothing of masks. One that is not in
+the table is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from algorithms.method import Method
+from algorithms.pfedsim import PFedSim
+from algorithms.sharing import COUNT, count_part
+from algorithms.tensors import BLOCK, MemorySource, Part, Payload, TensorSpec, Workspace
+from privacy.errors import ConfigurationError, RefusedError
+from privacy.exposure import Exposure
+from privacy.masking import decode, encode
+from privacy.plan import RunPlan, SecureAggregationPlan
+
+WEIGHT = TensorSpec("weight", (), "I64")
+"""First in a masked update: the number of images, or 1 where silos count alike. Masked with the rest, so that the
+coordinator learns the sum of all weights."""
+
+Parts = Mapping[Exposure, Sequence[TensorSpec]]
+
+_SUMS = frozenset(
+    {
+        *("fedavg", "fedprox", "scaffold", "moon", "feddyn", "perfedavg", "pfedme", "ditto"),
+        *("fedper", "fedrep", "fedbn", "fedbabu", "fedrod"),
+    }
+)
+_MIXTURES = "each silo gets a mixture of its own, for which the coordinator needs every single model"
+_REASONS = {
+    "local": "it sends nothing that could be masked",
+    "diversifed": _MIXTURES,
+    "fedamp": _MIXTURES,
+    "fedap": _MIXTURES,
+    "feddfq": f"{_MIXTURES}, and hands single silos' gradients to others",
+    "fedpdc": "the coordinator measures every single model on public images",
+    "fedfomo": "it hands single silos' models to others",
+    "apple": "it hands single silos' models to others",
+    "fedcac": f"{_MIXTURES}, by their masks of the parameters that matter",
+    "fedproto": "a class's mean is weighted by which silos have that class, so the coordinator needs to know which",
+    "fedgh": "the coordinator trains a head on every single silo's prototypes",
+    "feddbe": "its mean features come once and from each silo at another time; a masked sum of them is not built",
+}
+
+
+def masked_rounds(method: Method, rounds: int) -> int:
+    """How many of a run's rounds, from the first, can be masked; raises ``ConfigurationError`` with the reason if none
+    can."""
+    if method.name in _SUMS:
+        return rounds
+    reason = _REASONS.get(method.name, "no one has stated that the coordinator needs no more than a sum")
+    if isinstance(method, PFedSim):
+        if warmup := method.warmup_rounds(rounds):
+            return warmup
+        reason = "without warm-up rounds it compares single classifiers from the first round on"
+    raise ConfigurationError(
+        f"{method.name} cannot run with secure aggregation: {reason}. Use another method, or a run without "
+        "`secure_aggregation`"
+    )
+
+
+def required(method: Method, masks: SecureAggregationPlan | None, rounds: int) -> tuple[Exposure, ...]:
+    """What a silo must consent to: the method's classes, but for those that leave in masked rounds alone."""
+    if masks is None:
+        return method.required
+    asked = set(method.required) - method.uploads | {Exposure.MASKED_UPDATE}
+    if masks.rounds < rounds:
+        # pFedSim's later rounds send single models, and no number of images.
+        asked |= method.uploads - {Exposure.SAMPLE_COUNT}
+    return tuple(exposure for exposure in Exposure if exposure in asked)
+
+
+def check_masks(plan: RunPlan, method: Method) -> None:
+    """Raises ``RefusedError`` for a plan whose masks are not what it says: nothing in it is taken on trust."""
+    if (masks := plan.secure_aggregation) is None:
+        return
+    try:
+        possible = masked_rounds(method, plan.rounds)
+    except ConfigurationError as error:
+        raise RefusedError(f"the plan announces masks, but {error}") from None
+    if masks.rounds != possible:
+        raise RefusedError(
+            f"the plan announces masks in {masks.rounds} rounds; {method.name} has {possible} such rounds"
+        )
+
+
+def masked_specs(parts: Parts) -> tuple[TensorSpec, ...]:
+    """Names and shapes of an update under masks, whose parts are these without; named ``CLASS/tensor``."""
+    named = (
+        TensorSpec(f"{exposure}/{spec.name}", spec.shape, "I64")
+        for exposure in _summed(parts)
+        for spec in parts[exposure]
+    )
+    return (WEIGHT, *named)
+
+
+def encode_upload(upload: Payload, plan: SecureAggregationPlan, silos: int) -> tuple[int, NDArray[np.uint64]]:
+    """An update as numbers to be masked and summed over so many silos, in the order of ``masked_specs``.
+
+    The first is the weight. Raises ``TrainingError`` naming a tensor with a number beyond the range.
+    """
+    count = upload.get(Exposure.SAMPLE_COUNT)
+    weight = 1 if count is None else int(count.tensors()[COUNT.name])
+    pieces = [np.array([weight], dtype=np.uint64)]
+    for exposure in _summed(upload):
+        for name, tensor in upload[exposure].tensors().items():
+            if tensor.dtype != torch.float32:
+                raise RefusedError(f"tensor {name} is {tensor.dtype}; only float32 can be masked")
+            pieces.append(
+                encode(
+                    tensor.numpy().reshape(-1),
+                    weight=weight,
+                    fraction_bits=plan.fraction_bits,
+                    silos=silos,
+                    what=f"tensor {name}",
+                )
+            )
+    return weight, np.concatenate(pieces)
+
+
+def masked_payload(upload: Payload, masked: NDArray[np.uint64]) -> Payload:
+    """The masked numbers of an update as they travel."""
+    specs = masked_specs({exposure: part.specs for exposure, part in upload.items()})
+    return {Exposure.MASKED_UPDATE: Part(specs, MemorySource([torch.from_numpy(masked.view(np.int64))]))}
+
+
+def mean_of(updates: Sequence[Payload], parts: Parts, plan: SecureAggregationPlan, workspace: Workspace) -> Payload:
+    """The weighted mean of masked updates of a whole roster, as a payload of the method's parts.
+
+    Where the method weights by numbers of images it holds the number 1: given for every silo, all weigh the same.
+    Raises ``RefusedError`` if the weights do not add up to anything: then the masks did not cancel.
+    """
+    sources = [update[Exposure.MASKED_UPDATE].source for update in updates]
+
+    def total(start: int, stop: int) -> NDArray[np.uint64]:
+        found = np.zeros((stop - start) // 8, dtype=np.uint64)
+        for source in sources:
+            found += np.frombuffer(source.read(start, stop), dtype="<u8")
+        return found
+
+    weight = int(total(0, 8).view(np.int64)[0])
+    if not len(sources) <= weight < 2**53:
+        raise RefusedError(f"the masks of {len(sources)} updates do not cancel (their weights add up to {weight})")
+
+    def blocks(start: int, stop: int) -> Iterator[Tensor]:
+        for begin in range(start, stop, 8 * BLOCK):
+            mean = decode(total(begin, min(begin + 8 * BLOCK, stop)), fraction_bits=plan.fraction_bits) / weight
+            yield torch.from_numpy(mean.astype(np.float32)).reshape(1, -1)
+
+    found: dict[Exposure, Part] = {}
+    start = WEIGHT.nbytes
+    for exposure in _summed(parts):
+        specs = tuple(parts[exposure])
+        stop = start + 2 * sum(spec.nbytes for spec in specs)
+        (found[exposure],) = workspace.write(specs, 1, blocks(start, stop))
+        start = stop
+    if Exposure.SAMPLE_COUNT in parts:
+        found[Exposure.SAMPLE_COUNT] = count_part(1)
+    return found
+
+
+def digest(payload: Payload) -> bytes:
+    """SHA-256 of a payload's names, shapes and bytes."""
+    found = hashlib.sha256()
+    for exposure in Exposure:
+        if (part := payload.get(exposure)) is not None:
+            names = [[spec.name, list(spec.shape), spec.dtype] for spec in part.specs]
+            found.update(json.dumps([exposure.value, names], separators=(",", ":")).encode() + b"\n")
+            for chunk in part.chunks(1 << 20):
+                found.update(chunk)
+    return found.digest()
+
+
+def _summed(classes: Mapping[Exposure, object]) -> list[Exposure]:
+    """The classes of an update that are summed, in the one order that both sides use."""
+    return [exposure for exposure in Exposure if exposure in classes and exposure != Exposure.SAMPLE_COUNT]

@@ -1,0 +1,144 @@
+"""Masked runs of real daemons: the coordinator learns sums, and no single update, whoever drops out."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from federation import Federation, Process, without_signatures
+from safetensors.torch import load_file
+from test_runs import assert_both_sides_agree, assert_every_round_counted_once, assert_journals_sound, assert_signed
+
+from algorithms.masked_methods import encode_upload
+from algorithms.models import Layout, build
+from algorithms.sharing import count_part, model_upload
+from coordinator.config import CoordinatorConfig
+from privacy.exposure import Exposure
+from privacy.plan import SecureAggregationPlan
+
+Make = Callable[..., Federation]
+MASKED = ["PROTOCOL", "IDENTITY", "MASKED_UPDATE", "PEER_DERIVED"]
+PLAIN = ["PROTOCOL", "IDENTITY", "MODEL_PARAMETERS", "SAMPLE_COUNT", "PEER_DERIVED"]
+
+
+def masked(
+    make: Make, *, exposures: list[str] = MASKED, run: dict[str, Any] | None = None, **options: Any
+) -> Federation:
+    settings = {"method": {"name": "fedavg"}, "rounds": 2, "ask_for": [], "secure_aggregation": {"minimum": 3}}
+    one = make(run={**settings, **(run or {})}, exposures=exposures, **options)
+    if settings["secure_aggregation"] and exposures == MASKED:
+        for name in one.silos:
+            one.write_consent(name, secure_aggregation={"minimum": 3})
+    return one
+
+
+def memory_of(process: Process) -> Iterator[bytes]:
+    """The readable memory of a process, one mapping a time."""
+    with Path(f"/proc/{process.pid}/mem").open("rb", buffering=0) as memory:
+        for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
+            place = re.match(r"([0-9a-f]+)-([0-9a-f]+) rw", line)
+            if place is None:  # what it cannot write is code and libraries
+                continue
+            start, stop = int(place[1], 16), int(place[2], 16)
+            try:
+                memory.seek(start)
+                yield memory.read(stop - start)
+            except OSError:
+                continue
+
+
+def answered(one: Federation, name: str) -> set[tuple[int, str]]:
+    return {(r["round"], r["rpc"]) for r in one.messages(name, "received")}
+
+
+def traces(one: Federation, process: Process, needles: list[bytes]) -> tuple[int, int]:
+    """In how many places of the coordinator's memory, and of its files, any of these bytes stand."""
+    found = sum(needle in stretch for stretch in memory_of(process) for needle in needles)
+    files = [path for path in (one.folder / "state" / "coordinator").rglob("*") if path.is_file()]
+    assert any(path.name == "records.jsonl" for path in files), "the journal is searched as well"
+    return found, sum(needle in path.read_bytes() for path in files for needle in needles)
+
+
+def needles_of(one: Federation, name: str) -> list[bytes]:
+    """Stretches of a hospital's trained model: as it would travel plainly, and as fixed-point numbers unmasked."""
+    config = CoordinatorConfig.read(one.folder / "coordinator.yaml")
+    layout = Layout.of(build(config.plan().model, seed=1))
+    progress = json.loads((one.run_folder(name) / "progress.json").read_text())
+    state = load_file(one.run_folder(name) / progress["files"]["trained"])
+    upload = {**model_upload(state, layout), Exposure.SAMPLE_COUNT: count_part(90)}
+    _, fixed = encode_upload(upload, SecureAggregationPlan(minimum=3, rounds=1), 3)
+    plain, start = (
+        np.concatenate([group[spec.name].numpy().reshape(-1) for spec in layout.parameters])
+        for group in (state, load_file(one.run_folder(name) / progress["files"]["personal"]))
+    )
+    # Where training has changed nothing (a unit that is never active), the numbers are the starting model's.
+    changed = [i for i in range(0, len(plain) - 8, 8) if (plain[i : i + 8] != start[i : i + 8]).all()]
+    places = (changed[len(changed) // 3], changed[-1])
+    return [plain[i : i + 8].tobytes() for i in places] + [fixed[i : i + 8].tobytes() for i in places]
+
+
+def test_masked_rounds_survive_a_killed_hospital_and_leave_no_single_update_at_the_coordinator(
+    federation: Make,
+) -> None:
+    one = masked(federation)
+    coordinator = one.start("coordinator", "serve", "--config", "coordinator.yaml")
+    one.wait_to_say("coordinator", "listening")
+    others = [one.start_silo(name) for name in ("hospital1", "hospital2")]
+    third = one.start("dying_silo", "1", "train", "--config", "hospital3.yaml")
+    one.wait_for("the third hospital's end", lambda: third.poll() is not None)
+    one.wait_for(
+        "the others' updates of round 2",
+        lambda: all((1, "SubmitUpdate") in answered(one, name) for name in ("hospital1", "hospital2")),
+    )
+    needles = needles_of(one, "hospital1")
+    assert traces(one, coordinator, needles) == (0, 0)
+    again = one.start_silo("hospital3")
+    one.finish(*others, again)
+    assert traces(one, coordinator, needles) == (0, 0)
+    assert "hospital3 has begun anew; all mask again with fresh keys" in one.said("coordinator")
+    coordinator.terminate()
+    one.finish(coordinator)
+
+    assert_every_round_counted_once(one)
+    assert_journals_sound(one)
+    assert_both_sides_agree(one)
+    assert_signed(one)
+    expected = one.simulate()
+    for name in one.silos:
+        model = load_file(one.run_folder(name) / "model.safetensors")
+        for key, tensor in model.items():
+            # The mean of two rounds, each rounded to multiples of 2^-32 / images.
+            assert torch.allclose(tensor, expected[name][key], rtol=1e-5, atol=1e-6), f"{name}: {key}"
+        rosters = [r for r in one.records(name) if r["kind"] == "roster"]
+        assert {r["round"] for r in rosters} == {0, 1}
+        assert all(r["silos"] == one.silos and len(r["statements"]) == 3 for r in rosters)
+        # Each masking had a roster of its own, and the same silos.
+        assert len({r["roster_sha256"] for r in rosters}) == len(rosters) == 3
+        sent = [r for r in one.messages(name, "sent") if r["rpc"] == "SubmitUpdate" and r["round"] in (0, 1)]
+        classes = {c for r in sent for c in r["classes"]}
+        assert classes == {"PROTOCOL", "IDENTITY", "MASKED_UPDATE"}
+    assert one.command("silo", "audit", "verify", "--config", "hospital3.yaml")
+    inspected = json.loads(one.command("silo", "inspect", "--config", "hospital1.yaml", "--json"))
+    upload = [r for r in one.messages("hospital1", "sent") if r["rpc"] == "SubmitUpdate" and r["round"] == 0]
+    assert inspected["bytes_per_round"] == sum(without_signatures(record) for record in upload)
+    for party, config in (("silo", "hospital1.yaml"), ("coordinator", "coordinator.yaml")):
+        told = one.command(party, "report", "--config", config, "--format", "json")
+        # The words that are looked for wrap with the console.
+        assert "masked: the coordinator saw only the sum of 3 silos" in " ".join(told.lower().split())
+
+
+def test_without_masks_the_same_search_finds_single_updates(federation: Make) -> None:
+    one = masked(federation, exposures=PLAIN, run={"secure_aggregation": None, "rounds": 1})
+    coordinator = one.start("coordinator", "serve", "--config", "coordinator.yaml")
+    one.wait_to_say("coordinator", "listening")
+    one.finish(*[one.start_silo(name) for name in one.silos])
+    in_memory, in_files = traces(one, coordinator, needles_of(one, "hospital1"))
+    assert in_files > 0
+    assert in_memory > 0
+    coordinator.terminate()
+    one.finish(coordinator)

@@ -1,0 +1,80 @@
+"""``silo budget --html``: the picture shows what the ledger says."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from privacy.accounting import DiscreteLaplace, SampledGaussian, epsilon, shown
+from privacy.ledger import Budget, Ledger, Purpose, Subject
+from privacy.report_plots import spending
+from silo.budget import POINTS, as_json, read_accounts
+from silo.budget_page import to_html
+
+STEPS = SampledGaussian(0.1, 2.0, 10)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Any:
+    """A silo with 60 charges for training and one for measuring, whose run has a hostile name."""
+    folder = tmp_path / "ledger"
+    for split, event, count in (("train", STEPS, POINTS + 20), ("test", DiscreteLaplace(0.5), 1)):
+        ledger = Ledger(folder, Subject("ab" * 32, "image", split))
+        for number in range(count):
+            ledger.charge(event, Purpose("f", "<script>", "00", number, "training"), Budget(50, 1e-5))
+    consent = tmp_path / "consent.yaml"
+    consent.write_text("privacy: {epsilon: 9, delta: 1.0e-5}\n")
+    return SimpleNamespace(ledgers=folder, consent=consent)
+
+
+def test_the_course_begins_at_the_first_charge_and_ends_with_what_is_spent(config: Any) -> None:
+    tested, trained = read_accounts(config, course=True)
+    assert [tested.subject.split, trained.subject.split] == ["test", "train"]
+    assert tested.course == ((1, 0.5),)
+    assert len(trained.course) == POINTS
+    assert trained.course[0] == (1, epsilon([STEPS], delta=1e-5))
+    assert trained.course[-1] == (POINTS + 20, trained.spent.epsilon)
+    assert all(a[0] < b[0] and a[1] <= b[1] for a, b in zip(trained.course, trained.course[1:], strict=False))
+    assert "course" not in as_json(trained)
+
+
+def test_the_page_stands_alone_and_names_every_number(config: Any) -> None:
+    accounts = read_accounts(config, course=True)
+    page = to_html("north", accounts)
+    assert not re.search(r"<script|src=|https?://(?!www\.w3\.org/2000/svg)", page)
+    for account in accounts:
+        assert f"ε = {shown(account.spent.epsilon)}" in page
+    assert "unit image, adjacency zero-out, accountant PLD" in page
+    assert "budget 9" in page
+    assert "&lt;script&gt;" in page
+    for svg in re.findall(r"<svg.*?</svg>", page):
+        ElementTree.fromstring(svg)
+    assert "no privacy ledger" in to_html("north", [])
+
+
+def test_the_line_is_as_high_as_the_numbers() -> None:
+    drawn = spending([(1, 1.0), (2, 2.0), (4, 4.0)], 8.0, identifier="a")
+    found = re.search(r'<polyline points="([^"]*)"', drawn)
+    assert found
+    points = [tuple(map(float, pair.split(","))) for pair in found[1].split()]
+    (x0, y0), first, second, last = points
+    assert first[0] - x0 == pytest.approx((last[0] - x0) / 4, abs=0.2)
+    assert y0 - second[1] == pytest.approx(2 * (y0 - first[1]), abs=0.2)
+    assert y0 - last[1] == pytest.approx(4 * (y0 - first[1]), abs=0.2)
+    budget = re.search(r'y1="([\d.]+)"[^>]*stroke-dasharray', drawn)
+    assert budget
+    assert y0 - float(budget[1]) == pytest.approx(8 * (y0 - first[1]), abs=0.5)
+
+
+@pytest.mark.parametrize("course", [[], [(1, math.inf)], [(1, 2.0), (2, math.inf)]])
+def test_accounts_without_charges_or_without_bound_are_drawn(course: list[tuple[int, float]]) -> None:
+    drawn = spending(course, None, identifier="a")
+    ElementTree.fromstring(drawn)
+    assert "nan" not in drawn
+    assert ("∞" in drawn) == bool(course)

@@ -1,0 +1,230 @@
+"""What a silo masks for, what it refuses to mask for, and what its journal says before anything leaves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from algorithms.registry import make
+from algorithms.tensors import Part, Payload
+from privacy.consent import Consent
+from privacy.door import Door
+from privacy.envelope import from_json, key_id, to_message
+from privacy.errors import RefusedError, TrainingError
+from privacy.exposure import Exposure
+from privacy.journal import Journal, read_records
+from privacy.mask_keys import CertifiedKey, Occasion, certify, read_certified, vouch
+from privacy.pki import Identity, create_authority, create_keys, issue, load_audit_key, load_credentials
+from privacy.plan import PrivacyPlan, RunPlan, SecureAggregationPlan
+from privacy.withdrawal import History
+from protos.medsilo.v1 import journal_pb2
+from silo.inspection import privacy_loss
+from silo.masking import Masking
+
+PLAN = RunPlan.model_validate(
+    {
+        "federation": "test",
+        "coordinator": "coordinator",
+        "run": "r",
+        "method": {"name": "fedavg", "parameters": {}},
+        "model": {"name": "mlp-64", "input_shape": (1, 16, 16), "classes": 3},
+        "training": {},
+        "rounds": 4,
+        "seed": 1,
+        "required": ["MASKED_UPDATE"],
+        "secure_aggregation": {"minimum": 3, "rounds": 4},
+    }
+)
+RECEIVED = b"m" * 32
+UPLOAD: Payload = {Exposure.MODEL_PARAMETERS_CLASSIFIER: Part.of({"w": torch.ones(4)})}
+
+
+@dataclass
+class Others:
+    """The other hospitals of the federation, with certificates and audit keys."""
+
+    folder: Path
+
+    def key(self, name: str, number: int) -> CertifiedKey:
+        identity = Identity("test", "silo", name)
+        place = self.folder / name
+        if not place.exists():
+            request = create_keys(place, identity).request
+            issue(self.folder / "ca", name, request, place / "tls.pem")
+        credentials = load_credentials(
+            ca=self.folder / "ca" / "ca.pem", certificate=place / "tls.pem", key=place / "tls.key", expected=identity
+        )
+        occasion = Occasion("test", "r", PLAN.sha256, number)
+        return certify(
+            X25519PrivateKey.generate(),
+            occasion,
+            RECEIVED,
+            identity=identity,
+            audit_key=(audit_key := load_audit_key(place / "audit.key")),
+            voucher=vouch(credentials, audit_key),
+        )
+
+    def statements(self, *names: str, number: int = 0) -> list[Any]:
+        return [self.key(name, number).to_message() for name in names]
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Others:
+    folder = tmp_path_factory.mktemp("federation")
+    create_authority(folder / "ca", "test")
+    found = Others(folder)
+    found.key("a", 0)
+    return found
+
+
+class Everything:
+    def check(self, classes: Any) -> None: ...
+
+
+@pytest.fixture
+def begin(others: Others, tmp_path: Path) -> Iterator[Callable[..., Masking]]:
+    """Starts hospital ``a``, again after an earlier one has ended."""
+    open_journals: list[Journal] = []
+    keys = others.folder / "a"
+
+    def make(**consent: Any) -> Masking:
+        while open_journals:
+            open_journals.pop().close()
+        audit_key = load_audit_key(keys / "audit.key")
+        history = History.read(tmp_path)
+        journal = Journal(tmp_path, key=audit_key, origin="medsilo/test/silo/a")
+        open_journals.append(journal)
+        door = Door(journal, identity="spiffe://test/silo/a", federation="test", gate=Everything())
+        part = history.parts.get(PLAN.sha256.hex())
+        door.note("run", run="r", plan_sha256=PLAN.sha256.hex(), plan=PLAN.model_dump(mode="json"))
+        assert isinstance(PLAN.secure_aggregation, SecureAggregationPlan)
+        return Masking(
+            PLAN,
+            PLAN.secure_aggregation,
+            credentials=load_credentials(
+                ca=others.folder / "ca" / "ca.pem",
+                certificate=keys / "tls.pem",
+                key=keys / "tls.key",
+                expected=Identity("test", "silo", "a"),
+            ),
+            audit_key=audit_key,
+            consent=Consent.model_validate(consent),
+            door=door,
+            masked_for=part.masked_for if part else {},
+        )
+
+    yield make
+    while open_journals:
+        open_journals.pop().close()
+
+
+def mask(masking: Masking, others: Others, *names: str, number: int = 0, upload: Payload = UPLOAD) -> bytes:
+    """What the silo sends for a roster of itself and these."""
+    own = masking.statement(number, RECEIVED).to_message()
+    _, payload = masking.mask(number, [own, *others.statements(*names, number=number)], upload)
+    part = payload[Exposure.MASKED_UPDATE]
+    return bytes(part.source.read(0, part.nbytes))
+
+
+def notes(tmp_path: Path, kind: str) -> list[dict[str, Any]]:
+    return [record for record in read_records(tmp_path) if record["kind"] == kind]
+
+
+def test_the_roster_with_everyones_signed_statement_is_on_record_before_anything_leaves(
+    begin: Callable[..., Masking], others: Others, tmp_path: Path
+) -> None:
+    mask(begin(), others, "b", "c", number=2)
+    (note,) = notes(tmp_path, "roster")
+    assert (note["run"], note["round"], note["silos"]) == ("r", 2, ["a", "b", "c"])
+    occasion = Occasion("test", "r", PLAN.sha256, 2)
+    ca_pem = (others.folder / "ca" / "ca.pem").read_bytes()
+    keys = [
+        journal_pb2.MaskKey(**{part: to_message(from_json(envelope)) for part, envelope in one.items()})
+        for one in note["statements"]
+    ]
+    read = [read_certified(key, occasion, ca_pem=ca_pem) for key in keys]
+    assert [key.silo for key in read] == ["a", "b", "c"]
+
+
+def test_the_same_update_is_never_masked_for_two_rosters(
+    begin: Callable[..., Masking], others: Others, tmp_path: Path
+) -> None:
+    masking = begin()
+    first = mask(masking, others, "b", "c", "d")
+    # Done again with the same silos, it leaves under masks that have nothing to do with the first.
+    second = mask(masking, others, "b", "c", "d")
+    same = np.frombuffer(first, np.uint64) == np.frombuffer(second, np.uint64)
+    assert not same.any()
+    for names in (("b", "c"), ("b", "c", "e"), ("b", "c", "d", "e")):
+        with pytest.raises(RefusedError, match="the difference of the two sums would give away single updates"):
+            mask(masking, others, *names)
+    # Nor by a silo that was started anew, which knows it from its journal.
+    with pytest.raises(RefusedError, match="the difference of the two sums"):
+        mask(begin(), others, "b", "c")
+    assert len(notes(tmp_path, "refusal")) == 4
+    assert {tuple(note["silos"]) for note in notes(tmp_path, "roster")} == {("a", "b", "c", "d")}
+    # Another round is another update.
+    mask(begin(), others, "b", "c", number=1)
+
+
+def test_a_key_masks_one_update_and_is_then_forgotten(begin: Callable[..., Masking], others: Others) -> None:
+    masking = begin()
+    stated = masking.statement(0, RECEIVED)
+    assert masking.statement(0, RECEIVED) == stated, "until it was used"
+    masking.used()
+    assert masking.statement(0, RECEIVED).mask_key != stated.mask_key
+    with pytest.raises(RefusedError, match="mask key that a gave last"):
+        masking.mask(0, [stated.to_message(), *others.statements("b", "c")], UPLOAD)
+
+
+@pytest.mark.parametrize(
+    ("consent", "names", "why"),
+    [
+        ({}, ("b",), "3 are the least"),
+        ({"secure_aggregation": {"minimum": 5}}, ("b", "c", "d"), "5 are the least"),
+        ({"secure_aggregation": {"audit_keys": {"b": "00" * 32}}}, ("b", "c"), "does not name"),
+    ],
+)
+def test_the_consent_has_its_say_in_who_may_be_in_the_sum(
+    begin: Callable[..., Masking],
+    others: Others,
+    tmp_path: Path,
+    consent: dict[str, Any],
+    names: tuple[str, ...],
+    why: str,
+) -> None:
+    with pytest.raises(RefusedError, match=why):
+        mask(begin(**consent), others, *names)
+    assert not notes(tmp_path, "roster")
+    (refusal,) = notes(tmp_path, "refusal")
+    assert "round 1 is not masked for the coordinator's roster" in refusal["reason"]
+
+
+def test_named_audit_keys_let_those_hospitals_in(begin: Callable[..., Masking], others: Others) -> None:
+    known = {name: key_id(others.key(name, 0).audit_key) for name in ("b", "c")}
+    assert mask(begin(secure_aggregation={"audit_keys": known}), others, "b", "c")
+
+
+def test_an_update_that_does_not_fit_leaves_no_trace_of_a_roster(
+    begin: Callable[..., Masking], others: Others, tmp_path: Path
+) -> None:
+    huge: Payload = {Exposure.MODEL_PARAMETERS_CLASSIFIER: Part.of({"w": torch.full((4,), 1e30)})}
+    with pytest.raises(TrainingError, match="tensor w holds 1e\\+30"):
+        mask(begin(), others, "b", "c", upload=huge)
+    assert not notes(tmp_path, "roster")
+
+
+def test_masks_leave_what_a_private_run_costs_as_it_is() -> None:
+    method = make("fedavg", {})
+    assert privacy_loss(PLAN, method, Exposure.MASKED_UPDATE).epsilon == math.inf, "masks are no noise"
+    promise = PrivacyPlan(epsilon=4, delta=1e-5, clipping_norm=1, noise_multiplier=2, sampling_rate=0.1, steps=40)
+    private = PLAN.model_copy(update={"privacy": promise})
+    assert privacy_loss(private, method, Exposure.MASKED_UPDATE).epsilon == 4

@@ -1,0 +1,108 @@
+"""``audit verify`` adds the privacy ledger's charges up again, and holds the sum against what the journal says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from test_account import mechanism, run_plan
+
+from privacy.accounting import Event, GaussianRelease, SampledGaussian, epsilon
+from privacy.bundle import export
+from privacy.door import Door
+from privacy.exposure import Exposure
+from privacy.findings import Verification
+from privacy.gate import PlanGate
+from privacy.journal import Journal, read_records
+from privacy.ledger import Budget, Ledger, Purpose, Subject
+from privacy.pki import Identity
+from privacy.verification import verify_evidence
+from silo.account import Account
+
+PARTY = Identity("test", "silo", "north")
+STEPS = SampledGaussian(0.1, 2.0, 10)
+
+
+class Told:
+    """A silo's account whose charges its journal tells."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.journal = Journal(folder / "journal", key=Ed25519PrivateKey.generate(), origin="medsilo/test/silo/north")
+        door = Door(self.journal, identity=PARTY.uri, federation="test", gate=PlanGate(Exposure))
+        self.plan = run_plan()
+        self.ledger = Ledger(folder / "ledger", Subject("ab" * 32, "image"))
+        self.account = Account(self.ledger, self.plan, mechanism(self.plan), Budget(9.0, 1e-5), door)
+
+    def verified(self, *, bundle: bool = False) -> Verification:
+        self.journal.checkpoint()
+        self.journal.close()
+        path = self.folder / "journal"
+        if bundle:
+            path = self.folder / "bundle.json"
+            export(self.folder / "journal", path)
+        return verify_evidence(path)
+
+
+def charge(told: Told, *events: Event) -> None:
+    for number, event in enumerate(events):
+        told.account.charge(number, "training", event)
+
+
+@pytest.mark.parametrize("bundle", [False, True], ids=["journal", "bundle"])
+def test_the_charges_come_to_the_same_epsilon(tmp_path: Path, bundle: bool) -> None:
+    told = Told(tmp_path)
+    charge(told, STEPS, GaussianRelease(10.0), STEPS)
+    found = told.verified(bundle=bundle)
+    assert found.sound, found.problem
+    spent = told.ledger.guarantee(1e-5)
+    assert spent.epsilon == epsilon([SampledGaussian(0.1, 2.0, 20), GaussianRelease(10.0)], delta=1e-5)
+    (remark,) = [one for one in found.remarks if "privacy loss" in one]
+    assert f"recomputed from 3 charges, is {spent}, as the journal says" in remark
+
+
+@pytest.mark.parametrize("wrong", [0.5, None], ids=["less", "no bound"])
+def test_a_sum_that_is_not_that_of_the_charges_is_named(tmp_path: Path, wrong: float | None) -> None:
+    """Signed by its owner, and wrong all the same."""
+    told = Told(tmp_path)
+    charge(told, STEPS)
+    (record,) = [r for r in read_records(tmp_path / "journal") if r["kind"] == "ledger"]
+    told.account._door.note("ledger", charge=record["charge"], spent={**record["spent"], "epsilon": wrong})
+    found = told.verified()
+    assert not found.sound
+    assert found.index == record["index"] + 1
+    said = "∞" if wrong is None else "0.500"
+    assert f"come to ε = {said}; recomputed, the 1 charge come to {told.ledger.guarantee(1e-5)}" in found.problem
+
+
+def test_charges_that_the_journal_does_not_tell_of_are_named(tmp_path: Path) -> None:
+    """Another daemon that shares the ledger has charged it meanwhile; at the next start this journal tells of it."""
+    told = Told(tmp_path)
+    charge(told, STEPS)
+    elsewhere = Ledger(tmp_path / "ledger", told.ledger.subject)
+    elsewhere.charge(STEPS, Purpose("other", "run", "00" * 32, 0, "training"), Budget(9.0, 1e-5))
+    charge(told, STEPS)
+    found = told.verified()
+    assert found.sound
+    assert [r for r in found.remarks if "cannot be recomputed: charge 2 is not told of here" in r]
+
+
+@pytest.mark.parametrize(
+    "spent",
+    [
+        {},
+        {"epsilon": 1.0},
+        {"epsilon": "x", "delta": 1e-5},
+        {"epsilon": 1.0, "delta": 2.0},
+        {"epsilon": -1, "delta": 0.5},
+        7,
+    ],
+)
+def test_a_statement_that_is_none_is_broken(tmp_path: Path, spent: Any) -> None:
+    told = Told(tmp_path)
+    charge(told, STEPS)
+    (record,) = [r for r in read_records(tmp_path / "journal") if r["kind"] == "ledger"]
+    told.account._door.note("ledger", charge=record["charge"], spent=spent)
+    assert not told.verified().sound
