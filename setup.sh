@@ -31,6 +31,11 @@ if [ "${1:-}" = "--tests" ] && ! command -v ip >/dev/null; then
     # Network namespaces, for the test that puts every party on a host of its own.
     debian iproute2 || echo "iproute2 could not be installed: the test across network namespaces will be skipped" >&2
 fi
+if [ "${1:-}" = "--tests" ] && ! command -v initdb >/dev/null &&
+    ! compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null; then
+    # PostgreSQL's server, which the tests start in a temporary folder.
+    debian postgresql || echo "PostgreSQL could not be installed: the tests of it as the store will be skipped" >&2
+fi
 if [ "${1:-}" = "--tests" ] && ! command -v chromium >/dev/null; then
     # A browser, for the report's accessibility check.
     debian chromium || echo "Chromium could not be installed: the report's accessibility check will be skipped" >&2

@@ -70,6 +70,7 @@ def serve(
         format="%(asctime)s %(levelname)-7s %(message)s",
         datefmt="%Y-%m-%d %H:%M:%S",
     )
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     daemon.run(CoordinatorConfig.read(config), until_done=until_done)
 
 

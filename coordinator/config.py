@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 from torch import nn
 
 from algorithms.datasets import load_npz
@@ -16,8 +17,9 @@ from algorithms.models import build
 from algorithms.private_methods import check_model, planned_averages, planned_steps
 from algorithms.public_set import PublicImages
 from algorithms.registry import make
+from coordinator.store import has_password
 from privacy.accounting import Event, SampledGaussian, Unit, noise_multiplier_for
-from privacy.configuration import FilePath, Name, StrictModel
+from privacy.configuration import HIDDEN, FilePath, Name, StrictModel
 from privacy.endpoint import is_loopback
 from privacy.errors import ConfigurationError
 from privacy.exposure import Exposure, expand
@@ -170,7 +172,8 @@ class CoordinatorConfig(PartyConfig):
 
     ``listen``: address and port. ``silos``: the hospitals that may take part; the run starts when ``start_with``
     of them (default: all) have joined. ``state``: folder for everything the coordinator keeps. ``store``: database
-    URL; SQLite in the state folder by default. ``tls``: by default the files in ``state/keys``. ``insecure``: plain
+    URL, without a password; SQLite in the state folder by default. ``lease_seconds``: with PostgreSQL, how long after
+    this coordinator's death another takes over. ``tls``: by default the files in ``state/keys``. ``insecure``: plain
     text, only for a loopback address. ``keep_rounds``: how many past rounds' tensors stay on disk.
     ``public_data``: an ``.npz`` of public images, for methods that measure models on them (FedPDC).
     ``trusted_models``: users' own model factories that a plan may name.
@@ -181,6 +184,7 @@ class CoordinatorConfig(PartyConfig):
     name: Name = "coordinator"
     listen: str
     store: str | None = None
+    lease_seconds: float = Field(default=15, ge=3, le=300)
     insecure: bool = False
     silos: tuple[Name, ...] = Field(min_length=1)
     start_with: int | None = Field(default=None, ge=1)
@@ -188,6 +192,17 @@ class CoordinatorConfig(PartyConfig):
     keep_rounds: int = Field(default=2, ge=1)
     public_data: FilePath | None = None
     trusted_models: tuple[str, ...] = ()
+
+    @field_validator("store")
+    @classmethod
+    def _without_password(cls, store: str | None) -> str | None:
+        if store is not None and has_password(store):
+            raise PydanticCustomError(
+                HIDDEN,
+                "holds a password; leave it out, and give it in the environment variable PGPASSWORD or in a file that "
+                "PGPASSFILE names (docs/postgresql.md)",
+            )
+        return store
 
     @model_validator(mode="after")
     def _consistent(self) -> CoordinatorConfig:

@@ -6,9 +6,11 @@ import logging
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from types import FrameType
 
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from algorithms.allocation import reuse_freed_memory
 from coordinator.config import CoordinatorConfig
@@ -16,10 +18,11 @@ from coordinator.rounds import Rounds
 from coordinator.service import CoordinatorService, serve
 from coordinator.store import Store
 from privacy.door import Door
-from privacy.errors import MedsiloError
+from privacy.errors import JournalInUseError, LeaseLostError, MedsiloError
 from privacy.gate import PlanGate
 from privacy.journal import Journal
 from privacy.pki import Credentials, load_audit_key, load_credentials
+from privacy.plan import RunPlan
 
 log = logging.getLogger(__name__)
 
@@ -39,36 +42,81 @@ def run(config: CoordinatorConfig, *, until_done: bool) -> None:
     reuse_freed_memory()
     torch.set_num_threads(1)  # its sums are bound by memory, and often it shares the machine
     plan = config.plan()
-    method = config.make_method()
-    for warning in method.warnings(len(config.silos)):
+    for warning in config.make_method().warnings(len(config.silos)):
         log.warning(warning)
     credentials = load_party(config)
     audit_key = load_audit_key(config.keys / "audit.key")
+    stopped = threading.Event()
+    failures: list[MedsiloError] = []
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        stopped.set()
+
+    def lost(error: LeaseLostError) -> None:
+        failures.append(error)
+        stopped.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
     store = Store(config.database)
-    with Journal(config.journal, key=audit_key, origin=config.journal_origin) as journal:
-        door = Door(journal, identity=config.identity.uri, federation=config.federation, gate=PlanGate(plan.downlink))
-        rounds = Rounds(config, plan, method, store, note=door.note)
-        server = serve(CoordinatorService(config, rounds, store, door, credentials), config, credentials)
-        door.note("run", run=plan.run, plan_sha256=plan.sha256.hex(), plan=plan.model_dump(mode="json"))
-        stopped = threading.Event()
+    try:
+        if store.serve(folder=config.state, seconds=config.lease_seconds, stopped=stopped, lost=lost):
+            journal = _open_journal(config, audit_key, stopped, wait=store.is_shared)
+            if journal is not None:
+                with journal:
+                    _lead(config, plan, store, journal, credentials, stopped, failures, until_done=until_done)
+    finally:
+        store.close()
+    if failures:
+        raise failures[0]
 
-        def stop(_number: int, _frame: FrameType | None) -> None:
-            stopped.set()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, stop)
-        rounds.start()
-        log.info("run %s: %s, listening on %s", plan.run, plan.method.name, config.listen)
-        watcher = threading.Thread(target=_watch, args=(rounds, door, stopped, until_done), daemon=True)
-        watcher.start()
-        stopped.wait()
-        rounds.stop()
-        server.stop(grace=5).wait()
-    store.close()
-    if rounds.failure is not None:
+def _lead(
+    config: CoordinatorConfig,
+    plan: RunPlan,
+    store: Store,
+    journal: Journal,
+    credentials: Credentials | None,
+    stopped: threading.Event,
+    failures: Sequence[MedsiloError],
+    *,
+    until_done: bool,
+) -> None:
+    gate = PlanGate(plan.downlink)
+    door = Door(journal, identity=config.identity.uri, federation=config.federation, gate=gate)
+    rounds = Rounds(config, plan, config.make_method(), store, note=door.note)
+    server = serve(CoordinatorService(config, rounds, store, door, credentials), config, credentials)
+    door.note("run", run=plan.run, plan_sha256=plan.sha256.hex(), plan=plan.model_dump(mode="json"))
+    rounds.start()
+    log.info("run %s: %s, listening on %s", plan.run, plan.method.name, config.listen)
+    threading.Thread(target=_watch, args=(rounds, door, stopped, until_done), daemon=True).start()
+    stopped.wait()
+    rounds.stop()
+    server.stop(grace=None if failures else 5).wait()
+    if rounds.failure is not None and not failures:
         raise MedsiloError(
             f"the run stopped: {rounds.failure}; nothing is lost, the log says where"
         ) from rounds.failure
+
+
+def _open_journal(
+    config: CoordinatorConfig, key: Ed25519PrivateKey, stopped: threading.Event, *, wait: bool
+) -> Journal | None:
+    """The journal; None if ``stopped`` came first. ``wait``: for a coordinator that has lost its lease and still has
+    the journal open; it ends as soon as it notices, or its operator has to end it.
+    """
+    said = False
+    while not stopped.is_set():
+        try:
+            return Journal(config.journal, key=key, origin=config.journal_origin)
+        except JournalInUseError as error:
+            if not wait:
+                raise
+            if not said:
+                log.warning("waiting for the coordinator before this one to end: %s", error)
+            said = True
+        stopped.wait(0.5)
+    return None
 
 
 def _watch(rounds: Rounds, door: Door, stopped: threading.Event, until_done: bool) -> None:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,13 +28,16 @@ from algorithms.tensors import FileSource, Part, Payload, TensorSpec, Workspace
 from coordinator.config import CoordinatorConfig
 from coordinator.masked_round import MaskedRound
 from coordinator.store import EVERYONE, RoundState, Store, Withdrawal
-from privacy.errors import MedsiloError, RefusedError
+from privacy.errors import MedsiloError, RefusedError, StoreError
 from privacy.exposure import Exposure
 from privacy.mask_keys import CertifiedKey
 from privacy.plan import RunPlan
 from protos.medsilo.v1 import coordinator_pb2 as wire
 
 log = logging.getLogger(__name__)
+
+PAUSE_SECONDS = 0.5
+"""Between two attempts to read the state from a database that did not answer."""
 
 
 LEAST_MINUTES_TO_DELIVER = 5.0
@@ -70,6 +73,8 @@ class Rounds:
     ) -> None:
         self._note = note
         self._masks: MaskedRound | None = None
+        self._members: set[str]
+        self._finished: bool
         self.config = config
         self.plan = plan
         self.store = store
@@ -82,23 +87,19 @@ class Rounds:
         if not self._initial.exists():
             write_payload(self._initial, {Exposure.INITIAL_MODEL: Part.of(state_of(model))})
         self.spares = Spares(self.folder / "spare", most=2 * len(config.silos))
-        self._half = method.coordinator_half(
-            Federation(
-                Layout.of(model),
-                plan.rounds,
-                plan.seed,
-                tuple(sorted(config.silos)),
-                plan.model.input_shape,
-                config.open_public(model),
-            )
+        self._federation = Federation(
+            Layout.of(model),
+            plan.rounds,
+            plan.seed,
+            tuple(sorted(config.silos)),
+            plan.model.input_shape,
+            config.open_public(model),
         )
         self._changed = threading.Condition()
         self._stopping = False
-        self._closing = False
         self._readers: Counter[Path] = Counter()
-        self._withdrawn = set(store.withdrawals(plan.run))
-        accepted = {name for name, m in store.members(plan.run).items() if m.accepted} - self._withdrawn
-        self._members = accepted & set(config.silos)
+        for partial in self.folder.glob("round-*/.*.partial"):
+            partial.unlink()
         self._restore()
         self._thread = threading.Thread(target=self._run, name="rounds", daemon=True)
 
@@ -127,7 +128,7 @@ class Rounds:
 
     def joined(self, silo: str) -> None:
         """A silo has accepted the plan."""
-        with self._changed:
+        with self._in_step():
             self._members.add(silo)
             self._withdrawn.discard(silo)
             if self._finished and self._round is not None and silo not in self._round.participants:
@@ -151,8 +152,9 @@ class Rounds:
         The open round goes on without it. What was made of earlier rounds stays; the updates themselves are deleted.
         A round that is just being closed counts as an earlier one.
         """
-        with self._changed:
+        with self._in_step():
             self._changed.wait_for(lambda: not self._closing or self._stopping or self.failure is not None)
+            self._check_in_step()
             if (earlier := self.store.withdrawals(run).get(silo)) is not None:
                 return earlier
             files = self.store.withdraw(
@@ -213,14 +215,17 @@ class Rounds:
         """The silo's next task and what goes with it, which stays as it is while the caller reads it.
 
         ``key``: in a masked round the silo's mask key, which says that it has trained. Waits for a task until
-        ``timeout`` seconds have passed or the caller has gone.
+        ``timeout`` seconds have passed or the caller has gone. Raises ``StoreError`` while the database does not
+        answer.
         """
-        with self._changed:
+        with self._in_step():
             if key is not None:
                 self._take_key(silo, key)
             self._changed.wait_for(
-                lambda: self._stopping or self.failure or not is_active() or self._order(silo, key), timeout
+                lambda: self._stopping or self.failure or self._doubtful or not is_active() or self._order(silo, key),
+                timeout,
             )
+            self._check_in_step()
             order = self._order(silo, key) or Order(wire.TASK_KIND_WAIT, self.round_number)
             payload = self._download(silo, order, holds_model=holds_model)
             paths = [part.source.path for part in payload.values() if isinstance(part.source, FileSource)]
@@ -257,7 +262,7 @@ class Rounds:
         ``roster_sha256``: what a masked update was masked for. Raises ``LateError`` for a round that has
         ended without it, or is masked for another roster by now, ``RefusedError`` for one that is not the silo's.
         """
-        with self._changed:
+        with self._in_step():
             current = self._round
             state = current
             if current is None or round_number != current.number:
@@ -292,7 +297,7 @@ class Rounds:
     ) -> Mapping[str, Any]:
         """Takes a complete, checked and durable update; returns its receipt, or that of an earlier equal one."""
         measured = metrics[Exposure.LOCAL_METRICS].tensors() if Exposure.LOCAL_METRICS in metrics else {}
-        with self._changed:
+        with self._in_step():
             if silo in self._withdrawn:
                 if file is not None:
                     file.unlink(missing_ok=True)
@@ -324,9 +329,29 @@ class Rounds:
         """Where an upload is to lie; never twice the same, so that two at once do not touch each other's."""
         return self._round_folder(round_number) / f"upload-{silo}-{secrets.token_hex(8)}.safetensors"
 
+    @contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """The lock, while memory and database say the same.
+
+        Where the database fails to answer it may or may not have kept a change; until memory has been read from it
+        again, nothing is decided, and every caller gets its ``StoreError``.
+        """
+        with self._changed:
+            self._check_in_step()
+            try:
+                yield
+            except StoreError:
+                self._doubtful = True
+                self._changed.notify_all()
+                raise
+
+    def _check_in_step(self) -> None:
+        if self._doubtful:
+            raise StoreError("the database has failed to answer, and has not been read again yet")
+
     def _run(self) -> None:
         try:
-            while self._step():
+            while self._step_or_wait():
                 pass
         except BaseException as error:
             log.exception("the run cannot go on")
@@ -334,13 +359,32 @@ class Rounds:
                 self.failure = error
                 self._changed.notify_all()
 
+    def _step_or_wait(self) -> bool:
+        """One step; without the database, a pause, and then all that is in memory is read from it again."""
+        try:
+            return self._step()
+        except StoreError as error:
+            log.error("run %s waits for the database; nothing is lost: %s", self.plan.run, error)
+        while True:
+            with self._changed:
+                self._doubtful = True
+                self._changed.notify_all()
+                if self._changed.wait_for(lambda: self._stopping, timeout=PAUSE_SECONDS):
+                    return False
+                with suppress(StoreError):
+                    self._restore()
+                    self._changed.notify_all()
+                    log.info("run %s goes on", self.plan.run)
+                    return True
+
     def _step(self) -> bool:
-        """Waits for something to do and does it; False when there is nothing left."""
-        with self._changed:
-            while not self._stopping and not self._ready():
-                self._changed.wait(self._seconds_to_deadline())
-            if self._stopping or self._finished:
+        """Waits for something to do and does it; False when it is to stop."""
+        with self._in_step():
+            while not self._stopping and not self._doubtful and not self._ready():
+                self._changed.wait(None if self._finished else self._seconds_to_deadline())
+            if self._stopping:
                 return False
+            self._check_in_step()
             if self._deserted():
                 self._end_early()
                 return True
@@ -357,7 +401,9 @@ class Rounds:
         return True
 
     def _ready(self) -> bool:
-        if self._finished or self._deserted():
+        if self._finished:
+            return False
+        if self._deserted():
             return True
         if self._round is None:
             here = len(self.config.silos) - len(self._withdrawn)
@@ -425,7 +471,8 @@ class Rounds:
         self._refresh()
 
     def _open_masks(self) -> None:
-        """Prepares the round that is open, if it is a masked one; of one that a crash cut short, all deliver again."""
+        """Prepares the round that is open, if it is a masked one; of one that was cut short, by a crash or a
+        database that failed to answer, all deliver again."""
         self._masks, state, plan = None, self._round, self.plan.secure_aggregation
         if plan is None or state is None or state.closed_at is not None or not self.plan.is_masked(state.number):
             return
@@ -482,8 +529,7 @@ class Rounds:
         run, state = self.plan.run, self._round
         if state is not None and state.closed_at is None:
             self.store.close_round(run, state.number, downloads={}, memory_file=self.store.memory_file(run))
-        self.store.open_round(run, self.plan.rounds, sorted(self._members))
-        self.store.finish_run(run)
+        self.store.finish_run(run, self.plan.rounds, sorted(self._members))
         self._finished = True
         log.warning(
             "run %s: %s, so it ends after %d of %d rounds; what was made of them stays",
@@ -501,8 +547,7 @@ class Rounds:
         number = 0 if self._round is None else self._round.number + 1
         plan = self.plan
         if number == plan.rounds:
-            self.store.open_round(plan.run, number, sorted(self._members))
-            self.store.finish_run(plan.run)
+            self.store.finish_run(plan.run, number, sorted(self._members))
             self._finished = True
             log.info("run %s: all %d rounds have ended", plan.run, plan.rounds)
         else:
@@ -602,7 +647,14 @@ class Rounds:
         )
 
     def _restore(self) -> None:
+        """Reads everything from the store."""
         run = self.plan.run
+        self._doubtful = True
+        self._closing = False
+        self._half = self._method.coordinator_half(self._federation)
+        self._withdrawn = set(self.store.withdrawals(run))
+        accepted = {name for name, m in self.store.members(run).items() if m.accepted} - self._withdrawn
+        self._members = accepted & set(self.config.silos)
         self._finished = self.store.is_finished(run)
         self._round: RoundState | None = None
         self._refresh()
@@ -610,12 +662,11 @@ class Rounds:
         self._keep(self.store.downloads(run))
         if name := self.store.memory_file(run):
             self._half.memory = _read_memory(self.config.state / name)
-        for partial in self.folder.glob("round-*/.*.partial"):
-            partial.unlink()
         self._open_masks()
         self._prepare()
         for silo in sorted(self._withdrawn):
             self._let_go(silo)
+        self._doubtful = False
 
     def _refresh(self) -> None:
         self._round = self.store.last_round(self.plan.run)

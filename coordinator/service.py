@@ -25,7 +25,7 @@ from coordinator.rounds import LateError, Rounds
 from coordinator.store import Store
 from privacy.door import Call, Door, nonce
 from privacy.envelope import from_json, from_message, to_json, to_message
-from privacy.errors import IdentityError, MedsiloError, ReceiptError, RefusedError
+from privacy.errors import IdentityError, MedsiloError, ReceiptError, RefusedError, StoreError
 from privacy.exposure import Exposure
 from privacy.mask_keys import CertifiedKey, Occasion, read_certified, round_of
 from privacy.pki import Credentials, Identity, fingerprint, identity_of_certificate
@@ -199,6 +199,7 @@ class CoordinatorService:
         holds_model = request.holds_model
         key = self._mask_key(request, silo, call)
         with self._rounds.task(silo, timeout, context.is_active, holds_model=holds_model, key=key) as (order, payload):
+            self._store.check_serving()
             call.round = order.round
             task = wire.Task(nonce=nonce(), kind=order.kind, round=order.round, parts=manifest(payload))
             task.roster.extend(stated.to_message() for stated in order.roster)
@@ -321,6 +322,7 @@ class CoordinatorService:
         return identity_of_certificate(certificate, self._credentials.ca_pem)
 
     def _call(self, rpc: str, context: grpc.ServicerContext) -> Call:
+        self._store.check_serving()
         peer = self._peer(context)
         if peer is not None:
             if peer.federation != self._config.federation:
@@ -404,6 +406,9 @@ class CoordinatorService:
         peer = (call.peer if call else "") or context.peer()
         if not isinstance(error, _TOLD):
             # The words of any other error may name paths, hosts or other hospitals: they stay in the log.
+            if isinstance(error, StoreError):
+                log.error("%s by %s has to wait: %s", rpc, peer, error)
+                context.abort(grpc.StatusCode.UNAVAILABLE, "the coordinator cannot answer now; its log says why")
             log.exception("%s by %s failed", rpc, peer)
             if isinstance(error, OSError):
                 context.abort(grpc.StatusCode.UNAVAILABLE, "the coordinator cannot store it; its log says why")

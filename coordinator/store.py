@@ -7,103 +7,23 @@ database only after it is durable.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from sqlalchemy import JSON, Engine, String, create_engine, event, select
+from sqlalchemy import URL, Engine, create_engine, event, make_url, select
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm import Session
 
-from privacy.errors import ConfigurationError
+from coordinator import schema, tables
+from coordinator.lease import AWAY, Lease, folder_id
+from privacy.errors import ConfigurationError, LeaseLostError, StoreError
 
 EVERYONE = "*"
 """In place of a silo's name: a download for every silo that has none of its own."""
-
-
-class _Base(DeclarativeBase):
-    pass
-
-
-class _Run(_Base):
-    __tablename__ = "run"
-    name: Mapped[str] = mapped_column(String(63), primary_key=True)
-    plan: Mapped[str]
-    plan_sha256: Mapped[str] = mapped_column(String(64))
-    memory_file: Mapped[str | None]
-    created_at: Mapped[str] = mapped_column(String(32))
-    finished_at: Mapped[str | None] = mapped_column(String(32))
-
-
-class _Member(_Base):
-    __tablename__ = "member"
-    run: Mapped[str] = mapped_column(String(63), primary_key=True)
-    silo: Mapped[str] = mapped_column(String(63), primary_key=True)
-    accepted: Mapped[bool]
-    missing: Mapped[list[str]] = mapped_column(JSON)
-    audit_key: Mapped[str] = mapped_column(String(64))
-    certificate_sha256: Mapped[str] = mapped_column(String(64))
-    answered_at: Mapped[str] = mapped_column(String(32))
-
-
-class _Round(_Base):
-    __tablename__ = "round"
-    run: Mapped[str] = mapped_column(String(63), primary_key=True)
-    number: Mapped[int] = mapped_column(primary_key=True)
-    opened_at: Mapped[str] = mapped_column(String(32))
-    closed_at: Mapped[str | None] = mapped_column(String(32))
-
-
-class _Participant(_Base):
-    __tablename__ = "participant"
-    run: Mapped[str] = mapped_column(String(63), primary_key=True)
-    round: Mapped[int] = mapped_column(primary_key=True)
-    silo: Mapped[str] = mapped_column(String(63), primary_key=True)
-    delivered_at: Mapped[str | None] = mapped_column(String(32))
-    late: Mapped[bool] = mapped_column(default=False)
-    file: Mapped[str | None]
-    receipt: Mapped[dict[str, Any] | None] = mapped_column(JSON)
-    accuracy: Mapped[float | None]
-    loss: Mapped[float | None]
-
-
-class _Roster(_Base):
-    __tablename__ = "roster"
-    run: Mapped[str] = mapped_column(String(63), primary_key=True)
-    round: Mapped[int] = mapped_column(primary_key=True)
-    silos: Mapped[list[str]] = mapped_column(JSON)
-    fixed_at: Mapped[str] = mapped_column(String(32))
-
-
-class _Download(_Base):
-    __tablename__ = "download"
-    run: Mapped[str] = mapped_column(String(63), primary_key=True)
-    silo: Mapped[str] = mapped_column(String(63), primary_key=True)
-    files: Mapped[dict[str, Any]] = mapped_column(JSON)
-
-
-class _Withdrawal(_Base):
-    __tablename__ = "withdrawal"
-    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
-    run: Mapped[str] = mapped_column(String(63))
-    silo: Mapped[str] = mapped_column(String(63))
-    at: Mapped[str] = mapped_column(String(32))
-    reason: Mapped[str] = mapped_column(String(64))
-    rounds_used: Mapped[list[int]] = mapped_column(JSON)
-    dropped_round: Mapped[int | None]
-    statement: Mapped[dict[str, Any]] = mapped_column(JSON)
-    renewed_at: Mapped[str | None] = mapped_column(String(32))
-
-
-class _Refusal(_Base):
-    __tablename__ = "refusal"
-    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
-    at: Mapped[str] = mapped_column(String(32))
-    peer: Mapped[str] = mapped_column(String(200))
-    rpc: Mapped[str] = mapped_column(String(32))
-    reason: Mapped[str]
 
 
 @dataclass(frozen=True)
@@ -174,28 +94,82 @@ def now() -> str:
 
 
 class Store:
-    """The database. Raises ``ConfigurationError`` for one that cannot be opened."""
+    """The database: SQLite, or PostgreSQL, where only the coordinator that has the lease may change anything.
+
+    Raises ``ConfigurationError`` for one that cannot be opened, ``StoreError`` for a server that does not answer.
+    """
 
     def __init__(self, url: str) -> None:
         self._lock = threading.Lock()
+        self._lease: Lease | None = None
+        named = url
         try:
-            self._engine: Engine = create_engine(url)
-            if self._engine.dialect.name == "sqlite":
-                event.listen(self._engine, "connect", _sqlite_pragmas)
-            _Base.metadata.create_all(self._engine)
+            location = make_url(url)
+            named = location.render_as_string()  # without a password
+            self._engine = _engine(location)
+            self._sqlite = self._engine.dialect.name == "sqlite"
+            self._upgraded = schema.upgrade(self._engine)
+        except OperationalError as error:
+            if self._sqlite:
+                raise ConfigurationError(f"store: the database {named} cannot be opened: {error.orig}") from None
+            raise StoreError(
+                f"store: the database {named} does not let us in: {error.orig}\nIf the server is away, start it and "
+                "try again; if the name or the user is wrong, mend `store:`; a password is read from PGPASSWORD or "
+                "from the file that PGPASSFILE names (docs/postgresql.md)"
+            ) from None
         except (SQLAlchemyError, ImportError) as error:
-            raise ConfigurationError(f"store: the database {url} cannot be opened: {error}") from None
+            raise ConfigurationError(f"store: the database {named} cannot be opened: {error}") from None
 
     def close(self) -> None:
-        """Lets go of all connections."""
+        """Gives back the lease and lets go of all connections."""
+        if self._lease is not None:
+            self._lease.release()
         self._engine.dispose()
+
+    def serve(
+        self,
+        *,
+        folder: Path,
+        seconds: float,
+        stopped: threading.Event,
+        lost: Callable[[LeaseLostError], None],
+    ) -> bool:
+        """Gets leave to change what is stored: at once with SQLite, whose journal lock is enough; with PostgreSQL when
+        no other coordinator serves any more. False if ``stopped`` came first. ``lost`` is called from another thread
+        when another coordinator has taken over.
+
+        ``folder``: the state folder, which the database belongs to from now on. ``seconds``: how long after this
+        coordinator's death another may take over.
+        """
+        if self._sqlite:
+            return True
+        lease = Lease(self._engine, folder=folder_id(folder), seconds=seconds)
+        if not lease.acquire(stopped):
+            return False
+        self._lease = lease
+        lease.keep(lost)
+        self._upgraded = schema.upgrade(self._engine, holding_lease=True)
+        return True
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several coordinators may have it open."""
+        return not self._sqlite
+
+    def check_serving(self) -> None:
+        """Raises ``StoreError`` while another coordinator may have taken over."""
+        if self._lease is not None and not self._lease.is_sure:
+            raise StoreError(
+                "the database has not answered for so long that another coordinator may have taken over; nothing is "
+                "answered until it does"
+            )
 
     def open_run(self, run: str, plan: bytes, plan_sha256: str) -> None:
         """Begins a run, or continues it; raises ``ConfigurationError`` if the stored plan is another one."""
-        with self._session() as session:
-            found = session.get(_Run, run)
+        with self._writing() as session:
+            found = session.get(tables.Run, run)
             if found is None:
-                session.add(_Run(name=run, plan=plan.decode(), plan_sha256=plan_sha256, created_at=now()))
+                session.add(tables.Run(name=run, plan=plan.decode(), plan_sha256=plan_sha256, created_at=now()))
             elif found.plan_sha256 != plan_sha256:
                 raise ConfigurationError(
                     f"run {run} was started with another plan, and silos have joined that one; give the changed "
@@ -204,18 +178,22 @@ class Store:
 
     def runs(self) -> list[tuple[str, str, str | None]]:
         """(name, plan as JSON, time it finished), oldest first."""
-        with self._session() as session:
-            return [(r.name, r.plan, r.finished_at) for r in session.scalars(select(_Run).order_by(_Run.created_at))]
+        with self._reading() as session:
+            return [
+                (r.name, r.plan, r.finished_at)
+                for r in session.scalars(select(tables.Run).order_by(tables.Run.created_at))
+            ]
 
-    def finish_run(self, run: str) -> None:
-        """Notes that the run's last round has ended."""
-        with self._session() as session:
-            session.get_one(_Run, run).finished_at = now()
+    def finish_run(self, run: str, number: int, silos: Sequence[str]) -> None:
+        """Notes that the run's last round has ended, and opens round ``number`` for fetching the end."""
+        with self._writing() as session:
+            session.get_one(tables.Run, run).finished_at = now()
+            _open_round(session, run, number, silos)
 
     def is_finished(self, run: str) -> bool:
         """Whether the run's last round has ended."""
-        with self._session() as session:
-            return session.get_one(_Run, run).finished_at is not None
+        with self._reading() as session:
+            return session.get_one(tables.Run, run).finished_at is not None
 
     def answer(
         self,
@@ -228,11 +206,11 @@ class Store:
         certificate_sha256: str,
     ) -> None:
         """Keeps a silo's answer to the plan; a later answer replaces an earlier one, and a yes a withdrawal."""
-        with self._session() as session:
+        with self._writing() as session:
             if accepted and (earlier := _withdrawal_in_force(session, run, silo)) is not None:
                 earlier.renewed_at = now()
             session.merge(
-                _Member(
+                tables.Member(
                     run=run,
                     silo=silo,
                     accepted=accepted,
@@ -245,8 +223,8 @@ class Store:
 
     def members(self, run: str) -> dict[str, Member]:
         """The silos that have answered, by name."""
-        with self._session() as session:
-            rows = session.scalars(select(_Member).where(_Member.run == run).order_by(_Member.silo))
+        with self._reading() as session:
+            rows = session.scalars(select(tables.Member).where(tables.Member.run == run).order_by(tables.Member.silo))
             return {
                 m.silo: Member(m.silo, m.accepted, tuple(m.missing), m.audit_key, m.certificate_sha256, m.answered_at)
                 for m in rows
@@ -254,8 +232,8 @@ class Store:
 
     def run_of_plan(self, plan_sha256: str) -> str | None:
         """The run with this plan."""
-        with self._session() as session:
-            return session.scalar(select(_Run.name).where(_Run.plan_sha256 == plan_sha256))
+        with self._reading() as session:
+            return session.scalar(select(tables.Run.name).where(tables.Run.plan_sha256 == plan_sha256))
 
     def withdraw(
         self,
@@ -270,8 +248,10 @@ class Store:
         """Ends a silo's part: its tombstone stays, ``open_round`` goes on without it, and none of its updates is named
         any more. Returns the files that are to be deleted.
         """
-        with self._session() as session:
-            rows = session.scalars(select(_Participant).where(_Participant.run == run, _Participant.silo == silo)).all()
+        with self._writing() as session:
+            rows = session.scalars(
+                select(tables.Participant).where(tables.Participant.run == run, tables.Participant.silo == silo)
+            ).all()
             files = [row.file for row in rows if row.file is not None]
             dropped = None
             for row in rows:
@@ -279,10 +259,10 @@ class Store:
                 if row.round == open_round:
                     dropped = open_round if row.delivered_at is not None else None
                     session.delete(row)
-            if (download := session.get(_Download, (run, silo))) is not None:
+            if (download := session.get(tables.Download, (run, silo))) is not None:
                 session.delete(download)
             session.add(
-                _Withdrawal(
+                tables.Withdrawal(
                     run=run,
                     silo=silo,
                     at=now(),
@@ -296,8 +276,10 @@ class Store:
 
     def withdrawals(self, run: str) -> dict[str, Withdrawal]:
         """The withdrawals in force, by silo."""
-        with self._session() as session:
-            rows = session.scalars(select(_Withdrawal).where(_Withdrawal.run == run, _Withdrawal.renewed_at.is_(None)))
+        with self._reading() as session:
+            rows = session.scalars(
+                select(tables.Withdrawal).where(tables.Withdrawal.run == run, tables.Withdrawal.renewed_at.is_(None))
+            )
             return {
                 w.silo: Withdrawal(w.silo, w.at, w.reason, tuple(w.rounds_used), w.dropped_round, w.statement)
                 for w in rows
@@ -305,31 +287,34 @@ class Store:
 
     def forget_downloads(self, run: str) -> None:
         """Forgets what all silos were last given."""
-        with self._session() as session:
-            for row in session.scalars(select(_Download).where(_Download.run == run)):
+        with self._writing() as session:
+            for row in session.scalars(select(tables.Download).where(tables.Download.run == run)):
                 session.delete(row)
 
     def open_round(self, run: str, number: int, silos: Sequence[str]) -> None:
         """Opens a round for its participants."""
-        with self._session() as session:
-            session.add(_Round(run=run, number=number, opened_at=now()))
-            session.add_all(_Participant(run=run, round=number, silo=silo) for silo in silos)
+        with self._writing() as session:
+            _open_round(session, run, number, silos)
 
     def last_round(self, run: str) -> RoundState | None:
         """The round that was opened last."""
-        with self._session() as session:
-            number = session.scalar(select(_Round.number).where(_Round.run == run).order_by(_Round.number.desc()))
+        with self._reading() as session:
+            number = session.scalar(
+                select(tables.Round.number).where(tables.Round.run == run).order_by(tables.Round.number.desc())
+            )
             return None if number is None else self._round(session, run, number)
 
     def round(self, run: str, number: int) -> RoundState | None:
         """One round."""
-        with self._session() as session:
+        with self._reading() as session:
             return self._round(session, run, number)
 
     def rounds(self, run: str) -> list[RoundState]:
         """All rounds of a run, in order."""
-        with self._session() as session:
-            numbers = session.scalars(select(_Round.number).where(_Round.run == run).order_by(_Round.number)).all()
+        with self._reading() as session:
+            numbers = session.scalars(
+                select(tables.Round.number).where(tables.Round.run == run).order_by(tables.Round.number)
+            ).all()
             found = (self._round(session, run, number) for number in numbers)
             return [state for state in found if state is not None]
 
@@ -345,8 +330,8 @@ class Store:
         loss: float | None,
     ) -> None:
         """Notes an accepted update; ``file`` must be durable."""
-        with self._session() as session:
-            row = session.get_one(_Participant, (run, number, silo))
+        with self._writing() as session:
+            row = session.get_one(tables.Participant, (run, number, silo))
             row.delivered_at = now()
             row.file = file
             row.receipt = dict(receipt)
@@ -355,30 +340,30 @@ class Store:
 
     def admit_participant(self, run: str, number: int, silo: str) -> None:
         """Adds a silo to a round that it was not yet part of."""
-        with self._session() as session:
-            if session.get(_Participant, (run, number, silo)) is None:
-                session.add(_Participant(run=run, round=number, silo=silo))
+        with self._writing() as session:
+            if session.get(tables.Participant, (run, number, silo)) is None:
+                session.add(tables.Participant(run=run, round=number, silo=silo))
 
     def fix_roster(self, run: str, number: int, silos: Sequence[str]) -> str:
         """Notes whose masked updates a round is to sum up, once and for all; returns since when."""
-        with self._session() as session:
-            found = session.get(_Roster, (run, number))
+        with self._writing() as session:
+            found = session.get(tables.Roster, (run, number))
             if found is None:
-                found = _Roster(run=run, round=number, silos=list(silos), fixed_at=now())
+                found = tables.Roster(run=run, round=number, silos=list(silos), fixed_at=now())
                 session.add(found)
             return found.fixed_at
 
     def roster(self, run: str, number: int) -> tuple[tuple[str, ...], str] | None:
         """Whose masked updates a round is to sum up, and since when; None until that is fixed."""
-        with self._session() as session:
-            found = session.get(_Roster, (run, number))
+        with self._reading() as session:
+            found = session.get(tables.Roster, (run, number))
             return None if found is None else (tuple(found.silos), found.fixed_at)
 
     def restart_round(self, run: str, number: int) -> list[str]:
         """Forgets what was delivered in a round; returns the files that are to be deleted."""
-        with self._session() as session:
+        with self._writing() as session:
             rows = session.scalars(
-                select(_Participant).where(_Participant.run == run, _Participant.round == number)
+                select(tables.Participant).where(tables.Participant.run == run, tables.Participant.round == number)
             ).all()
             files = [row.file for row in rows if row.file is not None]
             for row in rows:
@@ -389,55 +374,55 @@ class Store:
         self, run: str, number: int, *, downloads: Mapping[str, Mapping[str, Any]], memory_file: str | None
     ) -> None:
         """Ends a round, in one transaction with what it gave: silos' downloads and the method's memory."""
-        with self._session() as session:
-            session.get_one(_Round, (run, number)).closed_at = now()
+        with self._writing() as session:
+            session.get_one(tables.Round, (run, number)).closed_at = now()
             for row in session.scalars(
-                select(_Participant).where(_Participant.run == run, _Participant.round == number)
+                select(tables.Participant).where(tables.Participant.run == run, tables.Participant.round == number)
             ):
                 row.late = row.delivered_at is None
             for silo, files in downloads.items():
-                session.merge(_Download(run=run, silo=silo, files=dict(files)))
-            session.get_one(_Run, run).memory_file = memory_file
+                session.merge(tables.Download(run=run, silo=silo, files=dict(files)))
+            session.get_one(tables.Run, run).memory_file = memory_file
 
     def downloads(self, run: str) -> dict[str, dict[str, Any]]:
         """What silos were last given, by silo (or ``EVERYONE``)."""
-        with self._session() as session:
-            return {d.silo: d.files for d in session.scalars(select(_Download).where(_Download.run == run))}
+        with self._reading() as session:
+            return {d.silo: d.files for d in session.scalars(select(tables.Download).where(tables.Download.run == run))}
 
     def memory_file(self, run: str) -> str | None:
         """Where the method's memory lies."""
-        with self._session() as session:
-            return session.get_one(_Run, run).memory_file
+        with self._reading() as session:
+            return session.get_one(tables.Run, run).memory_file
 
     def latest_files(self, run: str) -> dict[str, str]:
         """The file of each silo's last accepted update."""
-        with self._session() as session:
+        with self._reading() as session:
             rows = session.scalars(
-                select(_Participant)
-                .where(_Participant.run == run, _Participant.file.is_not(None))
-                .order_by(_Participant.round)
+                select(tables.Participant)
+                .where(tables.Participant.run == run, tables.Participant.file.is_not(None))
+                .order_by(tables.Participant.round)
             )
             return dict(sorted((row.silo, row.file) for row in rows if row.file is not None))
 
     def refuse(self, peer: str, rpc: str, reason: str) -> None:
         """Notes a request that was turned away."""
-        with self._session() as session:
-            session.add(_Refusal(at=now(), peer=peer, rpc=rpc, reason=reason))
+        with self._writing() as session:
+            session.add(tables.Refusal(at=now(), peer=peer, rpc=rpc, reason=reason))
 
     def refusals(self, limit: int = 100) -> list[Refusal]:
         """The latest refusals, newest first."""
-        with self._session() as session:
-            rows = session.scalars(select(_Refusal).order_by(_Refusal.id.desc()).limit(limit))
+        with self._reading() as session:
+            rows = session.scalars(select(tables.Refusal).order_by(tables.Refusal.id.desc()).limit(limit))
             return [Refusal(r.at, r.peer, r.rpc, r.reason) for r in rows]
 
     def _round(self, session: Session, run: str, number: int) -> RoundState | None:
-        found = session.get(_Round, (run, number))
+        found = session.get(tables.Round, (run, number))
         if found is None:
             return None
         rows = session.scalars(
-            select(_Participant)
-            .where(_Participant.run == run, _Participant.round == number)
-            .order_by(_Participant.silo)
+            select(tables.Participant)
+            .where(tables.Participant.run == run, tables.Participant.round == number)
+            .order_by(tables.Participant.silo)
         )
         participants = {
             p.silo: Participation(p.round, p.silo, p.delivered_at, p.late, p.file, p.receipt, p.accuracy, p.loss)
@@ -446,20 +431,94 @@ class Store:
         return RoundState(number, found.opened_at, found.closed_at, participants)
 
     @contextmanager
+    def _reading(self) -> Iterator[Session]:
+        """A look at one moment's state."""
+        with self._session() as session:
+            if not self._sqlite:
+                session.connection(
+                    execution_options={"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+                )
+            yield session
+
+    @contextmanager
+    def _writing(self) -> Iterator[Session]:
+        """A change, in one transaction with the proof that nobody else has taken over."""
+        with self._session() as session:
+            if self._lease is not None:
+                self._lease.check(session)
+            elif not self._sqlite:
+                raise StoreError("only the coordinator that serves may change its database")
+            yield session
+
+    @contextmanager
     def _session(self) -> Iterator[Session]:
+        if not self._upgraded:
+            raise StoreError(
+                "store: a coordinator of an earlier release is serving with this database; use that release's commands "
+                "until it has been replaced, or stop it: this release's `coordinator serve` upgrades the database"
+            )
         # SQLite has one writer; waiting here is fair and cannot end in "database is locked".
-        serial = self._lock if self._engine.dialect.name == "sqlite" else nullcontext()
+        serial = self._lock if self._sqlite else nullcontext()
         try:
             with serial, Session(self._engine) as session, session.begin():
                 yield session
-        except OperationalError as error:
-            raise ConfigurationError(f"store: the database does not answer: {error.orig}") from error
+        except AWAY as error:
+            said = f"store: the database does not answer: {getattr(error, 'orig', error)}"
+            if self._sqlite:
+                raise ConfigurationError(said) from error
+            raise StoreError(said) from error
 
 
-def _withdrawal_in_force(session: Session, run: str, silo: str) -> _Withdrawal | None:
+def has_password(url: str) -> bool:
+    """Whether a database's URL holds a password, whose place is not in a configuration file."""
+    try:
+        location = make_url(url)
+    except SQLAlchemyError:
+        return False
+    return location.password is not None or "password" in location.query
+
+
+def _open_round(session: Session, run: str, number: int, silos: Sequence[str]) -> None:
+    session.add(tables.Round(run=run, number=number, opened_at=now()))
+    session.add_all(tables.Participant(run=run, round=number, silo=silo) for silo in silos)
+
+
+def _withdrawal_in_force(session: Session, run: str, silo: str) -> tables.Withdrawal | None:
     return session.scalar(
-        select(_Withdrawal).where(_Withdrawal.run == run, _Withdrawal.silo == silo, _Withdrawal.renewed_at.is_(None))
+        select(tables.Withdrawal).where(
+            tables.Withdrawal.run == run, tables.Withdrawal.silo == silo, tables.Withdrawal.renewed_at.is_(None)
+        )
     )
+
+
+def _engine(url: URL) -> Engine:
+    """Raises ``ConfigurationError`` for a database of another kind."""
+    name = url.get_backend_name()
+    if name == "sqlite":
+        engine = create_engine(url)
+        event.listen(engine, "connect", _sqlite_pragmas)
+        return engine
+    if name != "postgresql":
+        raise ConfigurationError(f"store: {url.render_as_string()} is neither SQLite nor PostgreSQL")
+    # A server whose machine or network is gone must not hold a call for hours.
+    patience = {
+        "connect_timeout": 5,
+        "keepalives_idle": 5,
+        "keepalives_interval": 5,
+        "keepalives_count": 2,
+        "tcp_user_timeout": 10_000,
+    }
+    given = {key: value for key, value in patience.items() if key not in url.query}
+    engine = create_engine(url.set(drivername="postgresql+psycopg"), pool_pre_ping=True, connect_args=given)
+    event.listen(engine, "connect", _postgres_settings)
+    return engine
+
+
+def _postgres_settings(connection: Any, _: Any) -> None:
+    # A coordinator that is stopped in mid-transaction must not keep another from taking over.
+    connection.execute("SET idle_in_transaction_session_timeout = '10s'")
+    connection.execute("SET lock_timeout = '10s'")
+    connection.commit()
 
 
 def _sqlite_pragmas(connection: Any, _: Any) -> None:

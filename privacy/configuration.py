@@ -29,6 +29,9 @@ FilePath = Annotated[Path, BeforeValidator(_beside_file)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 """A party's, federation's or run's name: lower-case letters, digits and hyphens."""
 
+HIDDEN = "hidden"
+"""The type of a mistake in a value that is not to be shown."""
+
 Model = TypeVar("Model", bound=StrictModel)
 
 
@@ -84,6 +87,8 @@ def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
             near = difflib.get_close_matches(str(mistake["loc"][-1]), valid, n=1, cutoff=0.5)
             hint = f"did you mean `{near[0]}`?" if near else f"valid keys here: {', '.join(sorted(valid))}"
             lines.append(f"unknown key `{where}`; {hint}")
+        elif mistake["type"] == HIDDEN:
+            lines.append(f"`{where}`: {mistake['msg']}")
         elif mistake["type"] == "missing":
             lines.append(f"the key `{where}` is missing")
         else:

@@ -72,6 +72,16 @@ class BudgetError(MedsiloError):
     exit_code = 10
 
 
+class StoreError(MedsiloError):
+    """The coordinator's database does not answer; nothing is lost."""
+
+    exit_code = 12
+
+
+class LeaseLostError(StoreError):
+    """Another coordinator has taken over; this one can change nothing more."""
+
+
 class RehearsalError(MedsiloError):
     """A rehearsal has refuted the privacy that a run promises; nothing of the run was sent by it."""
 

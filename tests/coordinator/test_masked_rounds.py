@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from algorithms.transfer import check_parts
 from coordinator.config import CoordinatorConfig
 from coordinator.rounds import LateError, Order, Rounds
 from coordinator.store import Store
-from privacy.errors import RefusedError
+from privacy.errors import RefusedError, StoreError
 from privacy.exposure import Exposure
 from privacy.mask_keys import CertifiedKey, Occasion, Roster, certify, vouch
 from privacy.pki import Credentials, Identity, create_authority, create_keys, issue, load_audit_key, load_credentials
@@ -355,6 +356,58 @@ def test_after_a_crash_of_the_coordinator_the_same_silos_deliver_again(
         again.assert_summed(NAMES, 0)
     finally:
         again.close()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("change", ["fix_roster", "deliver", "restart_round", "close_round"])
+def test_whether_or_not_a_failing_database_kept_a_change_the_same_silos_are_summed_once(
+    begin: Callable[..., MaskedRun], monkeypatch: pytest.MonkeyPatch, change: str, kept: bool
+) -> None:
+    monkeypatch.setattr(coordinator.rounds, "PAUSE_SECONDS", 0.01)
+    run = begin()
+    write = getattr(run.store, change)
+    failed = []
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        if failed or kept:
+            found = write(*arguments, **options)
+        if failed:
+            return found
+        failed.append(change)
+        raise StoreError("the connection was lost")
+
+    monkeypatch.setattr(run.store, change, failing)
+    started_anew = change != "restart_round"
+
+    def step(name: str) -> None:
+        """One call of a silo, which states its key whenever it asks."""
+        nonlocal started_anew
+        order = run.ask(name, run.keys.get(name), patience=0)
+        if order.round != 0:
+            return
+        if order.kind == TRAIN:
+            run.keys[name] = run.hospitals[name].key(run, 0)
+        elif order.kind == MASK and name == "d" and not started_anew:
+            run.keys[name] = run.hospitals[name].key(run, 0)
+            started_anew = True
+        elif order.kind == MASK:
+            run.deliver(name, order)
+            run.keys[name] = run.hospitals[name].key(run, 0)
+
+    def worked() -> bool:
+        for name in NAMES:
+            with suppress(StoreError, LateError):  # it asks again
+                step(name)
+        return run.rounds.round_number == 1
+
+    run.until(worked)
+    assert failed == [change]
+    run.assert_summed(NAMES, 0)
+    cut_short = change in ("deliver", "restart_round") or (change == "close_round" and not kept)
+    assert [note["silos"] for note in run.notes] == [list(NAMES)] * (2 if cut_short else 1)
+    state = run.store.round("r", 0)
+    assert state is not None
+    assert {name: p.receipt for name, p in state.participants.items()} == {name: {"of": name} for name in NAMES}
 
 
 def test_masks_that_do_not_cancel_spoil_no_model(begin: Callable[..., MaskedRun]) -> None:

@@ -1,11 +1,7 @@
-"""What every database behind the coordinator must remember: one set of tests, run on each of them.
-
-PostgreSQL takes part where ``MEDSILO_TEST_POSTGRES`` holds a URL of an empty database.
-"""
+"""What every database behind the coordinator must remember: one set of tests, run on each of them."""
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,38 +9,33 @@ from typing import Any
 
 import pytest
 
+from coordinator.config import CoordinatorConfig
 from coordinator.store import EVERYONE, Store
 from privacy.errors import ConfigurationError
 
-POSTGRES = os.environ.get("MEDSILO_TEST_POSTGRES")
 PLAN = b'{"run":"r"}'
 RECEIPT = {"call_id": "ab" * 16, "messages": 3, "log_index": 7}
 
 
-@pytest.fixture(
-    params=[
-        "sqlite",
-        pytest.param("postgresql", marks=pytest.mark.skipif(not POSTGRES, reason="MEDSILO_TEST_POSTGRES is not set")),
-    ]
-)
-def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Store]]:
+@pytest.fixture
+def reopen(url: str, tmp_path: Path) -> Iterator[Callable[[], Store]]:
     """Opens the same database again, after closing whatever had it open."""
-    url = f"sqlite:///{tmp_path / 'store.db'}" if request.param == "sqlite" else str(POSTGRES)
     opened: list[Store] = []
 
     def again() -> Store:
         if opened:
             opened.pop().close()
         opened.append(Store(url))
+        assert serve(opened[0], tmp_path)
         return opened[0]
 
     yield again
     for store in opened:
-        if request.param == "postgresql":
-            from coordinator.store import _Base
-
-            _Base.metadata.drop_all(store._engine)
         store.close()
+
+
+def serve(store: Store, folder: Path) -> bool:
+    return store.serve(folder=folder, seconds=60, stopped=threading.Event(), lost=print)
 
 
 @pytest.fixture
@@ -177,11 +168,40 @@ def test_a_silo_is_admitted_to_a_round_once(store: Store) -> None:
 
 
 def test_a_finished_run_stays_finished(store: Store, reopen: Callable[[], Store]) -> None:
-    store.finish_run("r")
+    store.finish_run("r", 3, ["a"])
     again = reopen()
     assert again.is_finished("r")
+    last = again.last_round("r")
+    assert last is not None
+    assert (last.number, list(last.participants)) == (3, ["a"]), "the run's end and where it is fetched are one step"
     again.open_run("r", PLAN, "aa")
     assert again.is_finished("r")
+
+
+def test_a_roster_is_fixed_once_and_survives(store: Store, reopen: Callable[[], Store]) -> None:
+    assert store.roster("r", 0) is None
+    fixed_at = store.fix_roster("r", 0, ["a", "b"])
+    again = reopen()
+    assert again.fix_roster("r", 0, ["a", "c"]) == fixed_at
+    assert again.roster("r", 0) == (("a", "b"), fixed_at)
+    assert again.roster("r", 1) is None
+    assert again.roster("other", 0) is None
+
+
+def test_a_restarted_round_has_the_same_silos_and_nothing_delivered(store: Store, reopen: Callable[[], Store]) -> None:
+    for number in (0, 1):
+        store.open_round("r", number, ["a", "b"])
+        deliver(store, number, "a")
+    assert store.restart_round("r", 1) == ["1/a"]
+    again = reopen()
+    last = again.last_round("r")
+    assert last is not None
+    assert [(p.silo, p.delivered_at, p.file, p.receipt) for p in last.participants.values()] == [
+        ("a", None, None, None),
+        ("b", None, None, None),
+    ]
+    assert again.latest_files("r") == {"a": "0/a"}, "earlier rounds stay"
+    assert again.restart_round("r", 1) == []
 
 
 def test_refusals_survive_newest_first(store: Store, reopen: Callable[[], Store]) -> None:
@@ -253,3 +273,13 @@ def test_a_withdrawal_takes_the_silos_updates_along_and_stays_until_a_new_yes(re
         assert set(store.withdrawals("r")) == {"a"}
         store.answer("r", "a", accepted=accepted, missing=[], audit_key="k", certificate_sha256="c")
     assert store.withdrawals("r") == {}
+
+
+@pytest.mark.parametrize("place", ["medsilo:{}@db.example/medsilo", "medsilo@db.example/medsilo?password={}"])
+def test_a_password_in_the_configuration_is_refused_and_not_shown(tmp_path: Path, place: str) -> None:
+    shipped = Path(__file__).parents[2] / "configs" / "coordinator.yaml"
+    changed = tmp_path / "coordinator.yaml"
+    changed.write_text(shipped.read_text() + f"\nstore: postgresql+psycopg://{place.format('geheim')}\n")
+    with pytest.raises(ConfigurationError, match=r"`store`: holds a password.*PGPASSWORD") as caught:
+        CoordinatorConfig.read(changed)
+    assert "geheim" not in str(caught.value)

@@ -11,7 +11,15 @@ import pytest
 
 from coordinator.rounds import LateError
 from coordinator.service import BusyError, CoordinatorService
-from privacy.errors import ConfigurationError, ConsentError, DataError, IdentityError, JournalError, RefusedError
+from privacy.errors import (
+    ConfigurationError,
+    ConsentError,
+    DataError,
+    IdentityError,
+    JournalError,
+    RefusedError,
+    StoreError,
+)
 
 SECRET = "/srv/state/hospital7: connection to db.example:5432 refused"
 
@@ -49,7 +57,7 @@ def answer(error: Exception, *, store_fails: bool = False) -> tuple[grpc.StatusC
     service = CoordinatorService(
         SimpleNamespace(federation="test"),  # type: ignore[arg-type]
         SimpleNamespace(plan=plan),  # type: ignore[arg-type]
-        SimpleNamespace(refuse=refuse),  # type: ignore[arg-type]
+        SimpleNamespace(refuse=refuse, check_serving=lambda: None),  # type: ignore[arg-type]
         SimpleNamespace(journal=SimpleNamespace(public_key=b""), ended=lambda _: None),  # type: ignore[arg-type]
         None,
     )
@@ -72,6 +80,7 @@ def answer(error: Exception, *, store_fails: bool = False) -> tuple[grpc.StatusC
         ConfigurationError(SECRET),
         DataError(SECRET),
         ConsentError(SECRET),
+        StoreError(SECRET),
         ValueError(SECRET),
         KeyError("hospital7"),
     ],

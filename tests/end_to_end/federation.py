@@ -177,8 +177,8 @@ class Federation:
             door.journal.close()
 
     def start(self, *command: str, prefix: Sequence[str] = ()) -> Process:
-        """Starts a console script; what it says goes to ``NAME.log``. ``prefix``: a command that runs it."""
-        log = self.log(command[-1] if command[0] != "coordinator" else "coordinator.yaml")
+        """Starts a console script, which speaks into its configuration's log. ``prefix``: a command that runs it."""
+        log = self.log(command[-1])
         if self.forked and (not prefix or prefix[0] == "deadly"):
             self.processes.append(Forked([*prefix, *command], self.folder, log))
             return self.processes[-1]
@@ -194,8 +194,8 @@ class Federation:
         self.processes.append(process)
         return process
 
-    def start_coordinator(self, *, prefix: Sequence[str] = ()) -> Process:
-        return self.start("coordinator", "serve", "--until-done", "--config", "coordinator.yaml", prefix=prefix)
+    def start_coordinator(self, config: str = "coordinator.yaml", *, prefix: Sequence[str] = ()) -> Process:
+        return self.start("coordinator", "serve", "--until-done", "--config", config, prefix=prefix)
 
     def start_silo(self, name: str, *, prefix: Sequence[str] = ()) -> Process:
         return self.start("silo", "train", "--config", f"{name}.yaml", prefix=prefix)

@@ -1,0 +1,107 @@
+"""Coordinators on PostgreSQL: one dies or is stopped, another takes over; the database goes away and comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+
+from federation import Federation
+from postgres_cluster import PASSWORD, Cluster
+from proxy import Proxy
+from test_runs import assert_every_round_counted_once, assert_journals_sound, assert_models_are, assert_signed
+
+from coordinator.store import Participation, Store
+
+Make = Callable[..., Federation]
+
+
+def on_postgres(federation: Make, postgres: Cluster, *, rounds: int = 1) -> Federation:
+    """A federation of which ``standby.yaml`` starts another coordinator: same database, state folder and address."""
+    one = federation(coordinator={"store": postgres.new_database(), "lease_seconds": 3}, run={"rounds": rounds})
+    one.write("standby.yaml", one.coordinator_config)
+    return one
+
+
+def first_round(store: Store) -> Mapping[str, Participation]:
+    state = store.round("test", 0)
+    return state.participants if state is not None else {}
+
+
+def assert_nothing_lost(one: Federation) -> None:
+    assert_every_round_counted_once(one)
+    assert_journals_sound(one)
+    assert_models_are(one, one.simulate())
+    assert_signed(one)
+    assert PASSWORD not in "".join(path.read_text() for path in one.folder.glob("*.log"))
+
+
+def test_when_the_coordinator_dies_in_mid_round_another_takes_over_and_counts_every_round_once(
+    federation: Make, postgres: Cluster
+) -> None:
+    one = on_postgres(federation, postgres, rounds=2)
+    first = one.start_coordinator()
+    one.wait_to_say("coordinator", "listening")
+    second = one.start_coordinator("standby.yaml")
+    one.wait_to_say("standby", "waiting to take over: another coordinator is serving")
+    proxy = Proxy(one.port, hold_after=100_000)  # half of hospital3's first update
+    one.write_silo("hospital3", port=proxy.port)
+    silos = [one.start_silo(name) for name in one.silos]
+    one.wait_for("half an update", proxy.held.is_set)
+    looking = Store(one.coordinator_config["store"])
+    one.wait_for("two updates", lambda: sum(p.delivered_at is not None for p in first_round(looking).values()) == 2)
+    accepted = first_round(looking)
+    first.kill()
+    first.wait()
+    proxy.release()
+    one.finish(*silos, second)
+    proxy.close()
+
+    found = first_round(looking)
+    looking.close()
+    assert [found[name] for name in one.silos[:2]] == [accepted[name] for name in one.silos[:2]]
+    assert_nothing_lost(one)
+    assert "round 1 of 2 has ended" in one.said("standby")
+    for party in ("silo audit verify --config hospital1.yaml", "coordinator audit verify --config standby.yaml"):
+        one.command(*party.split())
+
+
+def test_a_coordinator_that_was_only_stopped_serves_no_more_once_another_has_taken_over(
+    federation: Make, postgres: Cluster
+) -> None:
+    one = on_postgres(federation, postgres)
+    first = one.start_coordinator()
+    silos = [one.start_silo(name) for name in one.silos]
+    one.wait_to_say("coordinator", "round 1 of 1 is open")
+    os.kill(first.pid, signal.SIGSTOP)
+    said = one.said("coordinator")
+    second = one.start_coordinator("standby.yaml")
+    # It has the lease, and waits for the journal: two never write to it.
+    one.wait_to_say("standby", "waiting for the coordinator before this one to end")
+    os.kill(first.pid, signal.SIGCONT)
+    one.ends_with(first, 12)
+    assert "another coordinator has taken over" in one.said("coordinator").removeprefix(said)
+    assert "has ended with" not in one.said("coordinator").removeprefix(said)
+    one.finish(*silos, second)
+
+    assert_nothing_lost(one)
+
+
+def test_while_the_database_is_away_silos_wait_and_then_the_run_goes_on(federation: Make, postgres: Cluster) -> None:
+    one = on_postgres(federation, postgres)
+    coordinator = one.start_coordinator()
+    silos = [one.start_silo(name) for name in one.silos]
+    one.wait_to_say("coordinator", "round 1 of 1 is open")
+    postgres.stop()
+    try:
+        one.wait_to_say("coordinator", "run test waits for the database")
+        one.wait_to_say("hospital1", "the coordinator cannot answer now")
+        said = one.command("coordinator", "serve", "--config", "standby.yaml", expect=12)
+        assert "If the server is away, start it" in said
+        assert PASSWORD not in said
+    finally:
+        postgres.start()
+    one.finish(*silos, coordinator)
+
+    assert_nothing_lost(one)
+    assert "run test goes on" in one.said("coordinator")
