@@ -185,7 +185,6 @@ class CoordinatorConfig(PartyConfig):
     listen: str
     store: str | None = None
     lease_seconds: float = Field(default=15, ge=3, le=300)
-    insecure: bool = False
     silos: tuple[Name, ...] = Field(min_length=1)
     start_with: int | None = Field(default=None, ge=1)
     run: RunConfig

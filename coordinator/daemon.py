@@ -21,20 +21,12 @@ from privacy.door import Door
 from privacy.errors import JournalInUseError, LeaseLostError, MedsiloError
 from privacy.gate import PlanGate
 from privacy.journal import Journal
-from privacy.pki import Credentials, load_audit_key, load_credentials
+from privacy.pki import Credentials, load_audit_key
 from privacy.plan import RunPlan
 
 log = logging.getLogger(__name__)
 
 LAST_WORD_SECONDS = 10.0
-
-
-def load_party(config: CoordinatorConfig) -> Credentials | None:
-    """The coordinator's credentials; None with ``insecure: true``."""
-    if config.insecure:
-        return None
-    files = config.tls_files
-    return load_credentials(ca=files.ca, certificate=files.certificate, key=files.key, expected=config.identity)
 
 
 def run(config: CoordinatorConfig, *, until_done: bool) -> None:
@@ -44,7 +36,7 @@ def run(config: CoordinatorConfig, *, until_done: bool) -> None:
     plan = config.plan()
     for warning in config.make_method().warnings(len(config.silos)):
         log.warning(warning)
-    credentials = load_party(config)
+    credentials = config.open_credentials()
     audit_key = load_audit_key(config.keys / "audit.key")
     stopped = threading.Event()
     failures: list[MedsiloError] = []

@@ -7,11 +7,12 @@ from typing import ClassVar, Self
 
 from privacy.configuration import FilePath, Name, StrictModel, load
 from privacy.endpoint import TlsFiles
-from privacy.pki import Identity, Role
+from privacy.pki import Credentials, Identity, Role, load_credentials
 
 
 class PartyConfig(StrictModel):
-    """A party's configuration file. ``state``: folder for everything the party keeps."""
+    """A party's configuration file. ``state``: folder for everything the party keeps. ``insecure``: plain text, which
+    either role's configuration allows on loopback alone."""
 
     role: ClassVar[Role]
 
@@ -19,6 +20,7 @@ class PartyConfig(StrictModel):
     name: Name
     state: FilePath
     tls: TlsFiles | None = None
+    insecure: bool = False
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -49,3 +51,13 @@ class PartyConfig(StrictModel):
     def tls_files(self) -> TlsFiles:
         """Where certificate and key are."""
         return self.tls or TlsFiles.beside(self.keys)
+
+    def open_credentials(self) -> Credentials | None:
+        """The party's certificate and key, read and checked; None with ``insecure: true``.
+
+        Raises ``IdentityError`` if they are missing, damaged, expired or another party's.
+        """
+        if self.insecure:
+            return None
+        files = self.tls_files
+        return load_credentials(ca=files.ca, certificate=files.certificate, key=files.key, expected=self.identity)

@@ -48,7 +48,6 @@ class SiloConfig(PartyConfig):
     consent: FilePath | None = None
     device: str = "auto"
     threads: int | None = Field(default=None, ge=1)
-    insecure: bool = False
     trusted_models: tuple[str, ...] = ()
     keep_sent_days: float | None = Field(default=None, gt=0)
     ledger: FilePath | None = None

@@ -42,7 +42,7 @@ from silo.account import Account, budget_of, check_enough, check_promise, metric
 from silo.approval import await_approval
 from silo.config import SiloConfig
 from silo.display import Display
-from silo.ending import Ending, conclude_alone, load_party, refuse_withdrawn
+from silo.ending import Ending, conclude_alone, refuse_withdrawn
 from silo.masking import Masking
 from silo.run_state import Measured, RunState
 from silo.training import LocalSite, Measurement, Progress, choose_device
@@ -83,7 +83,7 @@ def train(config: SiloConfig, display: Display, *, day: Callable[[], date] = tod
             raise conclude_alone(config, EndedError(cause, str(error)), display.notice)
         raise error
     dataset = load_npz(config.shard)
-    credentials = load_party(config)
+    credentials = config.open_credentials()
     device = choose_device(config.device)
     if config.threads is not None:
         torch.set_num_threads(config.threads)

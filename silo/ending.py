@@ -13,7 +13,7 @@ from privacy.envelope import from_json, to_json
 from privacy.errors import ConsentError, IdentityError, JournalError, JournalInUseError, MedsiloError
 from privacy.gate import FarewellGate
 from privacy.journal import Journal
-from privacy.pki import Credentials, load_audit_key, load_credentials
+from privacy.pki import load_audit_key
 from privacy.withdrawal import Cause, EndedError, History, Part, Tombstone, timestamp
 from silo.config import SiloConfig
 from silo.uplink import Uplink
@@ -21,14 +21,6 @@ from silo.withdrawal_request import WithdrawalRequest
 
 TELLING_SECONDS = 10.0
 """How long an ending silo tries to tell the coordinator."""
-
-
-def load_party(config: SiloConfig) -> Credentials | None:
-    """The silo's credentials; None with ``insecure: true``."""
-    if config.insecure:
-        return None
-    files = config.tls_files
-    return load_credentials(ca=files.ca, certificate=files.certificate, key=files.key, expected=config.identity)
 
 
 class Ending:
@@ -98,7 +90,7 @@ class Ending:
             envelope = from_json(part.withdrawal["statement"])
             uplink = self._uplink
             if uplink is None:
-                uplink = mine = Uplink(self._config, load_party(self._config), self._door, notice=self._notice)
+                uplink = mine = Uplink(self._config, self._config.open_credentials(), self._door, notice=self._notice)
             uplink.use(self._door.through(FarewellGate()), None)
             uplink.withdraw(part.run, bytes.fromhex(part.plan_sha256), envelope, seconds=TELLING_SECONDS)
         except JournalError:
