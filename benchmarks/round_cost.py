@@ -8,7 +8,8 @@ without the audit (``benchmarks/party.py``), in turn with those that have it.
 
     python benchmarks/round_cost.py [--rounds 8] [--model small|large|demo] [--out FILE.json]
 
-``demo`` trains as `make demo` does (500 synthetic images, one epoch): what the audit adds to a real round.
+``demo`` is the run of `make demo` (configs/coordinator.yaml, 500 and 100 synthetic images a hospital, trained and
+tested): what the audit adds to a real round.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ import yaml
 
 SILOS = ("hospital1", "hospital2", "hospital3")
 MODELS = {"small": ("diversifed-cnn", 9), "large": ("torchvision:resnet50", 1000), "demo": ("diversifed-cnn", 9)}
+EXPOSURES = ["PROTOCOL", "IDENTITY", "MODEL_PARAMETERS", "PEER_DERIVED", "SAMPLE_COUNT", "LOCAL_METRICS"]
 CHUNK = (1 << 20) - 1024
 BIN = Path(sys.executable).parent
 PARTY = Path(__file__).with_name("party.py")
@@ -148,14 +150,18 @@ def prepare(folder: Path, size: str, rounds: int, method: str) -> None:
     from silo.synthetic import generate_tissue
 
     shards = cut(
-        generate_tissue(seed=1, train=2700, test=90),
-        PracticalGroups(groups=(1, 1, 1), train_per_silo=500 if size == "demo" else 90, test_per_silo=10),
+        generate_tissue(seed=1, train=2700, test=900),
+        PracticalGroups(
+            groups=(1, 1, 1),
+            train_per_silo=500 if size == "demo" else 90,
+            test_per_silo=100 if size == "demo" else 10,
+        ),
         seed=1,
     )
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    name, classes = MODELS[size]
+    run = run_of(size, rounds, method)
     write(
         folder / "coordinator.yaml",
         {
@@ -163,13 +169,7 @@ def prepare(folder: Path, size: str, rounds: int, method: str) -> None:
             "listen": f"127.0.0.1:{port}",
             "state": "state/coordinator",
             "silos": list(SILOS),
-            "run": {
-                "name": "bench",
-                "method": {"name": method},
-                "model": {"name": name, "input_shape": [3, 28, 28], "classes": classes},
-                "rounds": rounds,
-                "training": {"epochs": 1},
-            },
+            "run": run,
         },
     )
     write(
@@ -177,7 +177,7 @@ def prepare(folder: Path, size: str, rounds: int, method: str) -> None:
         {
             "coordinator": "spiffe://bench/coordinator/coordinator",
             "methods": [method],
-            "exposures": ["PROTOCOL", "IDENTITY", "MODEL_PARAMETERS", "PEER_DERIVED", "SAMPLE_COUNT"],
+            "exposures": EXPOSURES,
             "rounds": rounds,
         },
     )
@@ -203,6 +203,21 @@ def prepare(folder: Path, size: str, rounds: int, method: str) -> None:
             str(keys / "tls.pem"),
         )
         shutil.copy(folder / "ca" / "ca.pem", keys / "ca.pem")
+
+
+def run_of(size: str, rounds: int, method: str) -> dict[str, object]:
+    """The coordinator's ``run:``."""
+    if size == "demo":
+        run = yaml.safe_load(Path(__file__).parent.with_name("configs").joinpath("coordinator.yaml").read_text())["run"]
+        return {**run, "rounds": rounds, "method": {**run["method"], "name": method}}
+    name, classes = MODELS[size]
+    return {
+        "name": "bench",
+        "method": {"name": method},
+        "model": {"name": name, "input_shape": [3, 28, 28], "classes": classes},
+        "rounds": rounds,
+        "training": {"epochs": 1},
+    }
 
 
 def round_durations(folder: Path) -> list[float]:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import rfc8785
 from pydantic import Field, ValidationError
 
+from privacy.canonical import write_canonical
 from privacy.checkpoint import Checkpoint, read_note
 from privacy.configuration import StrictModel
 from privacy.durable import replacing
@@ -131,7 +131,7 @@ def export(journal: Path, target: Path, *, select: Selection | None = None) -> H
     try:
         header = _header(journal, note, checkpoint, select)
         with replacing(target) as file:
-            file.write(f'{_OPENING}\n"header":'.encode() + rfc8785.dumps(header.model_dump(mode="json")) + b",\n")
+            file.write(f'{_OPENING}\n"header":'.encode() + write_canonical(header.model_dump(mode="json")) + b",\n")
             file.write(f"{_RECORDS}\n".encode())
             end = header.first + header.count
             tree = MerkleTree()
@@ -161,7 +161,7 @@ def open_evidence(path: Path) -> Evidence:
         header = next(lines)
         content = header.removeprefix(b'"header":').removesuffix(b",")
         found = Header.model_validate(json.loads(content))
-        if rfc8785.dumps(found.model_dump(mode="json")) != content:
+        if write_canonical(found.model_dump(mode="json")) != content:
             raise ValueError("not canonical")
         return Evidence(path, found, lines)
     except OSError as error:

@@ -115,7 +115,9 @@ class Door:
     def correspondence(self, peer: str) -> Correspondence:
         """What is exchanged with another party, by its identity."""
         with self._adding:
-            return self._correspondences.setdefault(peer, Correspondence(self.identity, peer))
+            if (known := self._correspondences.get(peer)) is None:
+                known = self._correspondences[peer] = Correspondence(self.identity, peer)
+            return known
 
     def enrol(self, peer: str, public_key: bytes, rotations: Sequence[journal_pb2.Envelope] = ()) -> None:
         """Takes a party's audit key (Ed25519, 32 bytes) the first time, and holds it to that key from then on.

@@ -9,13 +9,12 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-import rfc8785
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from securesystemslib import dsse
 from securesystemslib.signer import CryptoSigner, Signature, SSlibKey  # type: ignore[attr-defined]
 
-from privacy.canonical import read_canonical
+from privacy.canonical import read_canonical, write_canonical
 from privacy.errors import JournalError
 from protos.medsilo.v1 import journal_pb2
 
@@ -30,7 +29,7 @@ def key_id(public_key: bytes) -> str:
 
 def seal(document: Mapping[str, Any], payload_type: str, key: Ed25519PrivateKey) -> dsse.Envelope:
     """The document, signed."""
-    envelope = dsse.Envelope(rfc8785.dumps(dict(document)), payload_type, {})
+    envelope = dsse.Envelope(write_canonical(dict(document)), payload_type, {})
     countersign(envelope, key)
     return envelope
 

@@ -23,11 +23,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import rfc8785
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securesystemslib import dsse
 
-from privacy.canonical import read_canonical
+from privacy.canonical import read_canonical, write_canonical
 from privacy.checkpoint import Checkpoint, cosign, read_note, verify
 from privacy.durable import Appender, fsync_folder
 from privacy.envelope import from_json, seal
@@ -109,7 +108,7 @@ class Journal:
             first = self._tree.size
             time = _now()
             lines = [
-                rfc8785.dumps({"v": 1, "index": first + offset, "time": time, **record})
+                write_canonical({"v": 1, "index": first + offset, "time": time, **record})
                 for offset, record in enumerate(records)
             ]
             self._disk.append(self._file, b"".join(line + b"\n" for line in lines))
@@ -198,7 +197,7 @@ class Journal:
 
     def _chained(self, size: int, note: str) -> bytes:
         """The line that a checkpoint gets in its file."""
-        line = rfc8785.dumps({"checkpoint": note, "previous": self._last_line})
+        line = write_canonical({"checkpoint": note, "previous": self._last_line})
         self._signed_size, self._signed, self._last_line = size, note, hashlib.sha256(line).hexdigest()
         return line
 
@@ -215,7 +214,7 @@ class Journal:
             "sha256": self._hash.hexdigest(),
             "checkpoint": self._signed,
         }
-        return rfc8785.dumps(record)
+        return write_canonical(record)
 
     def _begin_file(self, path: Path) -> None:
         self._files.append(path)

@@ -10,8 +10,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 
-import rfc8785
-
+from privacy.canonical import write_canonical
 from privacy.durable import write_atomically
 from privacy.errors import BudgetError
 from privacy.ledger import Ledger
@@ -52,5 +51,5 @@ class KeptReleases:
 
     def _name(self, release: ReleasePlan) -> str:
         mechanism = {"bound": release.bound, "noise_multiplier": release.noise_multiplier}
-        key = rfc8785.dumps({**self._ledger.subject.describe(), "content": release.content, **mechanism})
+        key = write_canonical({**self._ledger.subject.describe(), "content": release.content, **mechanism})
         return f"{release.content}-{hashlib.sha256(key).hexdigest()}.json"

@@ -25,10 +25,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
 
-import rfc8785
-
 from privacy import accounting
 from privacy.accounting import Adjacency, Event, Guarantee, Unit, shown
+from privacy.canonical import write_canonical
 from privacy.durable import Appender
 from privacy.errors import BudgetError
 
@@ -390,7 +389,7 @@ def replay(records: Iterable[Mapping[str, Any]]) -> dict[Subject, list[Event]]:
 
 
 def _line(content: Mapping[str, Any]) -> bytes:
-    return rfc8785.dumps(dict(content))
+    return write_canonical(dict(content))
 
 
 def _read_all(file: int) -> bytes:

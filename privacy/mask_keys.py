@@ -18,7 +18,6 @@ from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import rfc8785
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
@@ -30,7 +29,7 @@ from pydantic import Field, ValidationError
 from securesystemslib import dsse
 from securesystemslib.signer import Signature  # type: ignore[attr-defined]
 
-from privacy.canonical import read_canonical
+from privacy.canonical import read_canonical, write_canonical
 from privacy.configuration import StrictModel, explain
 from privacy.envelope import from_message, key_id, seal, to_json, to_message, unseal
 from privacy.errors import IdentityError, JournalError, RefusedError
@@ -106,7 +105,7 @@ def vouch(credentials: Credentials, audit_key: Ed25519PrivateKey) -> dsse.Envelo
         audit_key=audit_key.public_key().public_bytes_raw().hex(),
         certificate=credentials.certificate_pem.decode(),
     )
-    envelope = dsse.Envelope(rfc8785.dumps(voucher.model_dump(mode="json")), VOUCHER, {})
+    envelope = dsse.Envelope(write_canonical(voucher.model_dump(mode="json")), VOUCHER, {})
     tls_key = serialization.load_pem_private_key(credentials.private_key_pem, None)
     assert isinstance(tls_key, ec.EllipticCurvePrivateKey)
     name = fingerprint(credentials.certificate_pem)

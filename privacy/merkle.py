@@ -87,7 +87,8 @@ class MerkleTree:
 
 
 class ProvingTree(MerkleTree):
-    """A tree that also makes proofs; in memory it keeps less than a byte a leaf, the perfect subtrees from 256 leaves.
+    """A tree that also makes proofs; in memory it keeps less than a byte a leaf: the perfect subtrees from 256 leaves,
+    and of the newest leaves (256 to 512), about which most proofs are, all.
 
     ``leaves(first, count)`` gives at most 256 leaves again, from wherever they lie. A tree that goes on from ``peaks``
     has no proofs that reach into what lies before them.
@@ -100,6 +101,8 @@ class ProvingTree(MerkleTree):
         self._leaves = leaves
         levels = [level for level in reversed(range(size.bit_length())) if size >> level & 1]
         self._known = {(level, (size >> level) - 1): peak for level, peak in zip(levels, peaks, strict=True)}
+        self._newest = -(-size // TILE) * TILE
+        """From this leaf on, every perfect subtree is known."""
 
     def consistency(self, first: int, second: int) -> list[bytes]:
         """The proof that the tree of ``second`` leaves begins with that of ``first`` (RFC 6962, section 2.1.2).
@@ -120,8 +123,16 @@ class ProvingTree(MerkleTree):
         return [(level, self._root(at, at + (1 << level))) for at, level in perfect_subtrees(start, end)]
 
     def _complete(self, level: int, number: int, root: bytes) -> None:
-        if level >= _TILE_LEVEL:
-            self._known[level, number] = root
+        self._known[level, number] = root
+        if level == _TILE_LEVEL:
+            self._forget(number - 1)
+            self._newest = max(self._newest, number * TILE)
+
+    def _forget(self, tile: int) -> None:
+        for level in range(_TILE_LEVEL):
+            width = 1 << (_TILE_LEVEL - level)
+            for number in range(tile * width, (tile + 1) * width):
+                self._known.pop((level, number), None)
 
     def _subproof(self, first: int, start: int, end: int, *, whole: bool) -> list[bytes]:
         if first == end - start:
@@ -136,7 +147,7 @@ class ProvingTree(MerkleTree):
         level = size.bit_length() - 1
         if size == 1 << level and (root := self._known.get((level, start >> level))) is not None:
             return root
-        if size > TILE:
+        if size > TILE or (size > 1 and start >= self._newest):
             middle = start + _split(size)
             return node_hash(self._root(start, middle), self._root(middle, end))
         tree = MerkleTree()

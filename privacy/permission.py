@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
-import rfc8785
-
+from privacy.canonical import write_canonical
 from privacy.errors import ConsentError
 from privacy.exposure import Exposure, expand
 
@@ -82,7 +81,7 @@ class Permissions:
     def joined(self, record: Mapping[str, Any]) -> None:
         """Takes a ``run`` record; raises ``ConsentError`` if the consent does not hold the run."""
         plan, digest = record["plan"], record["plan_sha256"]
-        if hashlib.sha256(rfc8785.dumps(plan)).hexdigest() != digest:
+        if hashlib.sha256(write_canonical(plan)).hexdigest() != digest:
             raise ConsentError("its plan does not have the hash that it is named by")
         required = frozenset(plan["required"])
         up, down = required.union(_ALWAYS, plan["optional"]), _ALWAYS.union(plan["downlink"])

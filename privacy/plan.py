@@ -7,7 +7,6 @@ import json
 import math
 from typing import Any, Literal
 
-import rfc8785
 from pydantic import (
     ConfigDict,
     Field,
@@ -18,6 +17,7 @@ from pydantic import (
 )
 
 from privacy.accounting import Adjacency, DiscreteLaplace, Event, GaussianRelease, Guarantee, SampledGaussian, Unit
+from privacy.canonical import write_canonical
 from privacy.configuration import Name, StrictModel, explain
 from privacy.errors import RefusedError
 from privacy.exposure import Exposure
@@ -214,7 +214,7 @@ class RunPlan(StrictModel):
 
     def canonical(self) -> bytes:
         """The plan as canonical JSON (RFC 8785)."""
-        return rfc8785.dumps(self.model_dump(mode="json"))
+        return write_canonical(self.model_dump(mode="json"))
 
     @property
     def sha256(self) -> bytes:
@@ -228,7 +228,7 @@ class RunPlan(StrictModel):
             coordinator=self.coordinator,
             run=self.run,
             method=plan_pb2.Method(
-                name=self.method.name, parameters_json=rfc8785.dumps(self.method.parameters).decode()
+                name=self.method.name, parameters_json=write_canonical(self.method.parameters).decode()
             ),
             model=plan_pb2.Model(**self.model.model_dump()),
             training=plan_pb2.Training(**self.training.model_dump()),

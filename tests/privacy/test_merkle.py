@@ -229,8 +229,11 @@ def test_in_large_trees_proofs_hold_and_few_nodes_are_kept() -> None:
         proof = tree.consistency(first, second)
         assert len(proof) <= 16
         assert check_consistency(first, roots[first], second, roots[second], proof)
-    # Of 20,001 leaves: 78 perfect subtrees of 256, and what is built of them.
-    assert len(tree._known) == 78 + 39 + 19 + 9 + 4 + 2 + 1
+    # Of 20,001 leaves: 78 perfect subtrees of 256, and what is built of them; and what the last of these and the 33
+    # leaves after it are made of.
+    made_of_the_last = 256 + 128 + 64 + 32 + 16 + 8 + 4 + 2
+    made_of_the_newest = 33 + 16 + 8 + 4 + 2 + 1
+    assert len(tree._known) == 78 + 39 + 19 + 9 + 4 + 2 + 1 + made_of_the_last + made_of_the_newest
     assert len(tree.peaks) == (20_001).bit_count()
 
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from test_tampering import Forger, Record, changed, records_of, resigned, write_bundle
 
 from privacy.bundle import UnreadableError, open_evidence
-from privacy.canonical import read_canonical
+from privacy.canonical import read_canonical, write_canonical
 from privacy.checkpoint import read_note
 from privacy.envelope import ATTESTATION, from_json, seal, to_json
 from privacy.errors import ConsentError, JournalError
@@ -340,6 +340,33 @@ def test_canonical_json_is_read_as_rfc_8785_has_it(text: str, good: bool) -> Non
     else:
         with pytest.raises(ValueError):
             read_canonical(text.encode())
+
+
+DOCUMENTS = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**54), 2**54)
+    | st.floats()
+    | st.text(st.characters(codec=None))
+    | st.binary(max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner)
+        | st.dictionaries(st.text(max_size=3) | st.just(7), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+@given(DOCUMENTS)
+def test_canonical_json_is_written_as_rfc_8785_has_it(document: object) -> None:
+    try:
+        expected = rfc8785.dumps(document)
+    except (ValueError, TypeError):
+        with pytest.raises(ValueError):
+            write_canonical(document)
+    else:
+        assert write_canonical(document) == expected
 
 
 def test_the_stored_schema_gives_the_classes_of_the_wire(signed: tuple[Path, Exchange]) -> None:
