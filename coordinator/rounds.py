@@ -650,6 +650,7 @@ class Rounds:
         """Reads everything from the store."""
         run = self.plan.run
         self._doubtful = True
+        self.store.settle()
         self._closing = False
         self._half = self._method.coordinator_half(self._federation)
         self._withdrawn = set(self.store.withdrawals(run))

@@ -164,6 +164,12 @@ class Store:
                 "answered until it does"
             )
 
+    def settle(self) -> None:
+        """Waits for a change that the database may still be keeping although nobody hears of it any more, the
+        connection being lost: what is read after this stays so."""
+        with self._writing():
+            pass  # every change holds the lease's row until it is kept or dropped, and so did that one
+
     def open_run(self, run: str, plan: bytes, plan_sha256: str) -> None:
         """Begins a run, or continues it; raises ``ConfigurationError`` if the stored plan is another one."""
         with self._writing() as session:

@@ -14,6 +14,7 @@ from coordinator.store import Store
 from privacy.errors import ConfigurationError, LeaseLostError, StoreError
 
 WRITES: dict[str, Callable[[Store], object]] = {
+    "settle": lambda store: store.settle(),
     "open_run": lambda store: store.open_run("other", b"{}", "bb"),
     "finish_run": lambda store: store.finish_run("r", 2, ["a"]),
     "answer": lambda store: store.answer(
@@ -151,6 +152,29 @@ def test_a_change_under_way_is_finished_before_another_takes_over(coordinators: 
     second.refuse("a", "Join", "why")
     with pytest.raises(LeaseLostError):
         first.refuse("a", "Join", "why")
+
+
+def test_what_is_read_after_settling_cannot_be_changed_by_an_earlier_change_that_nobody_waits_for(
+    coordinators: Coordinators,
+) -> None:
+    store = coordinators.serving()
+    store.open_run("r", b"{}", "aa")
+    read: list[object] = []
+
+    def settle() -> None:
+        store.settle()
+        read.extend(store.runs())
+
+    settling = threading.Thread(target=settle)
+    with store._writing() as session:
+        session.execute(text("UPDATE run SET finished_at = 'now'"))
+        settling.start()
+        waits = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+        while session.scalar(waits) == 0:
+            assert settling.is_alive(), "it did not wait for the change under way"
+            session.execute(text("SELECT pg_stat_clear_snapshot()"))
+    settling.join(timeout=60)
+    assert read == [("r", "{}", "now")]
 
 
 def test_the_holder_hears_of_a_take_over(coordinators: Coordinators) -> None:
