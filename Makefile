@@ -4,7 +4,7 @@ export VENV
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test check format protos benchmark clean
+.PHONY: demo test check docs format protos benchmark clean
 
 demo: ## real daemons on this machine, a few rounds, ending with the reports
 	@./setup.sh
@@ -22,6 +22,12 @@ check: ## style, types, schemas, import contracts
 	$(BIN)/buf lint
 	$(BIN)/python -m protos.generate --check
 	$(BIN)/lint-imports
+	$(BIN)/python docs/generate.py --check
+
+docs: ## the documentation as a site, in build/site
+	@./setup.sh
+	$(BIN)/python docs/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 format: ## put the style right
 	@./setup.sh

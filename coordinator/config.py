@@ -54,9 +54,9 @@ class PrivacyConfig(StrictModel):
     well below one over a silo's number of units is usual. ``unit``: whose contribution is hidden; ``patient`` needs
     shards that say whose each image is. ``clipping_norm``: C, the most that one unit's gradient counts.
     ``sampling_rate``: q, with which a step takes each unit; an epoch then has 1/q steps, and ``training.batch_size``
-    counts for nothing. ``identifier`` and ``choice``: of FedDFQ's data identifier, and of the changes of the loss among
-    which it chooses (per length of the step); the training's noise is chosen such that all together keep to the target.
-    ``metrics_epsilon``: what accuracies may cost a silo's test images, all rounds together; with ``ask_for:
+    counts for nothing. ``identifier``: of FedDFQ's data identifier; the training's noise is chosen such that all
+    together keep to the target. ``choice``: of the changes of the loss among which FedDFQ chooses (per length of the
+    step). ``metrics_epsilon``: what accuracies may cost a silo's test images, all rounds together; with ``ask_for:
     [LOCAL_METRICS]``.
     """
 
@@ -115,11 +115,13 @@ class SecureAggregationConfig(StrictModel):
 class RunConfig(StrictModel):
     """One run.
 
-    ``method``: ``name`` and any of the method's hyper-parameters. ``quorum``: how many of a round's silos must
-    deliver before it may end: a number, or ``all``. ``deadline_minutes``: how long the round waits for the rest
-    once it is open; without one it waits for all. ``ask_for``: exposure classes that silos may add if they
-    consent (``LOCAL_METRICS`` fills ``coordinator results``). ``privacy``: differential privacy; none by default.
-    ``secure_aggregation``: masks; none by default.
+    ``name``: new for every run that differs from an earlier one. ``model``, ``training``: what every silo trains, and
+    how in one round. ``rounds``: their number. ``seed``: draws the first model, the order of images, and who takes
+    part. ``participation``: share of the silos in each round, drawn anew. ``method``: ``name`` and any of the method's
+    hyper-parameters. ``quorum``: how many of a round's silos must deliver before it may end: a number, or ``all``.
+    ``deadline_minutes``: how long the round waits for the rest once it is open; without one it waits for all.
+    ``ask_for``: exposure classes that silos may add if they consent (``LOCAL_METRICS`` fills ``coordinator results``).
+    ``privacy``: differential privacy; none by default. ``secure_aggregation``: masks; none by default.
     """
 
     name: Name
@@ -170,13 +172,13 @@ class RunConfig(StrictModel):
 class CoordinatorConfig(PartyConfig):
     """``coordinator.yaml``. Relative paths are taken from the file's folder.
 
-    ``listen``: address and port. ``silos``: the hospitals that may take part; the run starts when ``start_with``
-    of them (default: all) have joined. ``state``: folder for everything the coordinator keeps. ``store``: database
-    URL, without a password; SQLite in the state folder by default. ``lease_seconds``: with PostgreSQL, how long after
-    this coordinator's death another takes over. ``tls``: by default the files in ``state/keys``. ``insecure``: plain
-    text, only for a loopback address. ``keep_rounds``: how many past rounds' tensors stay on disk.
-    ``public_data``: an ``.npz`` of public images, for methods that measure models on them (FedPDC).
-    ``trusted_models``: users' own model factories that a plan may name.
+    ``listen``: address and port. ``silos``: the hospitals that may take part. ``start_with``: the run starts when so
+    many of them have joined; by default all. ``run``: what is trained, and how. ``state``: folder for everything the
+    coordinator keeps. ``store``: database URL, without a password; SQLite in the state folder by default.
+    ``lease_seconds``: with PostgreSQL, how long after this coordinator's death another takes over. ``tls``: by default
+    the files in ``state/keys``. ``insecure``: plain text, only for a loopback address. ``keep_rounds``: how many past
+    rounds' tensors stay on disk. ``public_data``: an ``.npz`` of public images, for methods that measure models on
+    them (FedPDC). ``trusted_models``: users' own model factories that a plan may name.
     """
 
     role = "coordinator"

@@ -9,7 +9,10 @@ from privacy.configuration import FilePath, StrictModel
 
 
 class TlsFiles(StrictModel):
-    """The federation's CA certificate, and this party's certificate and private key."""
+    """Where a party's proofs of who it is lie.
+
+    ``ca``: the federation's CA certificate. ``certificate``, ``key``: this party's own, all three as PEM files.
+    """
 
     ca: FilePath
     certificate: FilePath

@@ -11,8 +11,12 @@ from privacy.pki import Credentials, Identity, Role, load_credentials
 
 
 class PartyConfig(StrictModel):
-    """A party's configuration file. ``state``: folder for everything the party keeps. ``insecure``: plain text, which
-    either role's configuration allows on loopback alone."""
+    """A party's configuration file.
+
+    ``federation``, ``name``: as in the party's certificate. ``state``: folder for everything the party keeps. ``tls``:
+    certificate and key, by default the files in ``state/keys``. ``insecure``: plain text, which either role's
+    configuration allows on loopback alone.
+    """
 
     role: ClassVar[Role]
 

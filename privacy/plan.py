@@ -26,10 +26,14 @@ from protos.medsilo.v1 import plan_pb2
 
 
 class ModelPlan(StrictModel):
-    """The architecture that every silo builds: see ``algorithms.models``."""
+    """The architecture that every silo builds.
+
+    ``name``: a network of ``algorithms.models``, ``torchvision:NAME``, or ``module:factory`` of one's own.
+    ``input_shape``: channels, height, width of an image. ``classes``: how many the images have.
+    """
 
     name: str = Field(min_length=1, max_length=200)
-    input_shape: tuple[int, int, int] = Field(description="channels, height, width of an image")
+    input_shape: tuple[int, int, int]
     classes: int = Field(ge=2, le=100_000)
 
     @field_validator("input_shape")
@@ -41,7 +45,11 @@ class ModelPlan(StrictModel):
 
 
 class TrainingPlan(StrictModel):
-    """Local training of one round."""
+    """Local training of one round.
+
+    ``epochs``: passes over the silo's images. ``batch_size``: images of a step. ``optimizer``, ``learning_rate``:
+    of the steps. ``momentum``: of ``sgd``. ``weight_decay``: of either.
+    """
 
     epochs: int = Field(default=10, ge=1, le=100_000)
     batch_size: int = Field(default=100, ge=1)

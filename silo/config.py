@@ -14,7 +14,10 @@ from privacy.retention import SentArchive
 
 
 class CoordinatorAddress(StrictModel):
-    """Where the coordinator listens, as ``host:port``, and its name in the federation."""
+    """Whom the silo calls.
+
+    ``address``: where the coordinator listens, as ``host:port``. ``name``: its name in the federation.
+    """
 
     address: str
     name: Name = "coordinator"
@@ -31,14 +34,14 @@ class CoordinatorAddress(StrictModel):
 class SiloConfig(PartyConfig):
     """``hospitalN.yaml``. Relative paths are taken from the file's folder.
 
-    ``state``: folder for keys, journal and models; keep it on a disk that is backed up. ``shard``: the hospital's
-    images (MedMNIST's ``.npz`` form). ``consent``: the consent file; without one nothing may leave. ``tls``: by
-    default the files in ``state/keys``. ``device``: auto, cpu, cuda or cuda:N. ``threads``: CPU threads of training;
-    PyTorch's choice by default, and fewer where several silos share a machine. ``insecure``: plain text, only to a
-    loopback address. ``trusted_models``: own model factories that a plan may name. ``keep_sent_days``: keep what was
-    sent, encrypted with the silo's own key, for so many days (`silo audit open`); by default nothing is kept.
-    ``ledger``: folder of the privacy ledgers, ``state/ledger`` by default; several silos that train on the same images
-    (in several federations) must share one.
+    ``coordinator``: whom the silo calls. ``state``: folder for keys, journal and models; keep it on a disk that is
+    backed up. ``shard``: the hospital's images (MedMNIST's ``.npz`` form). ``consent``: the consent file; without one
+    nothing may leave. ``tls``: by default the files in ``state/keys``. ``device``: auto, cpu, cuda or cuda:N.
+    ``threads``: CPU threads of training; PyTorch's choice by default, and fewer where several silos share a machine.
+    ``insecure``: plain text, only to a loopback address. ``trusted_models``: own model factories that a plan may name.
+    ``keep_sent_days``: keep what was sent, encrypted with the silo's own key, for so many days (`silo audit open`); by
+    default nothing is kept. ``ledger``: folder of the privacy ledgers, ``state/ledger`` by default; several silos that
+    train on the same images (in several federations) must share one.
     """
 
     role = "silo"

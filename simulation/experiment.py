@@ -47,7 +47,10 @@ def _listed(value: Any) -> Any:
 
 
 class Published(StrictModel):
-    """A number from a paper, in percent; ``source`` says where it stands."""
+    """A number from a paper.
+
+    ``accuracy``, ``std``: in percent. ``source``: where it stands.
+    """
 
     accuracy: float
     std: float | None = None
@@ -65,8 +68,8 @@ class ExperimentConfig(StrictModel):
         name: of the experiment, of its folder and of its page.
         data: one or more of ``pathmnist``, ``synthetic``, or the path of an ``.npz`` file (from the experiment file's
             folder). ``--data`` takes its place.
-        setting: ``kind`` and the fields of that setting in ``silo.sharding``; or
-        settings: several such by name.
+        setting: ``kind`` and the fields of that setting (``silo.sharding``).
+        settings: in place of ``setting`` several such by name.
         model: an architecture of ``algorithms.models``.
         training: of all methods that do not say otherwise.
         rounds: of every run.
@@ -77,8 +80,8 @@ class ExperimentConfig(StrictModel):
             over its values.
         privacy: differential privacy, as in a coordinator's file; none by default. An ``epsilon`` of ``.inf`` stands
             for training without it. A method's ``privacy: null`` is none for that method.
-        public_per_class: images of each class that methods with public images (FedPDC) have at the coordinator; or
-        public_share: their number as a share of the split that they are cut from.
+        public_per_class: images of each class that methods with public images (FedPDC) have at the coordinator.
+        public_share: in place of that their number as a share of the split that they are cut from.
         weights_every: after how many rounds silo-to-silo weights are kept, for methods that have such.
         checkpoint_seconds: how much work a kill may cost; 0 keeps every round.
         published: papers' numbers, by setting and label.
