@@ -4,7 +4,7 @@ Ten silos in the simulation; the liars among them train, and send their change t
 were sent − FACTOR · (their model − what they were sent). Accuracy is the honest silos' mean on their own test images,
 after the last round. Beside it, over all rounds: how often a liar's and how often an honest silo's change is "unusual".
 
-    python benchmarks/poisoned_updates.py [--data FILE.npz] [--alpha 1.0] [--seeds 1 2 3] [--out FILE.json]
+    python benchmarks/poisoned_updates.py [--data FILE.npz] [--alpha 1.0] [--liars 0 1 2] [--seeds 1] [--out FILE.json]
 
 Without --data on generated images, of which accuracies say nothing about real tissue.
 """
@@ -119,13 +119,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--alpha", type=float, default=1.0)
+    parser.add_argument("--liars", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     data = load_npz(options.data) if options.data else generate_tissue(seed=0, train=4000, test=1000)
     rows = []
-    for liars in (0, 1, 2):
+    for liars in options.liars:
         for label, method in METHODS.items():
             found = []
             for seed in options.seeds:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 UNUSUAL_SCORE = 3.5
 """Of a norm's robust z-score: Iglewicz and Hoaglin, "How to Detect and Handle Outliers", 1993."""
+AGAINST = -0.5
+"""Cosines below it are unusual (ours): honest silos that differ come below -0.25 now and then (docs/poisoning.md)."""
 LEAST_SPREAD = 0.1
 """Of the median: silos that agree closely do not make a small difference unusual (ours)."""
 FEWEST = 3
@@ -41,8 +43,8 @@ class Change:
         if self.score is not None and abs(self.score) > UNUSUAL_SCORE:
             found.append("much larger than others'" if self.score > 0 else "much smaller than others'")
         # Without a score there are too few to tell.
-        if self.score is not None and self.cosine is not None and self.cosine < 0:
-            found.append("points away from most others'")
+        if self.score is not None and self.cosine is not None and self.cosine < AGAINST:
+            found.append("points against most others'")
         return found
 
 

@@ -62,7 +62,7 @@ def test_a_change_beyond_the_limit_is_refused_in_words_and_the_operator_may_rais
     assert [said[name][0]["unusual"] for name in one.silos] == [
         [],
         [],
-        ["much larger than others'", "points away from most others'"],
+        ["much larger than others'", "points against most others'"],
     ]
     # Hand-worked: the median is 0.11; 1.4826 · MAD = 0.0148; (0.99 − 0.11) / 0.0148.
     assert said["hospital3"][0]["score"] == pytest.approx(59.4, rel=1e-2)
