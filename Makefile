@@ -4,7 +4,7 @@ export VENV
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test check docs format protos benchmark clean
+.PHONY: demo test check docs format protos benchmark sbom supply-check clean
 
 demo: ## real daemons on this machine, a few rounds, ending with the reports
 	@./setup.sh
@@ -23,11 +23,22 @@ check: ## style, types, schemas, import contracts
 	$(BIN)/python -m protos.generate --check
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
+	$(BIN)/python -m supply_chain.pins
 
 docs: ## the documentation as a site, in build/site
 	@./setup.sh
 	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+sbom: ## everything that is installed, as CycloneDX in build/sbom.cdx.json, held to its schema
+	@./setup.sh
+	@mkdir -p build
+	$(BIN)/cyclonedx-py environment $(BIN)/python --pyproject pyproject.toml --output-reproducible --validate -o build/sbom.cdx.json
+
+supply-check: ## what is pinned, and what is known against it; fails where nobody could be asked
+	@./setup.sh
+	$(BIN)/python -m supply_chain.pins
+	$(BIN)/python -m supply_chain.vulnerabilities
 
 format: ## put the style right
 	@./setup.sh

@@ -55,6 +55,7 @@ class FedDyn(FedAvg):
     """
 
     name: ClassVar[str] = "feddyn"
+    takes_robust: ClassVar[bool] = False
     weighting: Literal["samples", "uniform"] = "uniform"
     strength: float = 0.01
 

@@ -57,6 +57,11 @@ _REASONS = {
 def masked_rounds(method: Method, rounds: int) -> int:
     """How many of a run's rounds, from the first, can be masked; raises ``ConfigurationError`` with the reason if none
     can."""
+    if (aggregation := getattr(method, "aggregation", "mean")) != "mean":
+        raise ConfigurationError(
+            f"{method.name} with `aggregation: {aggregation}` cannot run with secure aggregation: it compares single "
+            "silos' numbers, which masks hide. Use `aggregation: mean`, or a run without `secure_aggregation`"
+        )
     if method.name in _SUMS:
         return rounds
     reason = _REASONS.get(method.name, "no one has stated that the coordinator needs no more than a sum")

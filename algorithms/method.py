@@ -297,6 +297,10 @@ class CoordinatorHalf(ABC):
         return kept
 
 
+LATER = {"later": True}
+"""Metadata of a hyper-parameter that a method did not have from the beginning."""
+
+
 @dataclass(frozen=True)
 class Method(ABC):
     """A method's hyper-parameters; its subclass says what it exposes and makes both halves.
@@ -343,8 +347,13 @@ class Method(ABC):
         return []
 
     def parameters(self) -> dict[str, Any]:
-        """All hyper-parameters by name."""
-        return dataclasses.asdict(self)
+        """All hyper-parameters by name; those that are ``LATER`` only where they are not at their defaults: a plan
+        without them is written, and hashed, as before there were any."""
+        values = dataclasses.asdict(self)
+        for item in dataclasses.fields(self):
+            if item.metadata == LATER and values[item.name] == item.default:
+                del values[item.name]
+        return values
 
 
 def require(condition: bool, message: str) -> None:

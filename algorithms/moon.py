@@ -44,9 +44,7 @@ class Moon(FedAvg):
     temperature: float = 0.5
 
     def __post_init__(self) -> None:
-        require(
-            self.weighting in ("samples", "uniform"), f"moon: weighting is {self.weighting!r}; use samples or uniform"
-        )
+        super().__post_init__()
         require(
             self.contrastive_weight >= 0,
             f"moon: contrastive_weight is {self.contrastive_weight}; it must be 0 or more",

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from algorithms.method import (
+    LATER,
     PERSONAL,
     TRAINED,
     CoordinatorHalf,
@@ -30,8 +31,9 @@ from algorithms.method import (
     subset,
 )
 from algorithms.models import Layout, state_of
+from algorithms.robust import Aggregation, average, check_aggregation, robust_warnings
 from algorithms.sharing import COUNT, count_part, count_weights
-from algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace, combine
+from algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace
 from privacy.exposure import Exposure
 
 
@@ -39,7 +41,8 @@ from privacy.exposure import Exposure
 class PartialSharing(Method):
     """A method that averages what ``shared`` names.
 
-    ``shared_classes``: the exposure classes that the shared parameters belong to. ``personal_model``: which model a
+    ``shared_classes``: the exposure classes that the shared parameters belong to. ``takes_robust``: whether one average
+    is all that the coordinator makes of them, so that it can be a robust one. ``personal_model``: which model a
     silo uses. "trained": its own, as it left local training, where what is shared and what is not were fitted to each
     other; it needs no download after the last round. "averaged": the shared part as it came from the coordinator, with
     the silo's own of the rest.
@@ -47,17 +50,37 @@ class PartialSharing(Method):
     Attributes:
         weighting: "samples" weights a silo by its number of training images, and so exposes that number; "uniform"
             weights all silos alike. With silos of equal size both are the same.
+        aggregation: "mean"; or, against poisoned updates, "trimmed_mean" or "median" of each number
+            (``algorithms.robust``). These count silos alike, so that numbers of images do not travel.
+        trim: the share of silos to leave out at either end of a trimmed mean, in (0, 0.5).
     """
 
     shared_classes: ClassVar[tuple[Exposure, ...]] = (Exposure.MODEL_PARAMETERS_EXTRACTOR,)
     personal_model: ClassVar[Literal["trained", "averaged"]] = "trained"
+    takes_robust: ClassVar[bool] = True
     weighting: Literal["samples", "uniform"] = "samples"
+    aggregation: Aggregation = field(default="mean", metadata=LATER)
+    trim: float | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         require(
             self.weighting in ("samples", "uniform"),
             f"{self.name}: weighting is {self.weighting!r}; use samples or uniform",
         )
+        check_aggregation(self.name, self.aggregation, self.trim)
+        require(
+            self.takes_robust or self.aggregation == "mean",
+            f"{self.name}: aggregation is {self.aggregation}; its coordinator computes with sums, so only mean will do",
+        )
+
+    @property
+    def counts_images(self) -> bool:
+        """Whether silos send numbers of images, to be weighted by."""
+        return self.weighting == "samples" and self.aggregation == "mean"
+
+    def warnings(self, silos: int) -> list[str]:
+        """What a robust average can withstand."""
+        return robust_warnings(self.name, self.aggregation, self.trim, silos)
 
     def shared(self, layout: Layout) -> dict[Exposure, tuple[TensorSpec, ...]]:
         """The parameters that travel, by exposure class; by default all of ``shared_classes``."""
@@ -67,7 +90,7 @@ class PartialSharing(Method):
     @property
     def uploads(self) -> frozenset[Exposure]:
         """The shared parameters, and with weighting by samples their number."""
-        return frozenset(self.shared_classes) | ({Exposure.SAMPLE_COUNT} if self.weighting == "samples" else set())
+        return frozenset(self.shared_classes) | ({Exposure.SAMPLE_COUNT} if self.counts_images else set())
 
     @property
     def downlink(self) -> frozenset[Exposure]:
@@ -129,7 +152,7 @@ class PartialSharingSilo(SiloHalf):
         """The shared parameters as trained."""
         state = self.outgoing()
         payload = {exposure: Part.of(subset(state, specs)) for exposure, specs in self.parts.items()}
-        if self.method.weighting == "samples":
+        if self.method.counts_images:
             payload[Exposure.SAMPLE_COUNT] = count_part(self.site.num_samples)
         return payload
 
@@ -150,7 +173,7 @@ class PartialSharingCoordinator(CoordinatorHalf):
     def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
         """The shared parameters, and the number of images where it weighs."""
         del round_number, silo
-        return {**self.parts, Exposure.SAMPLE_COUNT: (COUNT,)} if self.method.weighting == "samples" else self.parts
+        return {**self.parts, Exposure.SAMPLE_COUNT: (COUNT,)} if self.method.counts_images else self.parts
 
     def aggregate(
         self,
@@ -163,10 +186,11 @@ class PartialSharingCoordinator(CoordinatorHalf):
         del round_number, latest
         payloads = list(uploads.values())
         stack = Stack.of(payloads, tuple(self.parts))
-        (average,) = combine(stack, self._weights(payloads).reshape(1, -1), workspace)
-        return Downloads(everyone={Exposure.PEER_DERIVED: average})
+        method = self.method
+        mixed = average(stack, self._weights(payloads), workspace, aggregation=method.aggregation, trim=method.trim)
+        return Downloads(everyone={Exposure.PEER_DERIVED: mixed})
 
     def _weights(self, uploads: Sequence[Payload]) -> Tensor:
-        if self.method.weighting == "uniform":
+        if not self.method.counts_images:
             return torch.full((len(uploads),), 1 / len(uploads), dtype=torch.float64)
         return count_weights(uploads)

@@ -45,6 +45,7 @@ class PFedMe(FedAvg):
     """
 
     name: ClassVar[str] = "pfedme"
+    takes_robust: ClassVar[bool] = False
     downloads_last: ClassVar[bool] = False
     measures_received: ClassVar[bool] = False
     weighting: Literal["samples", "uniform"] = "uniform"

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from algorithms.method import (
+    LATER,
     PERSONAL,
     CoordinatorHalf,
     Downloads,
@@ -32,6 +33,7 @@ from algorithms.method import (
     require,
 )
 from algorithms.models import state_of
+from algorithms.robust import Aggregation, average, check_aggregation, robust_warnings
 from algorithms.sharing import (
     COUNT,
     Buffers,
@@ -64,6 +66,7 @@ class PFedSim(Method):
             classifiers and what the published code uses; "one" is the identity matrix that Algorithm 2 starts from.
         buffers: batch normalisation's running statistics stay at the silo ("local", as in the code of the paper's
             time), or are averaged with the extractor's weights ("aggregate"), which exposes them.
+        aggregation, trim: of the warm-up's average, as FedAvg's. Later mixtures are made by similarity.
     """
 
     name: ClassVar[str] = "pfedsim"
@@ -72,6 +75,8 @@ class PFedSim(Method):
     clip: float = 1e-4
     diagonal: Diagonal = "clip"
     buffers: Buffers = "local"
+    aggregation: Aggregation = field(default="mean", metadata=LATER)
+    trim: float | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         require(
@@ -81,12 +86,26 @@ class PFedSim(Method):
         require(self.variant in ("paper", "author"), f"pfedsim: variant is {self.variant!r}; use paper or author")
         require(self.diagonal in ("clip", "one"), f"pfedsim: diagonal is {self.diagonal!r}; use clip or one")
         require(self.buffers in ("local", "aggregate"), f"pfedsim: buffers is {self.buffers!r}; use local or aggregate")
+        check_aggregation(self.name, self.aggregation, self.trim)
+        require(
+            self.aggregation == "mean" or self.warmup_share > 0,
+            f"pfedsim: aggregation is {self.aggregation} of the warm-up's average, and warmup_share is 0",
+        )
+
+    def warnings(self, silos: int) -> list[str]:
+        """What the warm-up's average can withstand."""
+        found = robust_warnings(self.name, self.aggregation, self.trim, silos)
+        return [f"{text} (in the warm-up; later mixtures are not robust)" for text in found]
+
+    def counts_images(self, round_number: int, rounds: int) -> bool:
+        """Whether silos send numbers of images in that round, to be weighted by."""
+        return self.aggregation == "mean" and round_number < self.warmup_rounds(rounds)
 
     @property
     def uploads(self) -> frozenset[Exposure]:
         """The model, during the warm-up the number of images, and running statistics where they travel."""
         statistics = {Exposure.RUNNING_STATISTICS} if self.buffers == "aggregate" else set()
-        counts = {Exposure.SAMPLE_COUNT} if self.warmup_share > 0 else set()
+        counts = {Exposure.SAMPLE_COUNT} if self.warmup_share > 0 and self.aggregation == "mean" else set()
         return frozenset(MODEL) | counts | statistics
 
     @property
@@ -126,14 +145,14 @@ class PFedSimSilo(SiloHalf):
         self._note(0)
 
     def upload(self) -> Payload:
-        """The silo's model; during the warm-up with the number of images."""
+        """The silo's model; while averages are weighted with the number of images."""
         payload = model_upload(self.memory[PERSONAL], self.site.layout, self.method.buffers)
         if self.memory["phase"]["warmup"]:
             payload[Exposure.SAMPLE_COUNT] = count_part(self.site.num_samples)
         return payload
 
     def _note(self, round_number: int) -> None:
-        warmup = round_number < self.method.warmup_rounds(self.site.rounds)
+        warmup = self.method.counts_images(round_number, self.site.rounds)
         self.memory["phase"] = {"warmup": torch.tensor(int(warmup))}
 
 
@@ -148,10 +167,12 @@ class PFedSimCoordinator(CoordinatorHalf):
         check_linear(method.name, federation.layout)
 
     def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
-        """The whole model, and during the warm-up the number of images."""
+        """The whole model, and while averages are weighted the number of images."""
         del silo
         parts = upload_specs(self.federation.layout, self.method.buffers)
-        return {**parts, Exposure.SAMPLE_COUNT: (COUNT,)} if round_number < self._warmup else parts
+        if self.method.counts_images(round_number, self.federation.rounds):
+            parts[Exposure.SAMPLE_COUNT] = (COUNT,)
+        return parts
 
     def aggregate(
         self,
@@ -166,8 +187,11 @@ class PFedSimCoordinator(CoordinatorHalf):
         """
         if round_number < self._warmup:
             stack = Stack.of(list(uploads.values()), (*MODEL, Exposure.RUNNING_STATISTICS))
-            (average,) = combine(stack, count_weights(uploads.values()).reshape(1, -1), workspace)
-            return Downloads(everyone={Exposure.PEER_DERIVED: average})
+            robust = self.method.aggregation != "mean"
+            weights = torch.empty(0) if robust else count_weights(uploads.values())
+            aggregation, trim = self.method.aggregation, self.method.trim
+            mixed = average(stack, weights, workspace, aggregation=aggregation, trim=trim)
+            return Downloads(everyone={Exposure.PEER_DERIVED: mixed})
         similarity = self._update(uploads)
         silos = self.federation.silos
         known = [index for index, silo in enumerate(silos) if similarity[index, index] > 0 and silo in latest]

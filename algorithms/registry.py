@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Mapping
+from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from algorithms.apple import Apple
@@ -89,6 +90,10 @@ def make(name: str, parameters: Mapping[str, Any]) -> Method:
 
 
 def _checked(what: str, value: Any, kind: Any) -> Any:
+    if NoneType in get_args(kind):
+        if value is None:
+            return None
+        (kind,) = (other for other in get_args(kind) if other is not NoneType)
     if get_origin(kind) is Literal:
         fits = value in get_args(kind)
         wanted = " or ".join(str(choice) for choice in get_args(kind))

@@ -64,6 +64,7 @@ class Scaffold(FedAvg):
     """
 
     name: ClassVar[str] = "scaffold"
+    takes_robust: ClassVar[bool] = False
     weighting: Literal["samples", "uniform"] = "uniform"
     global_step: float = 1.0
 

@@ -74,9 +74,13 @@ def serve(
     daemon.run(CoordinatorConfig.read(config), until_done=until_done)
 
 
+LAST_CHANGES = 5
+"""Of how many rounds' changes `coordinator status --json` tells."""
+
+
 @app.command()
 def status(config: Config, as_json: AsJson = False) -> None:
-    """Show the run's state: round, silos, who is late, what was refused."""
+    """Show the run's state: round, silos, who is late, whose updates differ from others', what was refused."""
     settings, store = _open(config)
     run = settings.run.name
     members = store.members(run)
@@ -100,6 +104,11 @@ def status(config: Config, as_json: AsJson = False) -> None:
                 "missing": list(member.missing) if member else [],
                 "rounds_delivered": sum(p.delivered_at is not None and p.round < settings.run.rounds for p in own),
                 "rounds_late": sum(p.late for p in own),
+                "changes": [
+                    {"round": p.round + 1, **vars(p.change), "unusual": p.change.unusual}
+                    for p in own
+                    if p.change is not None
+                ][-LAST_CHANGES:],
             }
         )
     content: dict[str, Any] = {
@@ -116,14 +125,27 @@ def status(config: Config, as_json: AsJson = False) -> None:
         return
     where = "ended" if finished else f"round {content['round'] or 0} of {settings.run.rounds}"
     table = Table(title=f"run {run} · {content['method']} · {where}", title_justify="left")
-    for column in ("silo", "state", "rounds delivered", "rounds late"):
+    compared = any(silo["changes"] for silo in silos)
+    columns = ("silo", "state", "rounds delivered", "rounds late")
+    for column in (*columns, "last change: norm", "score", "cosine") if compared else columns:
         table.add_column(column)
     for silo in silos:
         note = f" (lacks {', '.join(silo['missing'])})" if silo["missing"] else ""
         if silo["withdrawal"] and silo["withdrawal"]["reason"] != Cause.WITHDRAWN:
             note = f" ({silo['withdrawal']['reason']})"
-        table.add_row(silo["silo"], silo["state"] + note, str(silo["rounds_delivered"]), str(silo["rounds_late"]))
+        cells = [silo["silo"], silo["state"] + note, str(silo["rounds_delivered"]), str(silo["rounds_late"])]
+        if compared:
+            last = silo["changes"][-1] if silo["changes"] else {}
+            cells += [_number(last.get(name), form) for name, form in _CHANGE_FORMS.items()]
+        table.add_row(*cells)
     out.print(table)
+    if unusual := [silo for silo in silos if any(change["unusual"] for change in silo["changes"])]:
+        for silo in unusual:
+            last = next(change for change in reversed(silo["changes"]) if change["unusual"])
+            out.print(f"unusual: {silo['silo']}, round {last['round']}: {', '.join(last['unusual'])}", markup=False)
+        out.print(
+            "Unusual is not malicious: hospitals whose patients differ send updates that differ (docs/poisoning.md)."
+        )
     if all(silo["withdrawal"] for silo in silos):
         out.print("Every hospital has withdrawn; the run has ended.")
     for refusal in content["refusals"][:5]:
@@ -190,6 +212,13 @@ def report(
         ],
         accuracies=[shared for name in names if (shared := _shared_accuracy(store, name))],
     )
+
+
+_CHANGE_FORMS = {"norm": ".4g", "score": "+.1f", "cosine": "+.2f"}
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
 
 
 def _shared_accuracy(store: Store, run: str) -> SharedAccuracy | None:

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import copy
 from functools import lru_cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
-from torch import nn
 
-from algorithms.datasets import load_npz
-from algorithms.masked_methods import masked_rounds, required
-from algorithms.method import Method
-from algorithms.models import build
-from algorithms.private_methods import check_model, planned_averages, planned_steps
-from algorithms.public_set import PublicImages
-from algorithms.registry import make
 from coordinator.store import has_password
 from privacy.accounting import Event, SampledGaussian, Unit, noise_multiplier_for
 from privacy.configuration import HIDDEN, FilePath, Name, StrictModel
 from privacy.endpoint import is_loopback
 from privacy.errors import ConfigurationError
-from privacy.exposure import Exposure, expand
+from privacy.exposure import MODEL, Exposure, expand
 from privacy.party import PartyConfig
 from privacy.plan import (
     MethodPlan,
@@ -34,6 +26,14 @@ from privacy.plan import (
     SecureAggregationPlan,
     TrainingPlan,
 )
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from algorithms.method import Method
+    from algorithms.public_set import PublicImages
+
+# What needs PyTorch is imported where it is used: loading it takes seconds, and `coordinator status` can do without.
 
 
 class AverageConfig(StrictModel):
@@ -71,6 +71,8 @@ class PrivacyConfig(StrictModel):
 
     def plan(self, method: Method, training: TrainingPlan, rounds: int) -> PrivacyPlan:
         """The plan with the least noise that keeps to the target; raises ``BudgetError`` if none does."""
+        from algorithms.private_methods import planned_averages, planned_steps
+
         steps = planned_steps(method, training, rounds, self.sampling_rate)
         settings = {"identifier": self.identifier, "choice": self.choice}
         releases = tuple(
@@ -121,7 +123,9 @@ class RunConfig(StrictModel):
     hyper-parameters. ``quorum``: how many of a round's silos must deliver before it may end: a number, or ``all``.
     ``deadline_minutes``: how long the round waits for the rest once it is open; without one it waits for all.
     ``ask_for``: exposure classes that silos may add if they consent (``LOCAL_METRICS`` fills ``coordinator results``).
-    ``privacy``: differential privacy; none by default. ``secure_aggregation``: masks; none by default.
+    ``max_update_norm``: updates whose change of the model is longer are refused; none by default, for what is usual
+    depends on model and training (``coordinator status`` shows it). ``privacy``: differential privacy; none by default.
+    ``secure_aggregation``: masks; none by default.
     """
 
     name: Name
@@ -134,6 +138,7 @@ class RunConfig(StrictModel):
     quorum: int | Literal["all"] = "all"
     deadline_minutes: float | None = Field(default=None, ge=0)
     ask_for: tuple[str, ...] = ()
+    max_update_norm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     privacy: PrivacyConfig | None = None
     secure_aggregation: SecureAggregationConfig | None = None
 
@@ -143,6 +148,14 @@ class RunConfig(StrictModel):
             raise ValueError(
                 "with `privacy`, accuracies on silos' own images are noised: `ask_for: [LOCAL_METRICS]` and `privacy: "
                 "metrics_epsilon` (what they may cost, for example 2) go together; leave both away to ask for none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _seen(self) -> RunConfig:
+        if self.secure_aggregation is not None and self.max_update_norm is not None:
+            raise ValueError(
+                "`max_update_norm` needs to see single updates, which `secure_aggregation` hides; use one of them"
             )
         return self
 
@@ -237,6 +250,8 @@ class CoordinatorConfig(PartyConfig):
 
     def make_method(self) -> Method:
         """The run's method; raises ``ConfigurationError`` for hyper-parameters that it does not have."""
+        from algorithms.registry import make
+
         parameters = dict(self.run.method)
         name = str(parameters.pop("name"))
         return make(name, parameters)
@@ -246,6 +261,9 @@ class CoordinatorConfig(PartyConfig):
 
         Raises ``ConfigurationError`` if it does and there are none.
         """
+        from algorithms.datasets import load_npz
+        from algorithms.public_set import PublicImages
+
         if not self.make_method().needs_public:
             return None
         if self.public_data is None:
@@ -256,12 +274,18 @@ class CoordinatorConfig(PartyConfig):
 
     def plan(self) -> RunPlan:
         """The plan that silos are asked to join."""
+        from algorithms.masked_methods import masked_rounds, required
+        from algorithms.models import build
+        from algorithms.private_methods import check_model
+
         method = self.make_method()
         run = self.run
         if run.training.batch_size < 2:
             raise ConfigurationError("run.training.batch_size should be at least 2")
         if run.privacy is not None:
             check_model(build(run.model, seed=run.seed, trusted=self.trusted_models), run.model.name)
+        if run.max_update_norm is not None and not method.uploads & set(MODEL):
+            raise ConfigurationError(f"`run.max_update_norm` is for models, and {method.name} sends none; leave it out")
         masks = None
         if run.secure_aggregation is not None:
             masks = SecureAggregationPlan(

@@ -34,7 +34,8 @@ def run(config: CoordinatorConfig, *, until_done: bool) -> None:
     reuse_freed_memory()
     torch.set_num_threads(1)  # its sums are bound by memory, and often it shares the machine
     plan = config.plan()
-    for warning in config.make_method().warnings(len(config.silos)):
+    in_a_round = max(1, round(plan.participation * len(config.silos)))
+    for warning in config.make_method().warnings(in_a_round):
         log.warning(warning)
     credentials = config.open_credentials()
     audit_key = load_audit_key(config.keys / "audit.key")

@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,11 +25,13 @@ from algorithms.method import Downloads, Federation, Memory, Method, local_metri
 from algorithms.models import Layout, build, state_of
 from algorithms.tensor_files import FileWorkspace, Spares, read_payload, write_payload
 from algorithms.tensors import FileSource, Part, Payload, TensorSpec, Workspace
+from coordinator.changes import Change, compare
+from coordinator.comparing import Beginning, norm_of_change, products_of_changes
 from coordinator.config import CoordinatorConfig
 from coordinator.masked_round import MaskedRound
 from coordinator.store import EVERYONE, RoundState, Store, Withdrawal
 from privacy.errors import MedsiloError, RefusedError, StoreError
-from privacy.exposure import Exposure
+from privacy.exposure import MODEL, Exposure
 from privacy.mask_keys import CertifiedKey
 from privacy.plan import RunPlan
 from protos.medsilo.v1 import coordinator_pb2 as wire
@@ -325,6 +327,44 @@ class Rounds:
             self._changed.notify_all()
         return receipt
 
+    def check_norm(self, silo: str, round_number: int, update: Payload) -> None:
+        """Raises ``RefusedError`` for an update that lies further from what the silo was sent than the run allows."""
+        limit = self.config.run.max_update_norm
+        if limit is None or not update:
+            return
+        with self._in_step():
+            beginning = self._beginnings([silo], round_number)[silo]
+        if (norm := norm_of_change(update, beginning)) > limit:
+            self.earlier_receipt(silo, round_number)  # a round that has ended meanwhile is the better reason
+            raise RefusedError(
+                f"round {round_number + 1}: {silo}'s update changes the model by {norm:.6g} (Euclidean norm), and this "
+                f"run's limit is {limit:.6g}; it is not used. If the training was as it should be, ask the "
+                "coordinator's operator to raise `run.max_update_norm`, and start the silo again"
+            )
+
+    def _beginnings(self, silos: Iterable[str], round_number: int) -> dict[str, Beginning]:
+        """What each silo's round began with."""
+        earlier = self.store.latest_files(self.plan.run, before=round_number)
+        initial = read_payload(self._initial)
+        return {
+            silo: Beginning(
+                (
+                    self._current.for_silo(silo),
+                    *self._payloads({silo: earlier[silo]} if silo in earlier else {}).values(),
+                    initial,
+                )
+            )
+            for silo in silos
+        }
+
+    def _changes(self, round_number: int, uploads: Mapping[str, Payload]) -> dict[str, Change]:
+        """What is said of each silo's change; nothing of masked rounds, whose updates nobody sees."""
+        models = {s: upload for s, upload in uploads.items() if any(exposure in upload for exposure in MODEL)}
+        if self._masks is not None or not models:
+            return {}
+        products = products_of_changes(models, self._beginnings(models, round_number))
+        return dict(zip(models, compare(products), strict=True))
+
     def new_upload_path(self, silo: str, round_number: int) -> Path:
         """Where an upload is to lie; never twice the same, so that two at once do not touch each other's."""
         return self._round_folder(round_number) / f"upload-{silo}-{secrets.token_hex(8)}.safetensors"
@@ -577,18 +617,24 @@ class Rounds:
                 latest,
                 workspace,
             )
+        changes = self._changes(state.number, uploads)
         written = {silo: self._files(silo, payload, state.number) for silo, payload in _named(fresh).items()}
         memory_file = self._save_memory(state.number)
         with self._changed:
             if self._masks is not None and not uploads:
                 self._mask_again(self._masks)  # what was delivered counts for nothing
-            self.store.close_round(self.plan.run, state.number, downloads=written, memory_file=memory_file)
+            self.store.close_round(
+                self.plan.run, state.number, downloads=written, memory_file=memory_file, changes=changes
+            )
             self._keep(written)
             self._masks = None
             self._closing = False
             self._refresh()
             self._changed.notify_all()
         late = sorted(set(state.participants) - delivered)
+        for silo, change in changes.items():
+            if change.unusual:
+                log.warning("round %d: %s's change is unusual: %s", state.number + 1, silo, ", ".join(change.unusual))
         log.info(
             "round %d of %d has ended with %d updates%s (%.2f s at the coordinator)",
             state.number + 1,

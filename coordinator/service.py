@@ -251,6 +251,7 @@ class CoordinatorService:
             receiver.finish()
             written = writer.payload()
             check_finite({exposure: written[exposure] for exposure in receiver.unchecked})
+            self._rounds.check_norm(silo, update.round, written)
             if large:
                 writer.commit()
         # Durable, so that the receipt in the store never outlives the records that it is for.

@@ -19,6 +19,7 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from coordinator import schema, tables
+from coordinator.changes import Change
 from coordinator.lease import AWAY, Lease, folder_id
 from privacy.errors import ConfigurationError, LeaseLostError, StoreError
 
@@ -40,7 +41,8 @@ class Member:
 
 @dataclass(frozen=True)
 class Participation:
-    """A silo in a round. ``late``: the round ended without it. ``file``: where its update lies."""
+    """A silo in a round. ``late``: the round ended without it. ``file``: where its update lies. ``change``: what is
+    said of it beside the others'; None for masked rounds, updates without a model, and until the round has ended."""
 
     round: int
     silo: str
@@ -50,6 +52,7 @@ class Participation:
     receipt: dict[str, Any] | None
     accuracy: float | None
     loss: float | None
+    change: Change | None = None
 
 
 @dataclass(frozen=True)
@@ -377,15 +380,24 @@ class Store:
             return files
 
     def close_round(
-        self, run: str, number: int, *, downloads: Mapping[str, Mapping[str, Any]], memory_file: str | None
+        self,
+        run: str,
+        number: int,
+        *,
+        downloads: Mapping[str, Mapping[str, Any]],
+        memory_file: str | None,
+        changes: Mapping[str, Change] | None = None,
     ) -> None:
-        """Ends a round, in one transaction with what it gave: silos' downloads and the method's memory."""
+        """Ends a round, in one transaction with what it gave: silos' downloads, the method's memory, and what is said
+        of each silo's change."""
         with self._writing() as session:
             session.get_one(tables.Round, (run, number)).closed_at = now()
             for row in session.scalars(
                 select(tables.Participant).where(tables.Participant.run == run, tables.Participant.round == number)
             ):
                 row.late = row.delivered_at is None
+                if (change := (changes or {}).get(row.silo)) is not None:
+                    row.change_norm, row.change_score, row.change_cosine = change.norm, change.score, change.cosine
             for silo, files in downloads.items():
                 session.merge(tables.Download(run=run, silo=silo, files=dict(files)))
             session.get_one(tables.Run, run).memory_file = memory_file
@@ -400,14 +412,13 @@ class Store:
         with self._reading() as session:
             return session.get_one(tables.Run, run).memory_file
 
-    def latest_files(self, run: str) -> dict[str, str]:
-        """The file of each silo's last accepted update."""
+    def latest_files(self, run: str, *, before: int | None = None) -> dict[str, str]:
+        """The file of each silo's last accepted update; the last one of a round before ``before``."""
+        chosen = [tables.Participant.run == run, tables.Participant.file.is_not(None)]
+        if before is not None:
+            chosen.append(tables.Participant.round < before)
         with self._reading() as session:
-            rows = session.scalars(
-                select(tables.Participant)
-                .where(tables.Participant.run == run, tables.Participant.file.is_not(None))
-                .order_by(tables.Participant.round)
-            )
+            rows = session.scalars(select(tables.Participant).where(*chosen).order_by(tables.Participant.round))
             return dict(sorted((row.silo, row.file) for row in rows if row.file is not None))
 
     def refuse(self, peer: str, rpc: str, reason: str) -> None:
@@ -431,7 +442,17 @@ class Store:
             .order_by(tables.Participant.silo)
         )
         participants = {
-            p.silo: Participation(p.round, p.silo, p.delivered_at, p.late, p.file, p.receipt, p.accuracy, p.loss)
+            p.silo: Participation(
+                p.round,
+                p.silo,
+                p.delivered_at,
+                p.late,
+                p.file,
+                p.receipt,
+                p.accuracy,
+                p.loss,
+                None if p.change_norm is None else Change(p.change_norm, p.change_score, p.change_cosine),
+            )
             for p in rows
         }
         return RoundState(number, found.opened_at, found.closed_at, participants)

@@ -61,6 +61,9 @@ class Participant(Base):
     receipt: Mapped[dict[str, Any] | None] = mapped_column(JSON)
     accuracy: Mapped[float | None] = mapped_column(Double)
     loss: Mapped[float | None] = mapped_column(Double)
+    change_norm: Mapped[float | None] = mapped_column(Double)
+    change_score: Mapped[float | None] = mapped_column(Double)
+    change_cosine: Mapped[float | None] = mapped_column(Double)
 
 
 class Roster(Base):

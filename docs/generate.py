@@ -36,7 +36,7 @@ from simulation.experiment import SETTINGS, ExperimentConfig
 
 FOLDER = Path(__file__).parent / "reference"
 _KEYS = re.compile(r"(?:^|(?<=[.;] )|(?<=\) )|(?<=:\n)|(?<=\n))((?:``\w+``,? (?:and )?)*``\w+``):\s+", re.MULTILINE)
-_ENTRY = re.compile(r"^    (\w+): ", re.MULTILINE)
+_ENTRY = re.compile(r"^    (\w+(?:, \w+)*): ", re.MULTILINE)
 
 
 def main() -> None:
@@ -161,8 +161,8 @@ def _meanings(documented: type) -> tuple[str, dict[str, str]]:
     found: dict[str, str] = {}
     if entries:
         pieces = _ENTRY.split(entries)[1:]
-        for name, meaning in zip(pieces[::2], pieces[1::2], strict=True):
-            found[name] = _line(meaning.partition("\n\n")[0])
+        for names, meaning in zip(pieces[::2], pieces[1::2], strict=True):
+            found |= dict.fromkeys(names.split(", "), _line(meaning.partition("\n\n")[0]))
         return lead, found
     pieces = _KEYS.split(text)
     for names, meaning in zip(pieces[1::2], pieces[2::2], strict=True):

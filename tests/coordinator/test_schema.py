@@ -138,7 +138,7 @@ def test_a_newer_release_upgrades_only_when_it_takes_over(
     shutil.copytree(schema.MIGRATIONS, newer)
     (newer / "versions" / "r9999.py").write_text(
         "from alembic import op\n"
-        "revision, down_revision = '9999', '0003'\n"
+        "revision, down_revision = '9999', '0004'\n"
         "def upgrade():\n"
         "    op.execute('CREATE TABLE newer (id INTEGER)')\n"
     )
