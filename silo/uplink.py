@@ -42,7 +42,7 @@ WAIT_SECONDS = 50
 ANSWER_SECONDS = 60
 PARTING_SECONDS = 10
 LONGEST_PAUSE_SECONDS = 30
-KEEPALIVE_SECONDS = 20
+KEEPALIVE_SECONDS: float = 20
 """How long nothing may come before the other side is asked whether it is there, and then how long for its answer."""
 _SERVICE = wire.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
 _TRANSIENT = (
@@ -466,8 +466,8 @@ class Uplink:
 
     def _connect(self) -> grpc.Channel:
         options: list[tuple[str, int | str]] = [
-            ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),
-            ("grpc.keepalive_timeout_ms", KEEPALIVE_SECONDS * 1000),
+            ("grpc.keepalive_time_ms", int(KEEPALIVE_SECONDS * 1000)),
+            ("grpc.keepalive_timeout_ms", int(KEEPALIVE_SECONDS * 1000)),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.max_reconnect_backoff_ms", 5_000),

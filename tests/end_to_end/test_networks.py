@@ -13,7 +13,8 @@ from connect_proxy import ConnectProxy
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
-from federation import Federation, free_port
+from federation import Federation, Process, free_port
+from rough_link import RoughHosts
 from test_runs import assert_every_round_counted_once, assert_journals_sound, assert_models_are, assert_signed
 
 Make = Callable[..., Federation]
@@ -120,4 +121,49 @@ def test_a_coordinator_that_moves_to_ipv6_goes_on_where_it_was(federation: Make)
     one.finish(*[one.start_silo(name) for name in one.silos], moved)
 
     assert "round 2 of 4 is open" in one.said("coordinator")
+    assert_nothing_lost(one)
+
+
+@pytest.fixture
+def hosts() -> Iterator[RoughHosts]:
+    if not RoughHosts.possible():
+        pytest.skip("bad networks need root, iproute2 and /dev/net/tun")
+    hosts = RoughHosts(["hospital1", "hospital2", "hospital3"])
+    yield hosts
+    hosts.close()
+
+
+@pytest.mark.root
+def test_connections_that_die_without_a_word_are_noticed_and_nothing_is_lost(
+    federation: Make, hosts: RoughHosts
+) -> None:
+    """Three hospitals, 100 ms and 2 % of the packets away. One's network drops everything, with no word to either end;
+    another's NAT forgets a connection sooner than it is asked whether it lives, and the third's later.
+
+    The keepalive is shortened to 2 s (20 s in practice): both silos have to notice within 4 s.
+    """
+    one = federation(run={"rounds": 2}, coordinator={"listen": "0.0.0.0:7443"})
+
+    def start(party: str, *command: str) -> Process:
+        return one.start(*command, "--config", f"{party}.yaml", prefix=("hosted", hosts.namespaces[party], "2"))
+
+    for name, link in hosts.links.items():
+        link.delay, link.loss = 0.05, 0.02
+        one.write_silo(name, coordinator={"address": f"{hosts.addresses[name]}:7443"})
+    hosts.links["hospital2"].forgets = 1.0
+    hosts.links["hospital3"].forgets = 3.5
+    coordinator = start("coordinator", "coordinator", "serve", "--until-done")
+    one.wait_to_say("coordinator", "listening")
+    others = [start(name, "silo", "train") for name in ("hospital2", "hospital3")]
+    one.wait_to_say("coordinator", "hospital2 has joined")
+    one.wait_to_say("coordinator", "hospital3 has joined")
+    late = start("hospital1", "silo", "train")
+    one.wait_to_say("coordinator", "hospital1 has joined")
+    hosts.links["hospital1"].down = True
+    one.wait_to_say("hospital1", "does not answer")
+    one.wait_to_say("hospital2", "does not answer")
+    hosts.links["hospital1"].down = False
+    one.finish(late, *others, coordinator)
+
+    assert "does not answer" not in one.said("hospital3"), "a NAT that forgets after 3.5 s is asked every 2 s"
     assert_nothing_lost(one)
