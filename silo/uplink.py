@@ -41,7 +41,7 @@ PROTOCOL_VERSION = 1
 WAIT_SECONDS = 50
 ANSWER_SECONDS = 60
 PARTING_SECONDS = 10
-LONGEST_PAUSE_SECONDS = 30
+LONGEST_PAUSE_SECONDS: float = 30
 KEEPALIVE_SECONDS: float = 20
 """How long nothing may come before the other side is asked whether it is there, and then how long for its answer."""
 _SERVICE = wire.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
@@ -56,7 +56,7 @@ _TRANSIENT = (
 )
 
 _PROXY_ANSWER = re.compile(r"HTTP proxy returned response code (\d+)")
-_PROXY_BUSY = (408, 425, 429)
+_PROXY_BUSY = (408, 425, 429, 500, 502, 503, 504)
 _NOT_REACHED = ("Failed to connect to remote host", "DNS resolution failed")
 
 T = TypeVar("T")
@@ -435,7 +435,10 @@ class Uplink:
         if code in _TRANSIENT:
             # A server that turns a certificate away closes the connection without a word.
             hint = "; if this goes on, it may not accept this silo's certificate" if "Socket closed" in details else ""
-            return _PassingError(f"the coordinator at {address} does not answer ({code.name}: {details}{hint})")
+            through = "" if self._config.proxy is None else f", through the proxy at {self._config.proxy.address},"
+            return _PassingError(
+                f"the coordinator at {address}{through} does not answer ({code.name}: {details}{hint})"
+            )
         return RefusedError(f"the coordinator at {address} answered {code.name}: {details}")
 
     def _explain_proxy(self, details: str) -> Exception | None:
@@ -457,7 +460,7 @@ class Uplink:
                 else "asks for a name and password (HTTP 407); put them into a file, named as `credentials` of `proxy`"
             )
             return IdentityError(f"the proxy at {proxy.address} {wrong}, and the same command goes on")
-        if status >= 500 or status in _PROXY_BUSY:
+        if status in _PROXY_BUSY:
             return _PassingError(f"the proxy at {proxy.address} does not reach {address} (HTTP {status})")
         return RefusedError(
             f"the proxy at {proxy.address} does not let this machine through to {address} (HTTP {status}); whoever "

@@ -35,7 +35,7 @@ class RoughLink:
     each way; 0 for no limit. ``down``: everything is dropped, and nobody is told. ``forgets``: a NAT on the way that
     drops what comes on a TCP connection after so many idle seconds, without a word; 0 for none."""
 
-    def __init__(self, name: str, ends: Sequence[tuple[str, str]], *, seed: int = 1) -> None:
+    def __init__(self, name: str, ends: Sequence[tuple[str, Sequence[str]]], *, seed: int = 1) -> None:
         self.delay, self.loss, self.rate, self.down, self.forgets = 0.0, 0.0, 0.0, False, 0.0
         self.passed = self.lost = 0
         self._random = random.Random(seed)
@@ -57,11 +57,12 @@ class RoughLink:
             os.close(file)
 
     @staticmethod
-    def _plug(name: str, namespace: str, address: str) -> int:
+    def _plug(name: str, namespace: str, addresses: Sequence[str]) -> int:
         file = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
         fcntl.ioctl(file, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN_NO_PI))
         ip("link", "set", name, "netns", namespace)
-        ip("-n", namespace, "addr", "add", address, "dev", name)
+        for address in addresses:
+            ip("-n", namespace, "addr", "add", address, "dev", name, *(["nodad"] if ":" in address else []))
         ip("-n", namespace, "link", "set", name, "up")
         return file
 
@@ -102,24 +103,27 @@ class RoughLink:
 class RoughHosts:
     """The coordinator's host and one for each silo, each with a cable of its own to the coordinator's.
 
-    ``links`` and ``namespaces`` by party; ``addresses``: where each silo finds the coordinator. Raises ``OSError`` or
-    ``CalledProcessError`` where the machine does not allow it.
+    ``links`` and ``namespaces`` by party; ``addresses``: the coordinator's as each silo sees it, IPv4 and IPv6. Raises
+    ``OSError`` or ``CalledProcessError`` where the machine does not allow it.
     """
 
     def __init__(self, silos: Sequence[str]) -> None:
         prefix = f"rough{os.getpid()}"
         self.namespaces = {party: f"{prefix}-{number}" for number, party in enumerate(["coordinator", *silos])}
         self.links: dict[str, RoughLink] = {}
-        self.addresses: dict[str, str] = {}
+        self.addresses: dict[str, tuple[str, str]] = {}
         try:
             for namespace in self.namespaces.values():
                 ip("netns", "add", namespace)
                 ip("-n", namespace, "link", "set", "lo", "up")
             for number, silo in enumerate(silos):
-                near, far = f"10.78.{number}.2/30", f"10.78.{number}.1/30"
-                ends = [(self.namespaces[silo], near), (self.namespaces["coordinator"], far)]
+                near, far = ((f"10.78.{number}.{end}", f"fd78:{number}::{end}") for end in (2, 1))
+                ends = [
+                    (self.namespaces[party], (f"{one}/30", f"{other}/64"))
+                    for party, (one, other) in ((silo, near), ("coordinator", far))
+                ]
                 self.links[silo] = RoughLink(f"r{os.getpid() % 100_000}-{number}", ends, seed=number)
-                self.addresses[silo] = far.removesuffix("/30")
+                self.addresses[silo] = far
         except BaseException:
             self.close()
             raise

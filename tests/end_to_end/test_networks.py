@@ -145,11 +145,11 @@ def test_connections_that_die_without_a_word_are_noticed_and_nothing_is_lost(
     one = federation(run={"rounds": 2}, coordinator={"listen": "0.0.0.0:7443"})
 
     def start(party: str, *command: str) -> Process:
-        return one.start(*command, "--config", f"{party}.yaml", prefix=("hosted", hosts.namespaces[party], "2"))
+        return one.start(*command, "--config", f"{party}.yaml", prefix=("hosted", hosts.namespaces[party], "2", "2"))
 
     for name, link in hosts.links.items():
         link.delay, link.loss = 0.05, 0.02
-        one.write_silo(name, coordinator={"address": f"{hosts.addresses[name]}:7443"})
+        one.write_silo(name, coordinator={"address": f"{hosts.addresses[name][0]}:7443"})
     hosts.links["hospital2"].forgets = 1.0
     hosts.links["hospital3"].forgets = 3.5
     coordinator = start("coordinator", "coordinator", "serve", "--until-done")

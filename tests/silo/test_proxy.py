@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,23 @@ def test_a_proxy_that_is_not_there_is_named_and_tried_again(call: Callable[..., 
     with pytest.raises(GaveUpError):
         call(give_up, proxy={"url": f"http://127.0.0.1:{port}"})
     assert f"the proxy at 127.0.0.1:{port} does not answer" in said[-1]
+
+
+def test_what_stands_in_a_proxys_place_and_is_none_is_named(call: Callable[..., None]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def hang_up() -> None:
+            client, _ = listener.accept()
+            client.close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        port = listener.getsockname()[1]
+
+        def give_up(text: str) -> None:
+            raise GaveUpError(text)
+
+        with pytest.raises(GaveUpError, match=f"through the proxy at 127.0.0.1:{port}, does not answer"):
+            call(give_up, proxy={"url": f"http://127.0.0.1:{port}"})
 
 
 @pytest.mark.parametrize(
