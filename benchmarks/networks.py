@@ -269,7 +269,7 @@ def measure(
     finally:
         one.kill_everything()
         hosts.close()
-        complaints = sum(stage.complaints(silo) for silo in SILOS)
+        complaints = {silo: stage.complaints(silo) for silo in SILOS}
         shutil.rmtree(folder)
     return {
         "fault": name,

@@ -411,7 +411,7 @@ class Uplink:
     def _explain(self, error: grpc.RpcError) -> Exception:
         code, details = error.code(), error.details() or ""
         address = self._config.coordinator.address
-        if (proxied := self._explain_proxy(details)) is not None:
+        if code == grpc.StatusCode.UNAVAILABLE and (proxied := self._explain_proxy(details)) is not None:
             return proxied
         if code == grpc.StatusCode.PERMISSION_DENIED:
             return IdentityError(f"the coordinator at {address} refuses this silo: {details}")
