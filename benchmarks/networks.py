@@ -12,6 +12,7 @@ otherwise.
 from __future__ import annotations
 
 import argparse
+import atexit
 import ctypes
 import json
 import os
@@ -162,6 +163,7 @@ def own_hosts_file() -> None:
     if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS):
         raise OSError(ctypes.get_errno(), "no mount namespace of its own")
     HOSTS.write_text("")
+    atexit.register(HOSTS.unlink)
     for words in (["--make-rprivate", "/"], ["--bind", str(HOSTS), "/etc/hosts"]):
         subprocess.run(["mount", *words], check=True)
 
