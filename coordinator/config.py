@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from coordinator.store import has_password
 from privacy.accounting import Event, SampledGaussian, Unit, noise_multiplier_for
 from privacy.configuration import HIDDEN, FilePath, Name, StrictModel
-from privacy.endpoint import is_loopback
+from privacy.endpoint import Address, is_loopback
 from privacy.errors import ConfigurationError
 from privacy.exposure import MODEL, Exposure, expand
 from privacy.party import PartyConfig
@@ -185,19 +185,20 @@ class RunConfig(StrictModel):
 class CoordinatorConfig(PartyConfig):
     """``coordinator.yaml``. Relative paths are taken from the file's folder.
 
-    ``listen``: address and port. ``silos``: the hospitals that may take part. ``start_with``: the run starts when so
-    many of them have joined; by default all. ``run``: what is trained, and how. ``state``: folder for everything the
-    coordinator keeps. ``store``: database URL, without a password; SQLite in the state folder by default.
-    ``lease_seconds``: with PostgreSQL, how long after this coordinator's death another takes over. ``tls``: by default
-    the files in ``state/keys``. ``insecure``: plain text, only for a loopback address. ``keep_rounds``: how many past
-    rounds' tensors stay on disk. ``public_data``: an ``.npz`` of public images, for methods that measure models on
-    them (FedPDC). ``trusted_models``: users' own model factories that a plan may name.
+    ``listen``: address and port; ``"[::]:7443"`` is every address of this machine, IPv6 and IPv4. ``silos``: the
+    hospitals that may take part. ``start_with``: the run starts when so many of them have joined; by default all.
+    ``run``: what is trained, and how. ``state``: folder for everything the coordinator keeps. ``store``: database URL,
+    without a password; SQLite in the state folder by default. ``lease_seconds``: with PostgreSQL, how long after this
+    coordinator's death another takes over. ``tls``: by default the files in ``state/keys``. ``insecure``: plain text,
+    only for a loopback address. ``keep_rounds``: how many past rounds' tensors stay on disk. ``public_data``: an
+    ``.npz`` of public images, for methods that measure models on them (FedPDC). ``trusted_models``: users' own model
+    factories that a plan may name.
     """
 
     role = "coordinator"
 
     name: Name = "coordinator"
-    listen: str
+    listen: Address
     store: str | None = None
     lease_seconds: float = Field(default=15, ge=3, le=300)
     silos: tuple[Name, ...] = Field(min_length=1)

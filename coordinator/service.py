@@ -50,6 +50,9 @@ MAX_WAIT_SECONDS = 60.0
 CALLS_PER_SILO = 8
 """Calls that a silo may have open at once; it needs one, and another while a cut connection is not yet noticed."""
 
+SHORTEST_PING_SECONDS: float = 10
+"""Who asks more often whether the coordinator is there is turned away; silos ask every 20 s."""
+
 
 class BusyError(MedsiloError):
     """A silo has too many calls open; it may try again."""
@@ -472,7 +475,7 @@ def serve(service: CoordinatorService, config: CoordinatorConfig, credentials: C
             ("grpc.so_reuseport", 0),
             ("grpc.keepalive_time_ms", 60_000),
             ("grpc.keepalive_timeout_ms", 20_000),
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", int(SHORTEST_PING_SECONDS * 1000)),
             ("grpc.keepalive_permit_without_calls", 1),
         ],
     )

@@ -66,7 +66,8 @@ def load(path: Path, model: type[Model]) -> Model:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: cannot be read: {error}") from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ConfigurationError(f"{path}: is not valid YAML: {error}") from None
+        hint = '\nAn IPv6 address needs quotes: "[2001:db8::5]:7443"' if "]:" in str(error) else ""
+        raise ConfigurationError(f"{path}: is not valid YAML: {error}{hint}") from None
     if content is None:
         content = {}
     if not isinstance(content, dict):

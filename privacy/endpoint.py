@@ -1,11 +1,17 @@
-"""What both ends of a connection configure alike: certificate files, and whether an address is this machine's."""
+"""What both ends of a connection configure alike: certificate files and addresses."""
 
 from __future__ import annotations
 
 import ipaddress
+import re
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 from privacy.configuration import FilePath, StrictModel
+
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9.])?")
 
 
 class TlsFiles(StrictModel):
@@ -24,9 +30,42 @@ class TlsFiles(StrictModel):
         return cls(ca=keys / "ca.pem", certificate=keys / "tls.pem", key=keys / "tls.key")
 
 
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of ``host:port``; the host is a name, an IPv4 address, or an IPv6 address in brackets.
+
+    Raises ``ValueError`` saying how to write it.
+    """
+    host, _, port = address.rpartition(":")
+    if "/" in address:
+        raise ValueError("should be host:port alone, without https:// and without a path")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise ValueError('an IPv6 address stands in brackets before its port, and in quotes: "[2001:db8::5]:7443"')
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError('should be host:port, for example coordinator.example.org:7443 or "[2001:db8::5]:7443"')
+    try:
+        if host.startswith("["):
+            ipaddress.IPv6Address(host[1:-1])
+        elif host.replace(".", "").isdecimal():
+            ipaddress.IPv4Address(host)
+    except ValueError as error:
+        raise ValueError(f"{host} is not an IP address: {error}") from None
+    if not host.startswith("[") and not _HOST.fullmatch(host):
+        raise ValueError(f"{host!r} is not a host name; write letters, digits, dots and hyphens (xn--… for others)")
+    return host, int(port)
+
+
+def _checked(address: str) -> str:
+    split_address(address)
+    return address
+
+
+Address = Annotated[str, AfterValidator(_checked)]
+"""``host:port`` (see ``split_address``)."""
+
+
 def is_loopback(address: str) -> bool:
     """Whether ``host:port`` is an address of this machine alone."""
-    host = address.rpartition(":")[0].strip("[]")
+    host = split_address(address)[0].strip("[]")
     if host == "localhost":
         return True
     try:

@@ -7,10 +7,11 @@ from pathlib import Path
 from pydantic import Field, field_validator, model_validator
 
 from privacy.configuration import FilePath, Name, StrictModel
-from privacy.endpoint import is_loopback
+from privacy.endpoint import Address, is_loopback
 from privacy.party import PartyConfig
 from privacy.pki import Identity
 from privacy.retention import SentArchive
+from silo.proxy import ProxyConfig
 
 
 class CoordinatorAddress(StrictModel):
@@ -19,22 +20,15 @@ class CoordinatorAddress(StrictModel):
     ``address``: where the coordinator listens, as ``host:port``. ``name``: its name in the federation.
     """
 
-    address: str
+    address: Address
     name: Name = "coordinator"
-
-    @field_validator("address")
-    @classmethod
-    def _host_and_port(cls, address: str) -> str:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ValueError("should be host:port, for example coordinator.example.org:7443")
-        return address
 
 
 class SiloConfig(PartyConfig):
     """``hospitalN.yaml``. Relative paths are taken from the file's folder.
 
-    ``coordinator``: whom the silo calls. ``state``: folder for keys, journal and models; keep it on a disk that is
+    ``coordinator``: whom the silo calls. ``proxy``: the hospital's HTTP proxy, if the coordinator is reached through
+    one; the environment's is not followed. ``state``: folder for keys, journal and models; keep it on a disk that is
     backed up. ``shard``: the hospital's images (MedMNIST's ``.npz`` form). ``consent``: the consent file; without one
     nothing may leave. ``tls``: by default the files in ``state/keys``. ``device``: auto, cpu, cuda or cuda:N.
     ``threads``: CPU threads of training; PyTorch's choice by default, and fewer where several silos share a machine.
@@ -47,6 +41,7 @@ class SiloConfig(PartyConfig):
     role = "silo"
 
     coordinator: CoordinatorAddress
+    proxy: ProxyConfig | None = None
     shard: FilePath
     consent: FilePath | None = None
     device: str = "auto"
@@ -67,6 +62,8 @@ class SiloConfig(PartyConfig):
     def _loopback(self) -> SiloConfig:
         if self.insecure and not is_loopback(self.coordinator.address):
             raise ValueError(f"`insecure: true` is for loopback addresses only, not {self.coordinator.address}")
+        if self.insecure and self.proxy is not None:
+            raise ValueError("`insecure: true` and `proxy` do not go together: the proxy would read everything")
         return self
 
     @property

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 import grpc
@@ -25,6 +27,7 @@ from algorithms.tensors import Payload
 from algorithms.transfer import MemorySink, Receiver, check_finite, manifest, read_manifest, send
 from privacy.consent import Missing
 from privacy.door import Call, Door, nonce
+from privacy.endpoint import is_loopback
 from privacy.envelope import to_message
 from privacy.errors import IdentityError, MedsiloError, ReceiptError, RefusedError
 from privacy.mask_keys import CertifiedKey
@@ -32,12 +35,15 @@ from privacy.pki import Credentials, fingerprint, identity_of_certificate
 from privacy.plan import RunPlan
 from protos.medsilo.v1 import coordinator_pb2 as wire
 from silo.config import SiloConfig
+from silo.proxy import proxies_in_environment
 
 PROTOCOL_VERSION = 1
 WAIT_SECONDS = 50
 ANSWER_SECONDS = 60
 PARTING_SECONDS = 10
-LONGEST_PAUSE_SECONDS = 30
+LONGEST_PAUSE_SECONDS: float = 30
+KEEPALIVE_SECONDS: float = 20
+"""How long nothing may come before the other side is asked whether it is there, and then how long for its answer."""
 _SERVICE = wire.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
 _TRANSIENT = (
     grpc.StatusCode.UNAVAILABLE,
@@ -48,6 +54,10 @@ _TRANSIENT = (
     grpc.StatusCode.INTERNAL,
     grpc.StatusCode.UNKNOWN,
 )
+
+_PROXY_ANSWER = re.compile(r"HTTP proxy returned response code (\d+)")
+_PROXY_BUSY = (408, 425, 429, 500, 502, 503, 504)
+_NOT_REACHED = ("Failed to connect to remote host", "DNS resolution failed")
 
 T = TypeVar("T")
 
@@ -401,6 +411,8 @@ class Uplink:
     def _explain(self, error: grpc.RpcError) -> Exception:
         code, details = error.code(), error.details() or ""
         address = self._config.coordinator.address
+        if code == grpc.StatusCode.UNAVAILABLE and (proxied := self._explain_proxy(details)) is not None:
+            return proxied
         if code == grpc.StatusCode.PERMISSION_DENIED:
             return IdentityError(f"the coordinator at {address} refuses this silo: {details}")
         if code == grpc.StatusCode.INVALID_ARGUMENT:
@@ -423,13 +435,42 @@ class Uplink:
         if code in _TRANSIENT:
             # A server that turns a certificate away closes the connection without a word.
             hint = "; if this goes on, it may not accept this silo's certificate" if "Socket closed" in details else ""
-            return _PassingError(f"the coordinator at {address} does not answer ({code.name}: {details}{hint})")
+            through = "" if self._config.proxy is None else f", through the proxy at {self._config.proxy.address},"
+            return _PassingError(
+                f"the coordinator at {address}{through} does not answer ({code.name}: {details}{hint})"
+            )
         return RefusedError(f"the coordinator at {address} answered {code.name}: {details}")
+
+    def _explain_proxy(self, details: str) -> Exception | None:
+        """What the hospital's proxy has to do with a call that failed; None for nothing."""
+        proxy = self._config.proxy
+        if proxy is None:
+            return None
+        address = self._config.coordinator.address
+        if any(words in details for words in _NOT_REACHED):
+            return _PassingError(f"the proxy at {proxy.address} does not answer: {details}")
+        if (found := _PROXY_ANSWER.search(details)) is None:
+            return None
+        status = int(found[1])
+        if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
+            # Not tried again: many wrong passwords lock an account.
+            wrong = (
+                f"does not accept the name and password in {proxy.credentials} (HTTP 407); put them right"
+                if proxy.credentials
+                else "asks for a name and password (HTTP 407); put them into a file, named as `credentials` of `proxy`"
+            )
+            return IdentityError(f"the proxy at {proxy.address} {wrong}, and the same command goes on")
+        if status in _PROXY_BUSY:
+            return _PassingError(f"the proxy at {proxy.address} does not reach {address} (HTTP {status})")
+        return RefusedError(
+            f"the proxy at {proxy.address} does not let this machine through to {address} (HTTP {status}); whoever "
+            "runs the proxy has to allow CONNECT to that host and port"
+        )
 
     def _connect(self) -> grpc.Channel:
         options: list[tuple[str, int | str]] = [
-            ("grpc.keepalive_time_ms", 20_000),
-            ("grpc.keepalive_timeout_ms", 20_000),
+            ("grpc.keepalive_time_ms", int(KEEPALIVE_SECONDS * 1000)),
+            ("grpc.keepalive_timeout_ms", int(KEEPALIVE_SECONDS * 1000)),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.max_reconnect_backoff_ms", 5_000),
@@ -438,9 +479,21 @@ class Uplink:
             ("grpc.compression_enabled_algorithms_bitset", 1),
             ("grpc.service_config_disable_resolution", 1),
         ]
-        address = self._config.coordinator.address
+        address, proxy = self._config.coordinator.address, self._config.proxy
+        # Nothing but the configuration says where the connection goes: gRPC would follow the environment, whose
+        # `no_proxy` counts even against a proxy that the program asks for (docs/networks.md).
+        options += [("grpc.enable_http_proxy", 0), ("grpc.address_http_proxy_enabled_addresses", "")]
+        if proxy is not None:
+            options.append(("grpc.http_connect_server", address))
+            if (authorization := proxy.authorization()) is not None:
+                options.append(("grpc.http_connect_headers", f"Proxy-Authorization:{authorization}"))
+        elif (named := proxies_in_environment()) and not is_loopback(address):
+            self._notice(
+                f"{', '.join(named)} in the environment: not followed; a proxy counts if the configuration has `proxy:`"
+            )
+        target = f"dns:///{address if proxy is None else proxy.address}"
         if self._credentials is None:
-            return grpc.insecure_channel(address, options=options)
+            return grpc.insecure_channel(target, options=options)
         # The name in the certificate is the coordinator's identity, wherever its address is.
         options.append(("grpc.ssl_target_name_override", self._config.coordinator_identity.server_name))
         credentials = grpc.ssl_channel_credentials(
@@ -448,7 +501,7 @@ class Uplink:
             private_key=self._credentials.private_key_pem,
             certificate_chain=self._credentials.certificate_pem,
         )
-        return grpc.secure_channel(address, credentials, options=options)
+        return grpc.secure_channel(target, credentials, options=options)
 
 
 class _PassingError(MedsiloError):

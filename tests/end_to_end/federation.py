@@ -179,7 +179,7 @@ class Federation:
     def start(self, *command: str, prefix: Sequence[str] = ()) -> Process:
         """Starts a console script, which speaks into its configuration's log. ``prefix``: a command that runs it."""
         log = self.log(command[-1])
-        if self.forked and (not prefix or prefix[0] == "deadly"):
+        if self.forked and (not prefix or prefix[0] in ("deadly", "hosted")):
             self.processes.append(Forked([*prefix, *command], self.folder, log))
             return self.processes[-1]
         with log.open("ab") as file:

@@ -1,0 +1,30 @@
+"""A command on a host of its own, with other timers: ``hosted NAMESPACE KEEPALIVE_SECONDS LONGEST_PAUSE_SECONDS silo
+train …``.
+
+In the process itself, so that it can be forked; `ip netns exec` would start an interpreter anew.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import sys
+from pathlib import Path
+
+from coordinator import service
+from silo import uplink
+
+_CLONE_NEWNET = 0x40000000
+
+
+def main() -> None:
+    _, namespace, keepalive, pause = (sys.argv.pop(0) for _ in range(4))
+    with Path("/run/netns", namespace).open() as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot enter the namespace {namespace}")
+    uplink.KEEPALIVE_SECONDS = float(keepalive)
+    uplink.LONGEST_PAUSE_SECONDS = float(pause)
+    service.SHORTEST_PING_SECONDS = uplink.KEEPALIVE_SECONDS / 2
+    os.environ["OMP_NUM_THREADS"] = "1"
+    importlib.import_module(f"{sys.argv[0]}.cli").main()
