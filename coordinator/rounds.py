@@ -25,6 +25,7 @@ from algorithms.method import Downloads, Federation, Memory, Method, local_metri
 from algorithms.models import Layout, build, state_of
 from algorithms.tensor_files import FileWorkspace, Spares, read_payload, write_payload
 from algorithms.tensors import FileSource, Part, Payload, TensorSpec, Workspace
+from coordinator import weights_log
 from coordinator.config import CoordinatorConfig
 from coordinator.masked_round import MaskedRound
 from coordinator.store import EVERYONE, RoundState, Store, Withdrawal
@@ -561,6 +562,7 @@ class Rounds:
 
     def _close(self, state: RoundState) -> None:
         started = time.monotonic()
+        before = getattr(self._half, "last_weights", None)
         workspace = FileWorkspace(self._round_folder(state.number), self.spares)
         files = {s: p.file for s, p in state.participants.items() if p.file is not None}
         if self._masks is None:
@@ -588,6 +590,7 @@ class Rounds:
             self._closing = False
             self._refresh()
             self._changed.notify_all()
+        self._log_weights(state.number, before, fresh, uploads)
         late = sorted(set(state.participants) - delivered)
         log.info(
             "round %d of %d has ended with %d updates%s (%.2f s at the coordinator)",
@@ -598,6 +601,16 @@ class Rounds:
             time.monotonic() - started,
         )
         self._forget(state.number)
+
+    def _log_weights(self, number: int, before: object, fresh: Downloads, uploads: Mapping[str, Payload]) -> None:
+        weights = getattr(self._half, "last_weights", None)
+        if weights is None or weights is before:
+            return
+        # A row for each silo that was given something new, or for each that delivered.
+        for silos in (sorted(fresh.own), sorted(uploads), sorted(self.config.silos)):
+            if weights.shape == (len(silos), len(silos)):
+                weights_log.add(self.folder, number, silos, weights.tolist())
+                return
 
     def _sum_up(
         self, masks: MaskedRound, state: RoundState, files: Mapping[str, str], workspace: Workspace

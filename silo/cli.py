@@ -212,6 +212,21 @@ def report(
 
 
 @app.command()
+def page(
+    config: Config,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="The port, on this machine alone.")] = 8600,
+) -> None:
+    """Serve a page on this machine alone: what has left, what would leave next, the budget, a button to withdraw."""
+    from silo.page import serve_page
+
+    def ready(address: str, token: Path) -> None:
+        out.print(f"The page, to be opened on this machine: {address}", markup=False, soft_wrap=True)
+        out.print(f"Its token is in {token}", markup=False, soft_wrap=True)
+
+    serve_page(SiloConfig.read(config), port, ready)
+
+
+@app.command()
 def predict(
     config: Config,
     images: Annotated[Path, typer.Option("--images", help="A picture, a folder of pictures, or an .npz.")],
