@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -14,11 +13,13 @@ from coordinator.ca_commands import ca_app
 from coordinator.config import CoordinatorConfig
 from coordinator.overview import status_of
 from coordinator.store import Store
+from privacy import logs
 from privacy.audit_commands import audit_app
 from privacy.console import application, output
 from privacy.console import run as run_app
 from privacy.errors import ConfigurationError
-from privacy.party_commands import OnlyRun, ReportFolder, ReportFormats, Rotate, make_keys, report_on, rotate_key
+from privacy.logs import LogFormat
+from privacy.party_commands import Log, OnlyRun, ReportFolder, ReportFormats, Rotate, make_keys, report_on, rotate_key
 from privacy.report import Answer, SharedAccuracy
 from privacy.report_pages import Format
 from privacy.withdrawal import Cause
@@ -61,17 +62,12 @@ def serve(
     until_done: Annotated[
         bool, typer.Option("--until-done", help="End when every silo has fetched the run's end.")
     ] = False,
+    log: Log = LogFormat.TEXT,
 ) -> None:
     """Run the daemon."""
     import coordinator.daemon as daemon  # torch and gRPC take seconds to load; the other commands need neither
 
-    logging.basicConfig(
-        force=True,  # a library that was loaded before may have put a handler of its own there
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)-7s %(message)s",
-        datefmt="%Y-%m-%d %H:%M:%S",
-    )
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    logs.begin(log)
     daemon.run(CoordinatorConfig.read(config), until_done=until_done)
 
 

@@ -116,6 +116,13 @@ class Rounds:
         if self._thread.is_alive():
             self._thread.join()
 
+    def is_alive(self) -> bool:
+        """Whether the lock can be had, so that decisions can be taken: false where threads wait for each other."""
+        if not self._changed.acquire(timeout=30):
+            return False
+        self._changed.release()
+        return True
+
     def wait_until_done(self) -> None:
         """Returns when every member has fetched the run's end, or the rounds have failed or been stopped."""
         with self._changed:
