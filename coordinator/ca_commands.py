@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from privacy.console import output
-from privacy.pki import create_authority, issue
+from privacy.pki import create_authority, issue, issue_to_operator
 
 ca_app = typer.Typer(help="The federation's certificate authority.", no_args_is_help=True)
 _out = output()
@@ -32,6 +32,21 @@ def init(
     certificate = create_authority(directory, federation, days=days)
     _out.print(f"CA of {federation}: {certificate} (give it to every party)", soft_wrap=True)
     _out.print(f"Its key, {directory / 'ca.key'}, stays here: whoever has it can be anybody.", soft_wrap=True)
+
+
+@ca_app.command()
+def operator(
+    name: Annotated[str, typer.Argument(help="The person's name, in lower-case letters, digits and hyphens.")],
+    authority: Annotated[Path, typer.Option("--authority", help="The CA's folder.")] = Path("ca"),
+    out: Annotated[Path | None, typer.Option("--out", help="The file for the browser; default NAME.p12.")] = None,
+    days: Annotated[int, typer.Option("--days", min=1, help="How long the certificate is valid.")] = 365,
+) -> None:
+    """Make a key and certificate with which a person may look at the coordinator's page, as a file for a browser."""
+    target = out or Path(f"{name}.p12")
+    password = typer.prompt("A password for the file", hide_input=True, confirmation_prompt=True)
+    identity = issue_to_operator(authority, name, target, password=password, days=days)
+    _out.print(f"{target}: key and certificate of {identity.uri}, valid for {days} days", soft_wrap=True)
+    _out.print("Import it into the browser of this person alone, and delete the file.", soft_wrap=True)
 
 
 @ca_app.command(name="issue")

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from coordinator.ca_commands import ca_app
 from coordinator.config import CoordinatorConfig
-from coordinator.store import RoundState, Store
+from coordinator.status import status_of
+from coordinator.store import Store
+from privacy import logs
 from privacy.audit_commands import audit_app
 from privacy.console import application, output
 from privacy.console import run as run_app
 from privacy.errors import ConfigurationError
-from privacy.party_commands import OnlyRun, ReportFolder, ReportFormats, Rotate, make_keys, report_on, rotate_key
+from privacy.logs import LogFormat
+from privacy.party_commands import Log, OnlyRun, ReportFolder, ReportFormats, Rotate, make_keys, report_on, rotate_key
 from privacy.report import Answer, SharedAccuracy
 from privacy.report_pages import Format
 from privacy.withdrawal import Cause
@@ -60,70 +62,25 @@ def serve(
     until_done: Annotated[
         bool, typer.Option("--until-done", help="End when every silo has fetched the run's end.")
     ] = False,
+    log: Log = LogFormat.TEXT,
 ) -> None:
     """Run the daemon."""
     import coordinator.daemon as daemon  # torch and gRPC take seconds to load; the other commands need neither
 
-    logging.basicConfig(
-        force=True,  # a library that was loaded before may have put a handler of its own there
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)-7s %(message)s",
-        datefmt="%Y-%m-%d %H:%M:%S",
-    )
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    logs.begin(log)
     daemon.run(CoordinatorConfig.read(config), until_done=until_done)
-
-
-LAST_CHANGES = 5
-"""Of how many rounds' changes `coordinator status --json` tells."""
 
 
 @app.command()
 def status(config: Config, as_json: AsJson = False) -> None:
     """Show the run's state: round, silos, who is late, whose updates differ from others', what was refused."""
     settings, store = _open(config)
-    run = settings.run.name
-    members = store.members(run)
-    rounds = store.rounds(run)
-    current = rounds[-1] if rounds else None
-    finished = store.is_finished(run)
-    withdrawals = store.withdrawals(run)
-    silos: list[dict[str, Any]] = []
-    for name in settings.silos:
-        member = members.get(name)
-        own = [state.participants[name] for state in rounds if name in state.participants]
-        withdrawn = withdrawals.get(name)
-        state = "withdrawn" if withdrawn else _state(name, member.accepted if member else None, current, finished)
-        silos.append(
-            {
-                "silo": name,
-                "state": state,
-                "withdrawal": {"at": withdrawn.at, "reason": withdrawn.reason, "rounds_used": withdrawn.rounds_used}
-                if withdrawn
-                else None,
-                "missing": list(member.missing) if member else [],
-                "rounds_delivered": sum(p.delivered_at is not None and p.round < settings.run.rounds for p in own),
-                "rounds_late": sum(p.late for p in own),
-                "changes": [
-                    {"round": p.round + 1, **vars(p.change), "unusual": p.change.unusual}
-                    for p in own
-                    if p.change is not None
-                ][-LAST_CHANGES:],
-            }
-        )
-    content: dict[str, Any] = {
-        "run": run,
-        "method": settings.run.method["name"],
-        "round": None if current is None else min(current.number + 1, settings.run.rounds),
-        "rounds": settings.run.rounds,
-        "finished": finished,
-        "silos": silos,
-        "refusals": [vars(refusal) for refusal in store.refusals(20)],
-    }
+    content = status_of(settings, store)
+    run, silos = content["run"], content["silos"]
     if as_json:
         typer.echo(json.dumps(content, indent=2))
         return
-    where = "ended" if finished else f"round {content['round'] or 0} of {settings.run.rounds}"
+    where = "ended" if content["finished"] else f"round {content['round'] or 0} of {settings.run.rounds}"
     table = Table(title=f"run {run} · {content['method']} · {where}", title_justify="left")
     compared = any(silo["changes"] for silo in silos)
     columns = ("silo", "state", "rounds delivered", "rounds late")
@@ -153,6 +110,28 @@ def status(config: Config, as_json: AsJson = False) -> None:
             f"refused {refusal['at']} {refusal['rpc']} by {refusal['peer']}: {refusal['reason']}",
             markup=False,
         )
+
+
+@app.command()
+def page(
+    config: Config,
+    listen: Annotated[str, typer.Option("--listen", help="Address and port.")] = "localhost:8443",
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="Where the token to sign in with is; made if it is not there.")
+    ] = None,
+) -> None:
+    """Serve a live page about the run, over TLS, to who has its token or an operator's certificate."""
+    from coordinator.page import serve_page
+
+    settings, store = _open_store(config)
+    store.close()
+    address = listen if not listen.startswith(("0.0.0.0:", "[::]:")) else f"THIS-MACHINE:{listen.rpartition(':')[2]}"
+
+    def ready(token: Path) -> None:
+        out.print(f"The page is at https://{address}; the token to sign in with is in {token}", soft_wrap=True)
+        out.print(f"Figures for Prometheus: https://{address}/metrics, with the token as bearer token", soft_wrap=True)
+
+    serve_page(settings, listen, token_file, ready)
 
 
 @app.command()
@@ -245,18 +224,6 @@ def _open_store(config: Path) -> tuple[CoordinatorConfig, Store]:
             f"{settings.state}: no run has been started there yet; begin with `coordinator serve --config {config}`"
         )
     return settings, Store(settings.database)
-
-
-def _state(name: str, accepted: bool | None, current: RoundState | None, finished: bool) -> str:
-    if accepted is None:
-        return "not yet heard of"
-    if not accepted:
-        return "declined"
-    if current is None or name not in current.participants:
-        return "joined"
-    if current.participants[name].delivered_at is not None:
-        return "done" if finished else "delivered"
-    return "fetching the end" if finished else "training"
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from coordinator.config import CoordinatorConfig
 from coordinator.rounds import Rounds
 from coordinator.service import CoordinatorService, serve
 from coordinator.store import Store
+from privacy import service_manager
 from privacy.door import Door
 from privacy.errors import JournalInUseError, LeaseLostError, MedsiloError
 from privacy.gate import PlanGate
@@ -83,7 +84,10 @@ def _lead(
     rounds.start()
     log.info("run %s: %s, listening on %s", plan.run, plan.method.name, config.listen)
     threading.Thread(target=_watch, args=(rounds, door, stopped, until_done), daemon=True).start()
+    service_manager.watch(rounds.is_alive)
+    service_manager.notify("READY=1")
     stopped.wait()
+    service_manager.notify("STOPPING=1")
     rounds.stop()
     server.stop(grace=None if failures else 5).wait()
     if rounds.failure is not None and not failures:

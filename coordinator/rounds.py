@@ -25,6 +25,7 @@ from algorithms.method import Downloads, Federation, Memory, Method, local_metri
 from algorithms.models import Layout, build, state_of
 from algorithms.tensor_files import FileWorkspace, Spares, read_payload, write_payload
 from algorithms.tensors import FileSource, Part, Payload, TensorSpec, Workspace
+from coordinator import weights_log
 from coordinator.changes import Change, compare
 from coordinator.comparing import Beginning, norm_of_change, products_of_changes
 from coordinator.config import CoordinatorConfig
@@ -116,6 +117,13 @@ class Rounds:
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join()
+
+    def is_alive(self) -> bool:
+        """Whether the lock can be had, so that decisions can be taken: false where threads wait for each other."""
+        if not self._changed.acquire(timeout=30):
+            return False
+        self._changed.release()
+        return True
 
     def wait_until_done(self) -> None:
         """Returns when every member has fetched the run's end, or the rounds have failed or been stopped."""
@@ -601,6 +609,7 @@ class Rounds:
 
     def _close(self, state: RoundState) -> None:
         started = time.monotonic()
+        before = getattr(self._half, "last_weights", None)
         workspace = FileWorkspace(self._round_folder(state.number), self.spares)
         files = {s: p.file for s, p in state.participants.items() if p.file is not None}
         if self._masks is None:
@@ -631,6 +640,7 @@ class Rounds:
             self._closing = False
             self._refresh()
             self._changed.notify_all()
+        self._log_weights(state.number, before, fresh, uploads)
         late = sorted(set(state.participants) - delivered)
         for silo, change in changes.items():
             if change.unusual:
@@ -644,6 +654,16 @@ class Rounds:
             time.monotonic() - started,
         )
         self._forget(state.number)
+
+    def _log_weights(self, number: int, before: object, fresh: Downloads, uploads: Mapping[str, Payload]) -> None:
+        weights = getattr(self._half, "last_weights", None)
+        if weights is None or weights is before:
+            return
+        # A row for each silo that was given something new, or for each that delivered.
+        for silos in (sorted(fresh.own), sorted(uploads), sorted(self.config.silos)):
+            if weights.shape == (len(silos), len(silos)):
+                weights_log.add(self.folder, number, silos, weights.tolist())
+                return
 
     def _sum_up(
         self, masks: MaskedRound, state: RoundState, files: Mapping[str, str], workspace: Workspace

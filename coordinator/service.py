@@ -16,6 +16,8 @@ from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import HealthServicer
 
 from algorithms.tensor_files import PayloadWriter
 from algorithms.tensors import TensorSpec
@@ -480,6 +482,10 @@ def serve(service: CoordinatorService, config: CoordinatorConfig, credentials: C
         ],
     )
     server.add_generic_rpc_handlers((service.handler(),))
+    health = HealthServicer()  # for load balancers and service managers: says that it serves, and nothing of a run
+    health.set("", health_pb2.HealthCheckResponse.SERVING)
+    health.set(SERVICE.full_name, health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
     try:
         if credentials is None:
             server.add_insecure_port(config.listen)

@@ -286,7 +286,7 @@ class Journal:
         notes = read_checkpoints(self.directory)
         ahead = next(notes, None)
         keys = [(0, self.public_key)]
-        files = _files(self.directory)
+        files = segments(self.directory)
         for path in files:
             if path != self._files[-1]:
                 self._files[-1] = path
@@ -364,7 +364,7 @@ def read_records(directory: Path) -> Iterator[dict[str, Any]]:
 
 def read_lines(directory: Path) -> Iterator[bytes]:
     """The complete records of a journal as they stand in its files, in order."""
-    for path in _files(directory):
+    for path in segments(directory):
         for line, complete in _lines(path):
             if not complete:
                 break  # being written at this moment: what follows in the file is the rest of it, and no record
@@ -404,7 +404,7 @@ def read_checkpoints(directory: Path) -> Iterator[str]:
         yield note
 
 
-def _files(directory: Path) -> list[Path]:
+def segments(directory: Path) -> list[Path]:
     """The records' files, oldest first. A segment that was just set aside and is still the newest file counts once."""
     newest = directory / RECORDS
     older = sorted(directory.glob("records-*.jsonl"))

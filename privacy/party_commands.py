@@ -11,6 +11,7 @@ import typer
 from privacy.console import output
 from privacy.errors import JournalError
 from privacy.key_rotation import rotate
+from privacy.logs import LogFormat
 from privacy.party import PartyConfig
 from privacy.pki import KeyPaths, create_keys, load_audit_key
 from privacy.report import Answer, SharedAccuracy
@@ -25,6 +26,7 @@ ReportFolder = Annotated[
 ]
 ReportFormats = Annotated[list[Format], typer.Option("--format", help="Write this format only; repeat for several.")]
 OnlyRun = Annotated[str | None, typer.Option("--run", help="Only this run.")]
+Log = Annotated[LogFormat, typer.Option("--log", help="Lines for people, or JSON for machines.")]
 out = output()
 
 

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import stat
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -23,18 +24,24 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import pkcs12
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from privacy.durable import fsync_folder
+from privacy.durable import fsync_folder, write_atomically
 from privacy.errors import IdentityError
 
-Role = Literal["silo", "coordinator"]
-ROLES: tuple[Role, ...] = ("silo", "coordinator")
+Role = Literal["silo", "coordinator", "operator"]
+"""``operator``: a person who looks at the coordinator's page; no RPC is for it."""
+ROLES: tuple[Role, ...] = ("silo", "coordinator", "operator")
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _CLOCK_SKEW = timedelta(minutes=5)
 _PENDING = "audit.key.next"
 _LONGEST_NAME = 64  # X.509's limit for a common name (RFC 5280, ub-common-name)
-_USAGES = {"silo": ExtendedKeyUsageOID.CLIENT_AUTH, "coordinator": ExtendedKeyUsageOID.SERVER_AUTH}
+_USAGES = {
+    "silo": ExtendedKeyUsageOID.CLIENT_AUTH,
+    "coordinator": ExtendedKeyUsageOID.SERVER_AUTH,
+    "operator": ExtendedKeyUsageOID.CLIENT_AUTH,
+}
 _PrivateKey = ec.EllipticCurvePrivateKey | Ed25519PrivateKey
 
 
@@ -230,6 +237,33 @@ def issue(authority: Path, name: str, request: Path, out: Path, *, role: Role = 
     with (authority / "issued.jsonl").open("a", encoding="utf-8") as log:
         log.write(json.dumps(line) + "\n")
     _write_public(out, pem)
+    return identity
+
+
+def issue_to_operator(authority: Path, name: str, out: Path, *, password: str, days: int = 365) -> Identity:
+    """Makes a key and a certificate for a person, and writes both as PKCS #12, encrypted with the password.
+
+    Raises ``IdentityError`` for a CA or a name that cannot be used, a file that exists, or an empty password.
+    """
+    if not password:
+        raise IdentityError("the file holds a private key; give it a password")
+    if out.exists():
+        raise IdentityError(f"{out}: exists already and is not overwritten; move it away first")
+    ca = _load_certificate(authority / "ca.pem", "make a CA with `coordinator ca init`")
+    federation = _single_uri(ca, authority / "ca.pem").removeprefix("spiffe://")
+    identity = Identity(federation, "operator", name)
+    with tempfile.TemporaryDirectory() as folder:
+        keys = create_keys(Path(folder), identity)
+        certificate = Path(folder) / "tls.pem"
+        issue(authority, name, keys.request, certificate, role="operator", days=days)
+        content = pkcs12.serialize_key_and_certificates(
+            identity.uri.encode(),
+            _load_tls_key(keys.tls_key),
+            x509.load_pem_x509_certificate(certificate.read_bytes()),
+            [ca],
+            serialization.BestAvailableEncryption(password.encode()),
+        )
+    write_atomically(out, content, mode=0o600)
     return identity
 
 

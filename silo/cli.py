@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -13,12 +15,14 @@ from rich.console import Console
 from rich.table import Table
 from typer.main import get_group
 
+from privacy import service_manager
 from privacy.audit_commands import audit_app
 from privacy.console import application, output
 from privacy.console import run as run_app
 from privacy.durable import write_atomically
 from privacy.errors import ConfigurationError, RehearsalError
-from privacy.party_commands import OnlyRun, ReportFolder, ReportFormats, Rotate, make_keys, report_on, rotate_key
+from privacy.logs import LogFormat
+from privacy.party_commands import Log, OnlyRun, ReportFolder, ReportFormats, Rotate, make_keys, report_on, rotate_key
 from privacy.report_pages import Format
 from privacy.report_words import readable_bytes
 from silo.config import SiloConfig
@@ -84,14 +88,19 @@ def keys(config: Config, rotate: Rotate = False) -> None:
 
 
 @app.command()
-def train(config: Config) -> None:
+def train(config: Config, log: Log = LogFormat.TEXT) -> None:
     """Join the coordinator's run and train to its end; the same command goes on after any crash."""
     from silo import daemon  # torch and gRPC take seconds to load; the other commands need neither
     from silo.display import Display
 
     settings = SiloConfig.read(config)
-    with Display(out) as display:
+    signal.signal(signal.SIGTERM, _end)
+    service_manager.watch(lambda: True)
+    service_manager.notify("READY=1")
+    with Display(out, as_json=log is LogFormat.JSON) as display:
         outcome = daemon.train(settings, display)
+    if log is LogFormat.JSON:
+        return
     results = json.loads((outcome.folder / "results.json").read_text())
     measured = results["measured"]
     out.print(f"Run {outcome.plan.run} has ended; {readable_bytes(outcome.bytes_sent)} left in this session.")
@@ -103,6 +112,10 @@ def train(config: Config) -> None:
         )
     out.print(f"The model: {outcome.folder / 'model.safetensors'}", soft_wrap=True)
     out.print(f"What left: silo report --config {config}", soft_wrap=True)
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + signal.SIGTERM)  # on its way out it closes the journal
 
 
 @app.command()
@@ -209,6 +222,21 @@ def report(
 ) -> None:
     """Say what left this hospital, to whom and on which consent: in words here; as HTML, PDF and JSON in files."""
     report_on(SiloConfig.read(config), folder, formats, run=run)
+
+
+@app.command()
+def page(
+    config: Config,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="The port, on this machine alone.")] = 8600,
+) -> None:
+    """Serve a page on this machine alone: what has left, what would leave next, the budget, a button to withdraw."""
+    from silo.page import serve_page
+
+    def ready(address: str, token: Path) -> None:
+        out.print(f"The page, to be opened on this machine: {address}", markup=False, soft_wrap=True)
+        out.print(f"Its token is in {token}", markup=False, soft_wrap=True)
+
+    serve_page(SiloConfig.read(config), port, ready)
 
 
 @app.command()

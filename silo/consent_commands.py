@@ -34,7 +34,7 @@ def show_consent(
 ) -> None:
     """Show what may leave, to whom, until when, and whether the consent is in force."""
     settings = SiloConfig.read(config)
-    content = _content(settings)
+    content = consent_content(settings)
     if as_json:
         typer.echo(json.dumps(content, indent=2))
         return
@@ -81,18 +81,28 @@ def withdraw(
         )
         if not yes:
             typer.confirm(f"Withdraw the consent of {settings.name}?", abort=True)
+    take_back(settings, reason)
+    out.print("Withdrawn: nothing leaves any more.")
+    if told := tell_coordinator(settings):
+        out.print(told, markup=False, soft_wrap=True)
+
+
+def take_back(settings: SiloConfig, reason: str) -> None:
+    """When this returns, nothing leaves any more; a daemon that runs ends by itself."""
     if not settings.withdrawal.exists():
         WithdrawalRequest(timestamp(), reason).write(settings.withdrawal)
     settings.approval.unlink(missing_ok=True)
-    out.print("Withdrawn: nothing leaves any more.")
+
+
+def tell_coordinator(settings: SiloConfig) -> str:
+    """Tells the coordinator of the withdrawal, once no daemon has the journal open; how that went, in words."""
     if not (settings.keys / "audit.key").exists():
-        return  # no keys, so there was never a journal, nor a run
+        return ""  # no keys, so there was never a journal, nor a run
     from silo.ending import conclude_alone  # takes seconds to load; until then nothing leaves already
 
     error = EndedError(Cause.WITHDRAWN, "the consent is withdrawn")
     outcome = _when_free(lambda: conclude_alone(settings, error, _say))
-    told = str(outcome).partition("\n")[2] or "It was in no run; there is nobody to tell."
-    out.print(told, markup=False, soft_wrap=True)
+    return str(outcome).partition("\n")[2] or "It was in no run; there is nobody to tell."
 
 
 @consent_app.command()
@@ -149,7 +159,8 @@ def approve(
     out.print(f"Approved: run {plan.run}, with exactly this plan.")
 
 
-def _content(settings: SiloConfig) -> dict[str, Any]:
+def consent_content(settings: SiloConfig) -> dict[str, Any]:
+    """What ``silo consent show`` says, for machines."""
     file = ConsentFile.read(settings.consent)
     consent = file.consent
     history = History.read(settings.journal)

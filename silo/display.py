@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Self
 
@@ -18,8 +19,9 @@ from silo.training import Progress as Training
 class Display:
     """Shows round, epoch, loss, accuracy, bytes sent and time left."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, as_json: bool = False) -> None:
         self._console = console
+        self._as_json = as_json
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -28,7 +30,7 @@ class Display:
             TextColumn("sent {task.fields[sent]}"),
             TextColumn("{task.fields[left]}"),
             console=console,
-            disable=not console.is_terminal,
+            disable=as_json or not console.is_terminal,
         )
         self._task = self._bar.add_task("joining", total=None, state="", accuracy="–", sent="0 bytes", left="")
         self._rounds = 0
@@ -47,6 +49,10 @@ class Display:
 
     def notice(self, text: str) -> None:
         """Something that the user should know while it goes on."""
+        if self._as_json:
+            line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "level": "INFO", "message": text}
+            self._console.print(json.dumps(line), markup=False, highlight=False, soft_wrap=True)
+            return
         self._console.print(f"{time.strftime('%H:%M:%S')} {text}", markup=False, highlight=False, soft_wrap=True)
 
     def joined(self, plan: RunPlan, trained_rounds: int) -> None:
@@ -86,7 +92,7 @@ class Display:
             sent=decimal(bytes_sent),
             left=remaining,
         )
-        if not self._console.is_terminal and round_number < self._rounds:
+        if (self._as_json or not self._console.is_terminal) and round_number < self._rounds:
             loss = "–" if self._loss is None else f"{self._loss:.3f}"
             self.notice(
                 f"round {round_number + 1}/{self._rounds}: loss {loss}, accuracy {shown}, sent {decimal(bytes_sent)}"

@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
-import shutil
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -202,19 +200,6 @@ class TestPictures:
         assert len(bars) == 3
         assert min(bars) == max(bars)
         assert "small: 3 bytes, once" in "".join(svg.itertext())
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if program is None:
-        pytest.skip("the accessibility check needs Chromium, and there is none on this machine")
-    driver = pytest.importorskip("playwright.sync_api", reason="the accessibility check needs axe-playwright-python")
-    with driver.sync_playwright() as playwright:
-        flags = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-        running = playwright.chromium.launch(executable_path=program, args=flags)
-        yield running
-        running.close()
 
 
 @pytest.mark.parametrize("width", [1200, 360])

@@ -1,0 +1,95 @@
+"""``coordinator page``: the live page and figures for Prometheus, in a process of its own that can change nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import jinja2
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+
+from coordinator.config import CoordinatorConfig
+from coordinator.overview import Overview
+from coordinator.store import Store
+from privacy.errors import ConfigurationError
+from privacy.page_server import Content, PageServer, open_token, tls_context
+
+_STATES = ("not yet heard of", "declined", "joined", "training", "delivered", "fetching the end", "done", "withdrawn")
+
+
+def serve_page(config: CoordinatorConfig, listen: str, token_file: Path | None, ready: Callable[[Path], None]) -> None:
+    """Serves until SIGTERM or Ctrl-C. ``ready`` is told the token's file once the page can be opened.
+
+    Raises ``ConfigurationError`` for an address that cannot be had, ``IdentityError`` for certificates that cannot be
+    used.
+    """
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigurationError(f"--listen {listen}: should be host:port, for example 0.0.0.0:8443")
+    files = config.tls_files
+    place = token_file or config.keys / "page.token"
+    token = open_token(place)
+    context = tls_context(certificate=files.certificate, key=files.key, ca=files.ca)
+    store = Store(config.database)
+    overview = Overview(config, store)
+    content = Content(
+        title=f"Federation {config.federation}",
+        template="overview.html",
+        look=overview.look,
+        metrics=lambda: metrics(overview),
+    )
+    server = PageServer(content, jinja2.PackageLoader("coordinator"), token=token, ca_pem=files.ca.read_bytes())
+    try:
+        asyncio.run(_until_stopped(server, host.strip("[]"), int(port), context, lambda: ready(place)))
+    finally:
+        store.close()
+
+
+def metrics(overview: Overview) -> bytes:
+    """The run's figures in Prometheus' text form."""
+    data = overview.look({})
+    registry = CollectorRegistry()
+
+    def gauge(name: str, said: str, *labels: str) -> Gauge:
+        return Gauge(f"medsilo_{name}", said, [*labels, "run"], registry=registry)
+
+    run = data["run"]
+    gauge("round", "The run's present round, from 1; 0 before the first.").labels(run).set(data["round"] or 0)
+    gauge("rounds", "How many rounds the run has.").labels(run).set(data["rounds"])
+    gauge("finished", "1 once the run has ended.").labels(run).set(data["finished"])
+    state = gauge("silo_state", "1 for the state that a silo is in.", "silo", "state")
+    delivered = gauge("silo_rounds_delivered", "Rounds that a silo delivered in time.", "silo")
+    late = gauge("silo_rounds_late", "Rounds that ended without a silo's update.", "silo")
+    accuracy = gauge("silo_accuracy", "A silo's last shared accuracy on its own test images, 0 to 1.", "silo")
+    for silo in data["silos"]:
+        for one in _STATES:
+            state.labels(silo["silo"], one, run).set(silo["state"] == one)
+        delivered.labels(silo["silo"], run).set(silo["rounds_delivered"])
+        late.labels(silo["silo"], run).set(silo["rounds_late"])
+        if points := data["accuracy"][silo["silo"]]:
+            accuracy.labels(silo["silo"], run).set(points[-1][1])
+    exposed = gauge("exposed_bytes", "Bytes of an exposure class that passed.", "silo", "direction", "class")
+    for direction in ("received", "sent"):
+        table = data[direction]
+        for row in table["rows"]:
+            for one, count in zip(table["classes"], row["bytes"], strict=True):
+                exposed.labels(row["silo"], direction, one["class"], run).set(count)
+    if data["privacy"]:
+        gauge("epsilon_spent", "Privacy loss so far of a silo in every round.").labels(run).set(
+            data["privacy"]["spent"]
+        )
+        gauge("epsilon_planned", "Privacy loss that the plan allows.").labels(run).set(data["privacy"]["epsilon"])
+    gauge("refusals", "Requests turned away, of the newest twenty.").labels(run).set(len(data["refusals"]))
+    return generate_latest(registry)
+
+
+async def _until_stopped(server: PageServer, host: str, port: int, context: object, ready: Callable[[], None]) -> None:
+    serving = asyncio.ensure_future(server.run(host, port, context, ready))  # type: ignore[arg-type]
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+    try:
+        await serving
+    except asyncio.CancelledError:
+        return

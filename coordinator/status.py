@@ -1,0 +1,66 @@
+"""What ``coordinator status`` and the coordinator's page say of a run: its round, its silos, what was refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coordinator.config import CoordinatorConfig
+from coordinator.store import RoundState, Store
+
+LAST_CHANGES = 5
+"""Of how many rounds' changes it tells."""
+LAST_REFUSALS = 20
+
+
+def status_of(config: CoordinatorConfig, store: Store) -> dict[str, Any]:
+    """The run's round, its silos, who is late, what was refused."""
+    run = config.run.name
+    members = store.members(run)
+    rounds = store.rounds(run)
+    current = rounds[-1] if rounds else None
+    finished = bool(rounds) and store.is_finished(run)
+    withdrawals = store.withdrawals(run)
+    silos: list[dict[str, Any]] = []
+    for name in config.silos:
+        member = members.get(name)
+        own = [state.participants[name] for state in rounds if name in state.participants]
+        withdrawn = withdrawals.get(name)
+        state = "withdrawn" if withdrawn else _state(name, member.accepted if member else None, current, finished)
+        silos.append(
+            {
+                "silo": name,
+                "state": state,
+                "withdrawal": {"at": withdrawn.at, "reason": withdrawn.reason, "rounds_used": withdrawn.rounds_used}
+                if withdrawn
+                else None,
+                "missing": list(member.missing) if member else [],
+                "rounds_delivered": sum(p.delivered_at is not None and p.round < config.run.rounds for p in own),
+                "rounds_late": sum(p.late for p in own),
+                "changes": [
+                    {"round": p.round + 1, **vars(p.change), "unusual": p.change.unusual}
+                    for p in own
+                    if p.change is not None
+                ][-LAST_CHANGES:],
+            }
+        )
+    return {
+        "run": run,
+        "method": config.run.method["name"],
+        "round": None if current is None else min(current.number + 1, config.run.rounds),
+        "rounds": config.run.rounds,
+        "finished": finished,
+        "silos": silos,
+        "refusals": [vars(refusal) for refusal in store.refusals(LAST_REFUSALS)],
+    }
+
+
+def _state(name: str, accepted: bool | None, current: RoundState | None, finished: bool) -> str:
+    if accepted is None:
+        return "not yet heard of"
+    if not accepted:
+        return "declined"
+    if current is None or name not in current.participants:
+        return "joined"
+    if current.participants[name].delivered_at is not None:
+        return "done" if finished else "delivered"
+    return "fetching the end" if finished else "training"

@@ -1,0 +1,169 @@
+"""The live pages, in a real browser over real daemons: who may see them, that they follow a run, that the button
+works."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, pkcs12
+from federation import PATIENCE, Federation, free_port
+
+from privacy.pki import issue_to_operator
+
+Make = Callable[..., Federation]
+
+
+def assert_accessible(page: Any) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    found = axe.run(page).response["violations"]
+    assert [(one["id"], one["impact"], one["nodes"][0]["html"]) for one in found] == []
+
+
+def start_page(one: Federation) -> tuple[str, str]:
+    """The coordinator's page: its address and its token."""
+    address = f"127.0.0.1:{free_port()}"
+    shutil.copy(one.folder / "coordinator.yaml", one.folder / "page.yaml")
+    one.start("coordinator", "page", "--listen", address, "--config", "page.yaml")
+    one.wait_to_say("page", "The page is at")
+    return f"https://{address}", (one.keys("coordinator") / "page.token").read_text().strip()
+
+
+def ask(url: str, one: Federation, *, certificate: Path | None = None, headers: dict[str, str] | None = None) -> int:
+    """The status of an answer."""
+    context = ssl.create_default_context(cafile=str(one.folder / "ca" / "ca.pem"))
+    context.check_hostname = False  # the certificate names the coordinator, not this machine's address
+    if certificate is not None:
+        context.load_cert_chain(certificate)
+    request = urllib.request.Request(url, headers=headers or {})
+    try:
+        with urllib.request.urlopen(request, context=context, timeout=PATIENCE) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_the_coordinators_page_follows_a_run(federation: Make, browser: Any) -> None:
+    one = federation(run={"rounds": 3})
+    coordinator = one.start_coordinator()
+    one.wait_to_say("coordinator", "listening")
+    address, token = start_page(one)
+    context = browser.new_context(ignore_https_errors=True)
+    page = context.new_page()
+    page.set_default_timeout(1000 * PATIENCE)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(address)
+    page.fill("#token", "something else")
+    page.click("button")
+    page.wait_for_selector("text=That is not this page's token.")
+    assert_accessible(page)
+    page.fill("#token", token)
+    page.click("button")
+    page.wait_for_selector("text=waiting for silos: 0 of 3 have joined")
+    one.finish(*[one.start_silo(name) for name in one.silos], coordinator)
+    # Nobody loads the page anew: it is told.
+    page.wait_for_selector("strong:text-is('ended')")
+    page.wait_for_selector("strong:text-is('3 of 3')")
+    assert page.locator("svg title", has_text="Accuracy by round").count() == 1
+    drawn = page.locator("svg g title", has_text="is pulled to").count()
+    drawn += page.locator("svg g title", has_text="is pushed from").count()
+    assert drawn == 6, "each of three hospitals has two others"
+    assert_accessible(page)
+    page.emulate_media(color_scheme="dark")
+    assert_accessible(page)
+    page.set_viewport_size({"width": 360, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert_accessible(page)
+    assert {url.partition("//")[2].partition("/")[0] for url in asked if not url.startswith("data:")} == {
+        address.removeprefix("https://")
+    }, "nothing comes from anywhere else"
+    # The same bytes as in the journal.
+    found = json.loads(page.evaluate("fetch('data.json').then((answer) => answer.text())"))
+    classes = [entry["class"] for entry in found["received"]["classes"]]
+    sums: dict[str, dict[str, int]] = {}
+    for record in one.messages("coordinator", "received"):
+        if record["run"] == "test":
+            counts = sums.setdefault(record["peer"].rpartition("/")[2], {})
+            for name, count in record["classes"].items():
+                counts[name] = counts.get(name, 0) + count
+    assert {row["silo"]: dict(zip(classes, row["bytes"], strict=True)) for row in found["received"]["rows"]} == sums
+    context.close()
+
+
+def test_the_coordinators_page_is_for_its_token_and_for_operators_alone(federation: Make) -> None:
+    one = federation()
+    one.start_coordinator()
+    one.wait_to_say("coordinator", "listening")
+    address, token = start_page(one)
+    issue_to_operator(one.folder / "ca", "jane", one.folder / "jane.p12", password="a password")
+    key, certificate, _ = pkcs12.load_key_and_certificates((one.folder / "jane.p12").read_bytes(), b"a password")
+    assert key is not None
+    assert certificate is not None
+    (one.folder / "jane.pem").write_bytes(
+        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()) + certificate.public_bytes(Encoding.PEM)
+    )
+    (one.folder / "silo.pem").write_bytes(
+        (one.keys("hospital1") / "tls.key").read_bytes() + (one.keys("hospital1") / "tls.pem").read_bytes()
+    )
+    for path in ("/", "/middle", "/data.json", "/metrics", "/changes"):
+        assert ask(address + path, one) == 401, path
+        assert ask(address + path, one, certificate=one.folder / "silo.pem") == 401, "a hospital is no operator"
+        assert ask(address + path, one, headers={"Authorization": "Bearer wrong"}) == 401, path
+    for path in ("/", "/middle", "/data.json", "/metrics"):
+        assert ask(address + path, one, certificate=one.folder / "jane.pem") == 200, path
+        assert ask(address + path, one, headers={"Authorization": f"Bearer {token}"}) == 200, path
+    assert token not in one.everything_said()
+    (one.keys("coordinator") / "page.token").chmod(0o644)
+    said = one.command("coordinator", "page", "--listen", "127.0.0.1:1", "--config", "page.yaml", expect=5)
+    assert "others can read this token" in said
+
+
+def test_the_silos_page_shows_what_left_and_takes_the_consent_back(federation: Make, browser: Any) -> None:
+    one = federation(run={"rounds": 100})
+    one.start_coordinator()
+    one.wait_to_say("coordinator", "listening")
+    first = one.start_silo("hospital1")
+    others = [one.start_silo(name) for name in one.silos[1:]]
+    one.wait_for("a round", lambda: len(one.messages("hospital1", "sent")) > 10)
+    port = free_port()
+    shutil.copy(one.folder / "hospital1.yaml", one.folder / "silopage.yaml")
+    one.start("silo", "page", "--port", str(port), "--config", "silopage.yaml")
+    one.wait_to_say("silopage", "Its token is in")
+    url = one.said("silopage").split("this machine: ")[1].split()[0]
+    site = f"http://127.0.0.1:{port}"
+    token = url.partition("token=")[2]
+    bearer = {"Authorization": f"Bearer {token}"}
+    assert ask(site, one) == 401
+    assert ask(site, one, headers=bearer) == 200
+    assert ask(site, one, headers={**bearer, "Host": f"rebound.example:{port}"}) == 421
+    forged = urllib.request.Request(
+        f"{site}/do/withdraw", data=b"", headers={**bearer, "Origin": "https://elsewhere.example"}
+    )
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(forged, timeout=PATIENCE)
+    assert not (one.folder / "state" / "hospital1" / "withdrawal.json").exists()
+    page = browser.new_page()
+    page.set_default_timeout(1000 * PATIENCE)
+    page.goto(url)
+    assert "token" not in page.url
+    page.wait_for_selector("text=Model: feature part")
+    page.wait_for_selector("text=In each round of run test (diversifed):")
+    assert_accessible(page)
+    page.check("#sure")
+    page.click("#withdraw")
+    page.wait_for_selector("text=Withdrawn: nothing leaves any more.")
+    page.wait_for_selector("strong:text-is('withdrawn')")
+    one.ends_with(first, 4)
+    last = one.messages("hospital1", "sent")[-1]
+    assert last["rpc"] in ("Withdraw", "Attest")
+    page.close()
+    for process in others:
+        process.kill()
