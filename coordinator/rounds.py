@@ -28,7 +28,8 @@ from algorithms.tensors import FileSource, Part, Payload, TensorSpec, Workspace
 from coordinator.config import CoordinatorConfig
 from coordinator.masked_round import MaskedRound
 from coordinator.store import EVERYONE, RoundState, Store, Withdrawal
-from privacy.errors import MedsiloError, RefusedError, StoreError
+from privacy.durable import on_disk
+from privacy.errors import DiskError, MedsiloError, RefusedError, StoreError
 from privacy.exposure import Exposure
 from privacy.mask_keys import CertifiedKey
 from privacy.plan import RunPlan
@@ -114,6 +115,12 @@ class Rounds:
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join()
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the rounds: what is in memory may no longer be what is on disk."""
+        with self._changed:
+            self.failure = self.failure or error
+            self._changed.notify_all()
 
     def wait_until_done(self) -> None:
         """Returns when every member has fetched the run's end, or the rounds have failed or been stopped."""
@@ -340,7 +347,7 @@ class Rounds:
             self._check_in_step()
             try:
                 yield
-            except StoreError:
+            except (StoreError, DiskError):
                 self._doubtful = True
                 self._changed.notify_all()
                 raise
@@ -351,13 +358,14 @@ class Rounds:
 
     def _run(self) -> None:
         try:
-            while self._step_or_wait():
-                pass
+            with on_disk(self.config.state):
+                while self._step_or_wait():
+                    pass
+        except DiskError as error:
+            self.fail(error)
         except BaseException as error:
             log.exception("the run cannot go on")
-            with self._changed:
-                self.failure = error
-                self._changed.notify_all()
+            self.fail(error)
 
     def _step_or_wait(self) -> bool:
         """One step; without the database, a pause, and then all that is in memory is read from it again."""
