@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,19 +13,22 @@ from rich.table import Table
 
 from coordinator.ca_commands import ca_app
 from coordinator.config import CoordinatorConfig
-from coordinator.store import RoundState, Store
+from coordinator.store import Member, RoundState, Store, Withdrawal
 from privacy.audit_commands import audit_app
 from privacy.console import application, output
 from privacy.console import run as run_app
 from privacy.errors import ConfigurationError
 from privacy.party_commands import OnlyRun, ReportFolder, ReportFormats, Rotate, make_keys, report_on, rotate_key
-from privacy.report import Answer, SharedAccuracy
+from privacy.report import Answer, Attendance, SharedAccuracy
 from privacy.report_pages import Format
+from privacy.report_words import minute
 from privacy.withdrawal import Cause
 
 app = application("The coordinator of a federation: leads runs, and never sees an image.")
 app.add_typer(ca_app, name="ca")
 out = output()
+LATE_SHOWN = 10
+"""So many of the last rounds that a silo missed stand in the table; all in the JSON."""
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The coordinator's configuration (YAML).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
@@ -100,6 +104,7 @@ def status(config: Config, as_json: AsJson = False) -> None:
                 "missing": list(member.missing) if member else [],
                 "rounds_delivered": sum(p.delivered_at is not None and p.round < settings.run.rounds for p in own),
                 "rounds_late": sum(p.late for p in own),
+                "late": [p.round + 1 for p in own if p.late],
             }
         )
     content: dict[str, Any] = {
@@ -108,6 +113,7 @@ def status(config: Config, as_json: AsJson = False) -> None:
         "round": None if current is None else min(current.number + 1, settings.run.rounds),
         "rounds": settings.run.rounds,
         "finished": finished,
+        "waiting_for": _waiting_for(settings, members, current, withdrawals),
         "silos": silos,
         "refusals": [vars(refusal) for refusal in store.refusals(20)],
     }
@@ -119,11 +125,17 @@ def status(config: Config, as_json: AsJson = False) -> None:
     for column in ("silo", "state", "rounds delivered", "rounds late"):
         table.add_column(column)
     for silo in silos:
+        late = f" ({', '.join(map(str, silo['late'][-LATE_SHOWN:]))})" if silo["late"] else ""
         note = f" (lacks {', '.join(silo['missing'])})" if silo["missing"] else ""
         if silo["withdrawal"] and silo["withdrawal"]["reason"] != Cause.WITHDRAWN:
             note = f" ({silo['withdrawal']['reason']})"
-        table.add_row(silo["silo"], silo["state"] + note, str(silo["rounds_delivered"]), str(silo["rounds_late"]))
+        table.add_row(
+            silo["silo"], silo["state"] + note, str(silo["rounds_delivered"]), str(silo["rounds_late"]) + late
+        )
     out.print(table)
+    if content["waiting_for"]:
+        since = f" since {minute(current.opened_at)} UTC" if current else ""
+        out.print(f"Waiting for {', '.join(content['waiting_for'])}{since}.", markup=False, soft_wrap=True)
     if all(silo["withdrawal"] for silo in silos):
         out.print("Every hospital has withdrawn; the run has ended.")
     for refusal in content["refusals"][:5]:
@@ -189,7 +201,32 @@ def report(
             for member in store.members(name).values()
         ],
         accuracies=[shared for name in names if (shared := _shared_accuracy(store, name))],
+        attendance=[one for name, plan, _ in store.runs() for one in _attendance(store, name, plan)],
     )
+
+
+def _attendance(store: Store, run: str, plan: str) -> list[Attendance]:
+    rounds = [state for state in store.rounds(run) if state.number < json.loads(plan)["rounds"]]
+    found = []
+    for silo in sorted({silo for state in rounds for silo in state.participants}):
+        own = [state.participants[silo] for state in rounds if silo in state.participants]
+        delivered = sum(one.delivered_at is not None for one in own)
+        found.append(Attendance(run, silo, delivered, [one.round + 1 for one in own if one.late]))
+    return found
+
+
+def _waiting_for(
+    settings: CoordinatorConfig,
+    members: Mapping[str, Member],
+    current: RoundState | None,
+    withdrawals: Mapping[str, Withdrawal],
+) -> list[str]:
+    """Whom the run waits for now: to join, to deliver the open round's update, or to fetch the end."""
+    if current is None:
+        return [name for name in settings.silos if name not in members and name not in withdrawals]
+    if current.closed_at is not None:
+        return []
+    return [name for name, one in current.participants.items() if one.delivered_at is None]
 
 
 def _shared_accuracy(store: Store, run: str) -> SharedAccuracy | None:

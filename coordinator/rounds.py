@@ -41,6 +41,10 @@ PAUSE_SECONDS = 0.5
 """Between two attempts to read the state from a database that did not answer."""
 
 
+REMINDER_SECONDS = 600.0
+"""How often the log says whom the run waits for."""
+
+
 LEAST_MINUTES_TO_DELIVER = 5.0
 """How long a masked round waits for its roster's updates before it is given up, however short its deadline: a silo
 that has masked for it should have the time to be started anew."""
@@ -98,6 +102,7 @@ class Rounds:
         )
         self._changed = threading.Condition()
         self._stopping = False
+        self._told_at = time.monotonic()
         self._readers: Counter[Path] = Counter()
         for partial in self.folder.glob("round-*/.*.partial"):
             partial.unlink()
@@ -389,7 +394,11 @@ class Rounds:
         """Waits for something to do and does it; False when it is to stop."""
         with self._in_step():
             while not self._stopping and not self._doubtful and not self._ready():
-                self._changed.wait(None if self._finished else self._seconds_to_deadline())
+                left = None if self._finished else self._seconds_to_deadline()
+                quiet = self._told_at + REMINDER_SECONDS - time.monotonic()
+                self._changed.wait(quiet if left is None else min(quiet, left))
+                if time.monotonic() - self._told_at >= REMINDER_SECONDS:
+                    self._remind()
             if self._stopping:
                 return False
             self._check_in_step()
@@ -407,6 +416,19 @@ class Rounds:
         # Without the lock: meanwhile silos may ask, and late updates are turned away.
         self._close(closing)
         return True
+
+    def _remind(self) -> None:
+        """Says whom the run waits for, so that nobody has to guess why nothing happens."""
+        self._told_at = time.monotonic()
+        state, plan = self._round, self.plan
+        if state is None or state.closed_at is not None:
+            missing = sorted(set(self.config.silos) - self._members - self._withdrawn)
+            what = "to join"
+        else:
+            missing = [silo for silo, mine in state.participants.items() if mine.delivered_at is None]
+            what = "to fetch the end" if self._finished else f"to deliver round {state.number + 1} of {plan.rounds}"
+        if missing:
+            log.warning("run %s waits for %s %s", plan.run, ", ".join(missing), what)
 
     def _ready(self) -> bool:
         if self._finished:
@@ -554,6 +576,7 @@ class Rounds:
     def _open_next(self) -> None:
         number = 0 if self._round is None else self._round.number + 1
         plan = self.plan
+        self._told_at = time.monotonic()
         if number == plan.rounds:
             self.store.finish_run(plan.run, number, sorted(self._members))
             self._finished = True

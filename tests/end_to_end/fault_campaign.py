@@ -149,6 +149,7 @@ class Campaign:
             "mix": mix,
             "silos": settings["silos"],
             "seconds": round(seconds, 1),
+            "load": round(os.getloadavg()[0], 1),
             "faults": [fault for party in planned for fault in _told(one, party)],
             "problems": problems,
         }

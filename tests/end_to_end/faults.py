@@ -28,7 +28,7 @@ DISK_FAILED = 13
 """The exit code of a daemon whose disk fails (docs/exit-codes.md)."""
 RESTART_SECONDS = 0.5
 """A service waits a little before it starts again what cannot go on."""
-SECONDS, SECONDS_FOR_EACH = 120, 20
+SECONDS, SECONDS_FOR_EACH = 180, 60
 """How long a run may take, and how much longer for each fault."""
 SOURCE = Path(__file__).with_name("faults.c")
 
