@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from pathlib import Path
 from typing import NoReturn
 
 import typer
@@ -25,7 +24,7 @@ def run(app: typer.Typer) -> None:
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             os._exit(141)  # the reader of our output (head, less) went away; there is nobody to tell
-        failed = disk_error(error, Path(error.filename or ".").absolute())
+        failed = disk_error(error, error.filename or "what this command writes")
         if failed is None:
             raise
         _end(errors, failed)

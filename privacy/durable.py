@@ -68,19 +68,19 @@ class Appender:
             raise _failed(error, self._folder) from error
 
 
-def disk_error(error: BaseException, folder: Path) -> DiskError | None:
-    """What a full, read-only or failing disk made of a write below ``folder``, in words; None for any other error."""
+def disk_error(error: BaseException, where: Path | str) -> DiskError | None:
+    """What a full, read-only or failing disk made of a write there, in words; None for any other error."""
     if isinstance(error, DiskError):
         return error
     if not isinstance(error, OSError) or error.errno not in _WAYS_OUT:
         return None
-    return _failed(error, folder)
+    return _failed(error, where)
 
 
-def _failed(error: OSError, folder: Path) -> DiskError:
+def _failed(error: OSError, where: Path | str) -> DiskError:
     way_out = _WAYS_OUT.get(error.errno or 0, f"it cannot be written ({error.strerror}). Find out why")
     return DiskError(
-        f"{folder}: {way_out}, then give the same command again: it goes on where it was. What was kept is not lost, "
+        f"{where}: {way_out}, then give the same command again: it goes on where it was. What was kept is not lost, "
         "and nothing leaves or counts that could not be kept"
     )
 

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 from faults import Fault, Kept, happened, log_of, run_through
-from federation import Federation
+from federation import Federation, take_ports_from
 from safetensors.torch import load_file
 from test_runs import (
     assert_every_round_counted_once,
@@ -162,11 +162,11 @@ class Campaign:
             "a round is not counted once": lambda: assert_every_round_counted_once(one),
             "a journal is not sound": lambda: assert_journals_sound(one),
             "a signature or receipt is missing": lambda: assert_signed(one),
-            "audit verify --peer does not pass": lambda: _compare_both_sides(one),
+            "audit verify --peer does not pass": lambda: assert_evidence_agrees(one),
             "what was on disk at an end is gone": kept.check,
-            "a round was measured twice": lambda: _measured_once(one),
+            "a round was measured twice": lambda: assert_measured_once(one),
             "the models are not those of an undisturbed run": lambda: self._check_models(one, mix),
-            "the ledger does not hold all that was released": lambda: _charged(one, mix),
+            "the ledger does not hold all that was released": lambda: self._check_ledgers(one, mix),
         }
         problems = []
         for what, check in checks.items():
@@ -175,6 +175,11 @@ class Campaign:
             except Exception:
                 problems.append(f"{what}: {traceback.format_exc(limit=-3)}"[-3000:])
         return problems
+
+    @staticmethod
+    def _check_ledgers(one: Federation, mix: str) -> None:
+        if "private" in mix:
+            assert_charged(one)
 
     def _check_models(self, one: Federation, mix: str) -> None:
         if "private" in mix:
@@ -250,7 +255,7 @@ def _told(one: Federation, party: str) -> list[dict[str, Any]]:
     return found
 
 
-def _compare_both_sides(one: Federation) -> None:
+def assert_evidence_agrees(one: Federation) -> None:
     """``audit verify --peer`` with either side's evidence."""
     bundles = {}
     for party in ("coordinator", *one.silos):
@@ -262,28 +267,30 @@ def _compare_both_sides(one: Federation) -> None:
             assert found.sound, f"{own} with {other}: {found.problem}"
 
 
-def _measured_once(one: Federation) -> None:
+def assert_measured_once(one: Federation) -> None:
+    """A round is trained once, or again from the same start: never measured twice."""
     for name in one.silos:
         measured = json.loads((one.run_folder(name) / "results.json").read_text())["measured"]
         rounds = [m["rounds"] for m in measured]
-        once = list(range(ROUNDS + 1))
-        assert rounds in (once, [*once, ROUNDS]), f"{name}: {rounds}"  # what is handed out last is measured too
+        last = one.coordinator_config["run"]["rounds"]
+        once = list(range(last + 1))
+        assert rounds in (once, [*once, last]), f"{name}: {rounds}"  # what is handed out last is measured too
 
 
-def _charged(one: Federation, mix: str) -> None:
-    if "private" not in mix:
-        return
+def assert_charged(one: Federation) -> None:
+    """Every update was paid for, and ledger and journal tell of the same charges."""
+    rounds = one.coordinator_config["run"]["rounds"]
     for name in one.silos:
         (account,) = ledgers(one.folder / "state" / name / "ledger")
         entries = account.entries()
         held = {entry.sha256 for entry in entries}
         records = list(read_records(one.folder / "state" / name / "journal"))
         account.check_holds(records)
-        assert {entry.purpose.round for entry in entries} == set(range(ROUNDS)), f"{name}: a round was not charged"
+        assert {entry.purpose.round for entry in entries} == set(range(rounds)), f"{name}: a round was not charged"
         told = [charge["sha256"] for charge in charges(records)]
         assert set(told) == held, f"{name}: the journal does not tell of every charge"
         for record in one.messages(name, "sent"):
-            if record["rpc"] == "SubmitUpdate" and record["frame"] == 0 and record["round"] < ROUNDS:
+            if record["rpc"] == "SubmitUpdate" and record["frame"] == 0 and record["round"] < rounds:
                 assert record["ledger"], f"{name}: an update without a charge"
 
 
@@ -312,6 +319,7 @@ def main() -> int:
     command = f"python tests/end_to_end/fault_campaign.py --faults {given.faults} --seed {given.seed}"
     numbers = campaign.next_numbers()
     torch.set_num_threads(1)
+    take_ports_from(20_000 + os.getpid() % 10_000)
     with ThreadPoolExecutor(given.together) as pool:
         under_way = {pool.submit(campaign.one, numbers()) for _ in range(given.together)}
         while under_way:

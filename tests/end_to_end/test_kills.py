@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import pytest
-from faults import Fault, needs_faults, run_through
+from fault_campaign import (
+    MIXES,
+    PLAIN,
+    RUN,
+    assert_charged,
+    assert_evidence_agrees,
+    assert_measured_once,
+)
+from faults import Fault, Kept, needs_faults, run_through
 from federation import Federation
 from test_runs import assert_every_round_counted_once, assert_journals_sound, assert_models_are, assert_signed
+
+from algorithms.datasets import ImageDataset
 
 Make = Callable[..., Federation]
 
@@ -32,9 +41,50 @@ def test_killed_again_and_again_at_its_steps_on_disk_nothing_is_lost(federation:
     assert_journals_sound(one)
     assert_models_are(one, one.simulate())
     assert_signed(one)
-    # A round is trained once, or again from the same start: never measured twice.
-    measured = json.loads((one.run_folder("hospital2") / "results.json").read_text())["measured"]
-    assert [m["rounds"] for m in measured] == sorted({m["rounds"] for m in measured})
+    assert_measured_once(one)
+
+
+@needs_faults
+def test_after_power_cuts_failing_disks_and_a_jump_of_the_clock_a_private_run_goes_on(
+    federation: Make, shards: list[ImageDataset]
+) -> None:
+    """A sample of ``fault_campaign.py``, on disk and between calls."""
+    mix = MIXES["fedavg, private"]
+    one = federation(shards=shards[:2], exposures=PLAIN, run={**RUN, **mix["run"], "rounds": 4})
+    for name in one.silos:
+        one.write_consent(name, **mix["consent"])
+    kept = Kept(one)
+    run_through(
+        one,
+        {
+            "coordinator": [
+                Fault("power", "disk", 12, after=True),
+                Fault("full", "disk", 20, seconds=0.3),
+                Fault("kill", "rpc", 5),
+            ],
+            "hospital2": [
+                Fault("read-only", "disk", 9, seconds=0.3),
+                Fault("power", "rpc", 6, after=True),
+                Fault("io-error", "disk", 12),
+                Fault("clock", "rpc", 3, seconds=-86400),
+                Fault("kill", "rpc", 7, after=True),
+            ],
+        },
+        at_an_end=kept.look,
+    )
+    kept.check()
+    assert_every_round_counted_once(one)
+    assert_journals_sound(one)
+    assert_signed(one)
+    assert_evidence_agrees(one)
+    assert_measured_once(one)
+    assert_charged(one)
+    state = one.folder / "state"
+    for party, said in (("coordinator", "the disk is full"), ("hospital2", "the disk is read-only")):
+        assert f"error: {state / party}" in one.said(party)
+        assert said in one.said(party)
+    # One message, and no stack of calls.
+    assert "Traceback" not in one.everything_said()
 
 
 @pytest.mark.parametrize("party", ["coordinator", "hospital1"])
