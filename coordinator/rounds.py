@@ -103,6 +103,8 @@ class Rounds:
         self._changed = threading.Condition()
         self._stopping = False
         self._told_at = time.monotonic()
+        self._deadline = 0.0
+        self._deadline_of: tuple[int, str] | None = None
         self._readers: Counter[Path] = Counter()
         for partial in self.folder.glob("round-*/.*.partial"):
             partial.unlink()
@@ -526,10 +528,15 @@ class Rounds:
         if minutes is None or self._round is None or self._round.closed_at is not None:
             return None
         fixed = self._masks.fixed_at if self._masks is not None else None
-        opened = datetime.fromisoformat(fixed or self._round.opened_at)
+        opened = fixed or self._round.opened_at
         if fixed is not None:
             minutes = max(minutes, LEAST_MINUTES_TO_DELIVER)
-        left = 60 * minutes - (datetime.now(UTC) - opened).total_seconds()
+        if self._deadline_of != (self._round.number, opened):
+            # From here on the clock may jump: a round neither ends at once of that nor waits for a day.
+            past = max(0.0, (datetime.now(UTC) - datetime.fromisoformat(opened)).total_seconds())
+            self._deadline_of = (self._round.number, opened)
+            self._deadline = time.monotonic() + 60 * minutes - past
+        left = self._deadline - time.monotonic()
         # Past the deadline and short of the quorum only a delivery changes anything.
         return left if left > 0 or self._quorum_reached() else None
 

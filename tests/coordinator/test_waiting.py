@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,45 @@ def test_a_hospital_that_never_comes_back_is_named_round_by_round(
     assert silos["c"]["late"] == [1, 2]
     assert silos["a"]["late"] == silos["b"]["late"] == []
     assert "2 (1, 2)" in one.told()
+
+
+class Jumping(datetime):
+    """The clock, moved."""
+
+    by = timedelta()
+
+    @classmethod
+    def now(cls, zone: tzinfo | None = None) -> Jumping:
+        return cls.fromtimestamp((datetime.now(UTC) + cls.by).timestamp(), zone)
+
+
+@pytest.mark.parametrize("days", [-1, 1])
+def test_a_jump_of_the_clock_neither_ends_a_round_nor_keeps_it_open(
+    begin: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, days: int
+) -> None:
+    monkeypatch.setattr(coordinator.rounds, "datetime", Jumping)
+    one = begin(quorum=2, deadline_minutes=60)
+    one.join(*NAMES)
+    one.until(lambda: one.status()["round"] == 1)
+    one.deliver("a", "b", number=0)
+    monkeypatch.setattr(Jumping, "by", timedelta(days=days))
+    with one.rounds._changed:
+        left = one.rounds._seconds_to_deadline()
+    assert left is not None
+    assert 0 < left <= 3600
+
+
+def test_a_clock_that_was_put_back_while_the_coordinator_was_away_costs_one_deadline_at_most(
+    begin: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = begin(quorum=2, deadline_minutes=60)
+    one.join(*NAMES)
+    one.until(lambda: one.status()["round"] == 1)
+    one.deliver("a", "b", number=0)
+    one.rounds.stop()
+    monkeypatch.setattr(coordinator.rounds, "datetime", Jumping)
+    monkeypatch.setattr(Jumping, "by", timedelta(days=-1))
+    again = Rounds(one.rounds.config, one.rounds.plan, one.rounds.config.make_method(), one.store)
+    left = again._seconds_to_deadline()
+    assert left is not None
+    assert 3500 < left <= 3600

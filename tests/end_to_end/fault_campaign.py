@@ -130,8 +130,8 @@ class Campaign:
             )
         for name in one.silos:
             one.write_consent(name, **settings.get("consent", {}))
-        planned = {"coordinator": [draw(source) for _ in range(8)]}
-        planned |= {name: [draw(source) for _ in range(5)] for name in one.silos}
+        planned = {"coordinator": [draw(source) for _ in range(12)]}
+        planned |= {name: [draw(source) for _ in range(8)] for name in one.silos}
         started = time.monotonic()
         problems: list[str] = []
         kept = Kept(one)
