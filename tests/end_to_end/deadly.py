@@ -22,10 +22,12 @@ def main() -> None:
     specs, program = sys.argv[1], sys.argv[2]
     del sys.argv[:2]
     library = ctypes.CDLL(None)
-    library.fault_add.argtypes = [ctypes.c_char_p, *[ctypes.c_int] * 2, ctypes.c_long, ctypes.c_int, ctypes.c_double]
+    text, whole = ctypes.c_char_p, ctypes.c_int
+    library.fault_add.argtypes = [text, whole, whole, ctypes.c_long, whole, ctypes.c_double, text]
     for fault in (Fault.read(spec) for spec in specs.split(",") if spec):
         kind, place = KINDS.index(fault.kind), PLACES.index(fault.place)
-        library.fault_add(str(fault).encode(), kind, place, fault.step, fault.after, fault.seconds)
+        where = fault.where.encode()
+        library.fault_add(str(fault).encode(), kind, place, fault.step, fault.after, fault.seconds, where)
     log = log_of(Path.cwd(), sys.argv[-1])
     recovering = [sum("recovered" in line for line in happened(log)) < sum("fault" in line for line in happened(log))]
     seen = [0]

@@ -33,6 +33,7 @@ struct fault {
     enum place place;
     long step;
     int after;
+    char where[64]; /* only steps on paths that hold this are counted */
     double seconds; /* how long an error lasts, 0: this step only; how far the clock jumps */
 };
 
@@ -189,7 +190,8 @@ static int before(const char *step, const char *path, int can, int *due) {
         if (monotonic() >= error_until) error_until = 0;
         else if (can & 1 << error_kind) found = error_number;
     }
-    if (!found && error_until == 0 && current < count && faults[current].place == DISK) {
+    if (!found && error_until == 0 && current < count && faults[current].place == DISK
+        && strstr(path, faults[current].where)) {
         struct fault *fault = &faults[current];
         int error = fault->kind == FULL || fault->kind == READ_ONLY || fault->kind == IO;
         if (--left_to_count <= 0) {
@@ -215,7 +217,8 @@ static void after(const char *step, const char *path, int due) {
     errno = kept;
 }
 
-void fault_add(const char *name, int kind, int place, long step, int afterwards, double seconds) {
+void fault_add(const char *name, int kind, int place, long step, int afterwards, double seconds,
+               const char *where) {
     if (count == MOST) abort();
     struct fault *fault = &faults[count++];
     snprintf(fault->name, sizeof fault->name, "%s", name);
@@ -224,6 +227,7 @@ void fault_add(const char *name, int kind, int place, long step, int afterwards,
     fault->step = step;
     fault->after = afterwards;
     fault->seconds = seconds;
+    snprintf(fault->where, sizeof fault->where, "%s", where);
     if (kind == POWER) power = 1;
 }
 

@@ -38,7 +38,8 @@ class Fault:
     """One fault at a step, counted from the fault before it or from the process's start.
 
     ``place``: a step on disk, or a boundary of a call (a message recorded, sent, received, answered). ``after``: the
-    step is still taken. ``seconds``: how long an error lasts (0: for one step), or how far the clock jumps.
+    step is still taken. ``seconds``: how long an error lasts (0: for one step), or how far the clock jumps. ``where``:
+    on disk, only steps on paths that hold this text count.
     """
 
     kind: str
@@ -46,14 +47,17 @@ class Fault:
     step: int
     after: bool = False
     seconds: float = 0.0
+    where: str = ""
 
     def __str__(self) -> str:
-        return f"{self.kind}:{self.place}:{self.step}:{'after' if self.after else 'before'}:{self.seconds:g}"
+        place = f"{self.place}/{self.where}" if self.where else self.place
+        return f"{self.kind}:{place}:{self.step}:{'after' if self.after else 'before'}:{self.seconds:g}"
 
     @classmethod
     def read(cls, text: str) -> Fault:
         kind, place, step, when, *seconds = text.split(":")
-        return cls(kind, place, int(step), when == "after", float(seconds[0]) if seconds else 0.0)
+        place, _, where = place.partition("/")
+        return cls(kind, place, int(step), when == "after", float(seconds[0]) if seconds else 0.0, where)
 
 
 def library() -> Path | None:
