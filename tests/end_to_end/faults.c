@@ -46,7 +46,8 @@ static char folder[PATH_MAX];
 static int log_file = -1;
 static int error_number, error_kind;
 static double error_until;
-static volatile double shift;
+static volatile double shift, shift_until;
+#define SHIFTED_SECONDS 5 /* after which the clock is put right */
 static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 
 #define REAL(name) ((__typeof__(&name))real(#name))
@@ -168,7 +169,8 @@ static void happen(const char *step, const char *path) {
         pause();
         break;
     case CLOCK:
-        shift += fault->seconds;
+        shift = fault->seconds;
+        shift_until = monotonic() + SHIFTED_SECONDS;
         break;
     default:
         error_kind = fault->kind;
@@ -377,7 +379,8 @@ static int asked_by_python(void *caller) {
 
 int clock_gettime(clockid_t clock, struct timespec *now) {
     int result = (int)syscall(SYS_clock_gettime, clock, now);
-    if (shift != 0 && clock == CLOCK_REALTIME && result == 0 && asked_by_python(__builtin_return_address(0)))
+    if (shift != 0 && clock == CLOCK_REALTIME && result == 0 && monotonic() < shift_until
+        && asked_by_python(__builtin_return_address(0)))
         now->tv_sec += (time_t)shift;
     return result;
 }

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 KINDS = ("kill", "power", "full", "read-only", "io-error", "clock")
 """``kill``: SIGKILL. ``power``: a power cut, after which what no sync had reached is gone or torn. ``full``,
-``read-only``, ``io-error``: what the disk answers. ``clock``: it jumps."""
+``read-only``, ``io-error``: what the disk answers. ``clock``: it jumps, and is put right
+after five seconds."""
 PLACES = ("disk", "rpc")
-DISK_FAILED = 13
-"""The exit code of a daemon whose disk fails (docs/exit-codes.md)."""
+DISK_FAILED, IDENTITY_FAILED = 13, 5
+"""Exit codes (docs/exit-codes.md) of daemons whose disk fails, or who find certificates not valid by their clock."""
 RESTART_SECONDS = 0.5
 """A service waits a little before it starts again what cannot go on."""
 SECONDS, SECONDS_FOR_EACH = 180, 60
@@ -149,19 +150,22 @@ def run_through(
 
     running = {party: begin(party) for party in ("coordinator", *one.silos)}
     starts = dict.fromkeys(running, 1)
+    known = {None, 0, -signal.SIGKILL, DISK_FAILED}
+    if any(fault.kind == "clock" for faults in planned.values() for fault in faults):
+        known.add(IDENTITY_FAILED)
     deadline = time.monotonic() + SECONDS + SECONDS_FOR_EACH * sum(map(len, planned.values()))
     while any(process.poll() != 0 for process in running.values()):
         for party, process in running.items():
             code = process.poll()
-            assert code in (None, 0, -signal.SIGKILL, DISK_FAILED), (
-                f"{party} ended with {code}\n{one.everything_said()}"
-            )
+            assert code in known, f"{party} ended with {code}\n{one.everything_said()}"
             if code:
                 one.processes.remove(process)
                 starts[party] += 1
                 at_an_end(party)
-                assert starts[party] <= 2 * len(planned[party]) + 5, f"{party} is not up again\n{one.everything_said()}"
-                time.sleep(RESTART_SECONDS if code == DISK_FAILED else 0)
+                assert starts[party] <= 2 * len(planned.get(party, ())) + 20, (
+                    f"{party} is not up again\n{one.everything_said()}"
+                )
+                time.sleep(0 if code == -signal.SIGKILL else RESTART_SECONDS)
                 running[party] = begin(party)
         assert time.monotonic() < deadline, f"the run does not come to its end\n{one.everything_said()}"
         time.sleep(0.02)
