@@ -20,13 +20,16 @@ from privacy.console import run as run_app
 from privacy.errors import ConfigurationError
 from privacy.logs import LogFormat
 from privacy.party_commands import Log, OnlyRun, ReportFolder, ReportFormats, Rotate, make_keys, report_on, rotate_key
-from privacy.report import Answer, SharedAccuracy
+from privacy.report import Answer, Attendance, SharedAccuracy
 from privacy.report_pages import Format
+from privacy.report_words import minute
 from privacy.withdrawal import Cause
 
 app = application("The coordinator of a federation: leads runs, and never sees an image.")
 app.add_typer(ca_app, name="ca")
 out = output()
+LATE_SHOWN = 10
+"""So many of the last rounds that a silo missed stand in the table; all in the JSON."""
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The coordinator's configuration (YAML).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
@@ -87,15 +90,19 @@ def status(config: Config, as_json: AsJson = False) -> None:
     for column in (*columns, "last change: norm", "score", "cosine") if compared else columns:
         table.add_column(column)
     for silo in silos:
+        late = f" ({', '.join(map(str, silo['late'][-LATE_SHOWN:]))})" if silo["late"] else ""
         note = f" (lacks {', '.join(silo['missing'])})" if silo["missing"] else ""
         if silo["withdrawal"] and silo["withdrawal"]["reason"] != Cause.WITHDRAWN:
             note = f" ({silo['withdrawal']['reason']})"
-        cells = [silo["silo"], silo["state"] + note, str(silo["rounds_delivered"]), str(silo["rounds_late"])]
+        cells = [silo["silo"], silo["state"] + note, str(silo["rounds_delivered"]), str(silo["rounds_late"]) + late]
         if compared:
             last = silo["changes"][-1] if silo["changes"] else {}
             cells += [_number(last.get(name), form) for name, form in _CHANGE_FORMS.items()]
         table.add_row(*cells)
     out.print(table)
+    if content["waiting_for"]:
+        since = f" since {minute(content['opened_at'])} UTC" if content["opened_at"] else ""
+        out.print(f"Waiting for {', '.join(content['waiting_for'])}{since}.", markup=False, soft_wrap=True)
     if unusual := [silo for silo in silos if any(change["unusual"] for change in silo["changes"])]:
         for silo in unusual:
             last = next(change for change in reversed(silo["changes"]) if change["unusual"])
@@ -190,6 +197,7 @@ def report(
             for member in store.members(name).values()
         ],
         accuracies=[shared for name in names if (shared := _shared_accuracy(store, name))],
+        attendance=[one for name, plan, _ in store.runs() for one in _attendance(store, name, plan)],
     )
 
 
@@ -198,6 +206,16 @@ _CHANGE_FORMS = {"norm": ".4g", "score": "+.1f", "cosine": "+.2f"}
 
 def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
+
+
+def _attendance(store: Store, run: str, plan: str) -> list[Attendance]:
+    rounds = [state for state in store.rounds(run) if state.number < json.loads(plan)["rounds"]]
+    found = []
+    for silo in sorted({silo for state in rounds for silo in state.participants}):
+        own = [state.participants[silo] for state in rounds if silo in state.participants]
+        delivered = sum(one.delivered_at is not None for one in own)
+        found.append(Attendance(run, silo, delivered, [one.round + 1 for one in own if one.late]))
+    return found
 
 
 def _shared_accuracy(store: Store, run: str) -> SharedAccuracy | None:

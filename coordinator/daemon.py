@@ -19,7 +19,8 @@ from coordinator.service import CoordinatorService, serve
 from coordinator.store import Store
 from privacy import service_manager
 from privacy.door import Door
-from privacy.errors import JournalInUseError, LeaseLostError, MedsiloError
+from privacy.durable import on_disk
+from privacy.errors import DiskError, JournalInUseError, LeaseLostError, MedsiloError
 from privacy.gate import PlanGate
 from privacy.journal import Journal
 from privacy.pki import Credentials, load_audit_key
@@ -32,6 +33,11 @@ LAST_WORD_SECONDS = 10.0
 
 def run(config: CoordinatorConfig, *, until_done: bool) -> None:
     """Serves until a signal arrives, the rounds fail, or (``until_done``) every silo has fetched the end."""
+    with on_disk(config.state):
+        _run(config, until_done=until_done)
+
+
+def _run(config: CoordinatorConfig, *, until_done: bool) -> None:
     reuse_freed_memory()
     torch.set_num_threads(1)  # its sums are bound by memory, and often it shares the machine
     plan = config.plan()
@@ -91,6 +97,8 @@ def _lead(
     rounds.stop()
     server.stop(grace=None if failures else 5).wait()
     if rounds.failure is not None and not failures:
+        if isinstance(rounds.failure, DiskError):
+            raise rounds.failure
         raise MedsiloError(
             f"the run stopped: {rounds.failure}; nothing is lost, the log says where"
         ) from rounds.failure

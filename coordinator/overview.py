@@ -77,7 +77,7 @@ def _phase(config: CoordinatorConfig, status: Mapping[str, Any], states: Sequenc
     if not states:
         return f"waiting for silos: {joined} of {config.start_with or len(config.silos)} have joined"
     state = states[-1]
-    waiting = sorted(name for name, one in state.participants.items() if one.delivered_at is None)
+    waiting = status["waiting_for"]
     if state.closed_at is not None:
         return f"round {state.number + 1} has ended; the next one is about to begin"
     if not waiting:

@@ -31,7 +31,8 @@ from coordinator.comparing import Beginning, norm_of_change, products_of_changes
 from coordinator.config import CoordinatorConfig
 from coordinator.masked_round import MaskedRound
 from coordinator.store import EVERYONE, RoundState, Store, Withdrawal
-from privacy.errors import MedsiloError, RefusedError, StoreError
+from privacy.durable import on_disk
+from privacy.errors import DiskError, MedsiloError, RefusedError, StoreError
 from privacy.exposure import MODEL, Exposure
 from privacy.mask_keys import CertifiedKey
 from privacy.plan import RunPlan
@@ -41,6 +42,10 @@ log = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 0.5
 """Between two attempts to read the state from a database that did not answer."""
+
+
+REMINDER_SECONDS = 600.0
+"""How often the log says whom the run waits for."""
 
 
 LEAST_MINUTES_TO_DELIVER = 5.0
@@ -100,6 +105,9 @@ class Rounds:
         )
         self._changed = threading.Condition()
         self._stopping = False
+        self._told_at = time.monotonic()
+        self._deadline = 0.0
+        self._deadline_of: tuple[int, str] | None = None
         self._readers: Counter[Path] = Counter()
         for partial in self.folder.glob("round-*/.*.partial"):
             partial.unlink()
@@ -124,6 +132,12 @@ class Rounds:
             return False
         self._changed.release()
         return True
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the rounds: what is in memory may no longer be what is on disk."""
+        with self._changed:
+            self.failure = self.failure or error
+            self._changed.notify_all()
 
     def wait_until_done(self) -> None:
         """Returns when every member has fetched the run's end, or the rounds have failed or been stopped."""
@@ -388,7 +402,7 @@ class Rounds:
             self._check_in_step()
             try:
                 yield
-            except StoreError:
+            except (StoreError, DiskError):
                 self._doubtful = True
                 self._changed.notify_all()
                 raise
@@ -399,13 +413,14 @@ class Rounds:
 
     def _run(self) -> None:
         try:
-            while self._step_or_wait():
-                pass
+            with on_disk(self.config.state):
+                while self._step_or_wait():
+                    pass
+        except DiskError as error:
+            self.fail(error)
         except BaseException as error:
             log.exception("the run cannot go on")
-            with self._changed:
-                self.failure = error
-                self._changed.notify_all()
+            self.fail(error)
 
     def _step_or_wait(self) -> bool:
         """One step; without the database, a pause, and then all that is in memory is read from it again."""
@@ -429,7 +444,11 @@ class Rounds:
         """Waits for something to do and does it; False when it is to stop."""
         with self._in_step():
             while not self._stopping and not self._doubtful and not self._ready():
-                self._changed.wait(None if self._finished else self._seconds_to_deadline())
+                left = None if self._finished else self._seconds_to_deadline()
+                quiet = self._told_at + REMINDER_SECONDS - time.monotonic()
+                self._changed.wait(quiet if left is None else min(quiet, left))
+                if time.monotonic() - self._told_at >= REMINDER_SECONDS:
+                    self._remind()
             if self._stopping:
                 return False
             self._check_in_step()
@@ -447,6 +466,19 @@ class Rounds:
         # Without the lock: meanwhile silos may ask, and late updates are turned away.
         self._close(closing)
         return True
+
+    def _remind(self) -> None:
+        """Says whom the run waits for, so that nobody has to guess why nothing happens."""
+        self._told_at = time.monotonic()
+        state, plan = self._round, self.plan
+        if state is None or state.closed_at is not None:
+            missing = sorted(set(self.config.silos) - self._members - self._withdrawn)
+            what = "to join"
+        else:
+            missing = [silo for silo, mine in state.participants.items() if mine.delivered_at is None]
+            what = "to fetch the end" if self._finished else f"to deliver round {state.number + 1} of {plan.rounds}"
+        if missing:
+            log.warning("run %s waits for %s %s", plan.run, ", ".join(missing), what)
 
     def _ready(self) -> bool:
         if self._finished:
@@ -544,10 +576,15 @@ class Rounds:
         if minutes is None or self._round is None or self._round.closed_at is not None:
             return None
         fixed = self._masks.fixed_at if self._masks is not None else None
-        opened = datetime.fromisoformat(fixed or self._round.opened_at)
+        opened = fixed or self._round.opened_at
         if fixed is not None:
             minutes = max(minutes, LEAST_MINUTES_TO_DELIVER)
-        left = 60 * minutes - (datetime.now(UTC) - opened).total_seconds()
+        if self._deadline_of != (self._round.number, opened):
+            # From here on the clock may jump: a round neither ends at once of that nor waits for a day.
+            past = max(0.0, (datetime.now(UTC) - datetime.fromisoformat(opened)).total_seconds())
+            self._deadline_of = (self._round.number, opened)
+            self._deadline = time.monotonic() + 60 * minutes - past
+        left = self._deadline - time.monotonic()
         # Past the deadline and short of the quorum only a delivery changes anything.
         return left if left > 0 or self._quorum_reached() else None
 
@@ -594,6 +631,7 @@ class Rounds:
     def _open_next(self) -> None:
         number = 0 if self._round is None else self._round.number + 1
         plan = self.plan
+        self._told_at = time.monotonic()
         if number == plan.rounds:
             self.store.finish_run(plan.run, number, sorted(self._members))
             self._finished = True

@@ -26,6 +26,7 @@ from coordinator.config import CoordinatorConfig
 from coordinator.rounds import LateError, Rounds
 from coordinator.store import Store
 from privacy.door import Call, Door, nonce
+from privacy.durable import disk_error
 from privacy.envelope import from_json, from_message, to_json, to_message
 from privacy.errors import IdentityError, MedsiloError, ReceiptError, RefusedError, StoreError
 from privacy.exposure import Exposure
@@ -406,6 +407,9 @@ class CoordinatorService:
         return guarded
 
     def _turn_away(self, error: Exception, rpc: str, call: Call | None, context: grpc.ServicerContext) -> NoReturn:
+        if (failed := disk_error(error, self._config.state)) is not None:
+            self._rounds.fail(failed)  # the daemon ends, and says why
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the coordinator cannot answer now; its log says why")
         if not context.is_active():
             log.info("%s: the caller has gone", rpc)
             context.abort(grpc.StatusCode.CANCELLED, "the caller has gone")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from coordinator.config import CoordinatorConfig
-from coordinator.store import RoundState, Store
+from coordinator.store import Member, RoundState, Store, Withdrawal
 
 LAST_CHANGES = 5
 """Of how many rounds' changes it tells."""
@@ -36,6 +37,7 @@ def status_of(config: CoordinatorConfig, store: Store) -> dict[str, Any]:
                 "missing": list(member.missing) if member else [],
                 "rounds_delivered": sum(p.delivered_at is not None and p.round < config.run.rounds for p in own),
                 "rounds_late": sum(p.late for p in own),
+                "late": [p.round + 1 for p in own if p.late],
                 "changes": [
                     {"round": p.round + 1, **vars(p.change), "unusual": p.change.unusual}
                     for p in own
@@ -48,10 +50,26 @@ def status_of(config: CoordinatorConfig, store: Store) -> dict[str, Any]:
         "method": config.run.method["name"],
         "round": None if current is None else min(current.number + 1, config.run.rounds),
         "rounds": config.run.rounds,
+        "opened_at": current.opened_at if current else None,
         "finished": finished,
+        "waiting_for": _waiting_for(config, members, current, withdrawals),
         "silos": silos,
         "refusals": [vars(refusal) for refusal in store.refusals(LAST_REFUSALS)],
     }
+
+
+def _waiting_for(
+    config: CoordinatorConfig,
+    members: Mapping[str, Member],
+    current: RoundState | None,
+    withdrawals: Mapping[str, Withdrawal],
+) -> list[str]:
+    """Whom the run waits for now: to join, to deliver the open round's update, or to fetch the end."""
+    if current is None:
+        return [name for name in config.silos if name not in members and name not in withdrawals]
+    if current.closed_at is not None:
+        return []
+    return [name for name, one in current.participants.items() if one.delivered_at is None]
 
 
 def _state(name: str, accepted: bool | None, current: RoundState | None, finished: bool) -> str:

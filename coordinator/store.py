@@ -6,6 +6,8 @@ database only after it is durable.
 
 from __future__ import annotations
 
+import errno
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -21,7 +23,14 @@ from sqlalchemy.orm import Session
 from coordinator import schema, tables
 from coordinator.changes import Change
 from coordinator.lease import AWAY, Lease, folder_id
-from privacy.errors import ConfigurationError, LeaseLostError, StoreError
+from privacy.durable import disk_error
+from privacy.errors import ConfigurationError, DiskError, LeaseLostError, StoreError
+
+_FAILED = {
+    sqlite3.SQLITE_FULL: errno.ENOSPC,
+    sqlite3.SQLITE_READONLY: errno.EROFS,
+    sqlite3.SQLITE_IOERR: errno.EIO,
+}
 
 EVERYONE = "*"
 """In place of a silo's name: a download for every silo that has none of its own."""
@@ -113,6 +122,8 @@ class Store:
             self._sqlite = self._engine.dialect.name == "sqlite"
             self._upgraded = schema.upgrade(self._engine)
         except OperationalError as error:
+            if (failed := _disk_error(self._engine, error)) is not None:
+                raise failed from None
             if self._sqlite:
                 raise ConfigurationError(f"store: the database {named} cannot be opened: {error.orig}") from None
             raise StoreError(
@@ -490,10 +501,20 @@ class Store:
             with serial, Session(self._engine) as session, session.begin():
                 yield session
         except AWAY as error:
+            if (failed := _disk_error(self._engine, error)) is not None:
+                raise failed from error
             said = f"store: the database does not answer: {getattr(error, 'orig', error)}"
             if self._sqlite:
                 raise ConfigurationError(said) from error
             raise StoreError(said) from error
+
+
+def _disk_error(engine: Engine, error: SQLAlchemyError) -> DiskError | None:
+    """What SQLite says of a disk that is full, read-only or failing."""
+    code = getattr(getattr(error, "orig", None), "sqlite_errorcode", 0) & 0xFF  # the rest tells kinds of it apart
+    if code not in _FAILED or engine.url.database is None:
+        return None
+    return disk_error(OSError(_FAILED[code], ""), Path(engine.url.database).absolute().parent)
 
 
 def has_password(url: str) -> bool:

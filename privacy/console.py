@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from typing import NoReturn
 
 import typer
 from rich.console import Console
 
+from privacy.durable import disk_error
 from privacy.errors import MedsiloError
 
 
@@ -17,14 +20,24 @@ def run(app: typer.Typer) -> None:
     try:
         app()
     except MedsiloError as error:
-        errors.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
-        sys.exit(error.exit_code)
+        _end(errors, error)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            os._exit(141)  # the reader of our output (head, less) went away; there is nobody to tell
+        failed = disk_error(error, error.filename or "what this command writes")
+        if failed is None:
+            raise
+        _end(errors, failed)
     except SystemExit as ending:
         if ending.code == 130:  # what Typer makes, silently, of Ctrl-C
             errors.print("stopped; the same command goes on from here")
         raise
-    except BrokenPipeError:
-        os._exit(141)  # the reader of our output (head, less) went away; there is nobody to tell
+
+
+def _end(errors: Console, error: MedsiloError) -> NoReturn:
+    with contextlib.suppress(OSError):  # a full disk may hold the file that we speak into, too
+        errors.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+    sys.exit(error.exit_code)
 
 
 def output() -> Console:

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+from privacy.errors import DiskError
+
+_WAYS_OUT = {
+    errno.ENOSPC: "the disk is full. Free some space there",
+    errno.EDQUOT: "the disk quota is used up. Free some space there, or have the quota raised",
+    errno.EFBIG: "a file may not grow further. Raise the limit on files' sizes",
+    errno.EROFS: "the disk is read-only. See in the system's log why, and mount it for writing",
+    errno.EIO: "the disk fails (input/output error). Check it, and restore a backup if it has lost something",
+}
 
 
 class Appender:
     """Appends to an owner's files, and to none of them once the disk has failed to keep something.
 
-    ``refused`` and ``lost`` make the owner's errors: of a write that failed and was undone, and of bytes that may be on
-    disk or not.
+    ``folder``: where they are.
     """
 
-    def __init__(self, *, refused: Callable[[OSError], Exception], lost: Callable[[OSError], Exception]) -> None:
-        self._refused = refused
-        self._lost = lost
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._failure: OSError | None = None
 
     @property
@@ -27,9 +36,9 @@ class Appender:
         return self._failure is None
 
     def check_usable(self) -> None:
-        """Raises the owner's error if the disk has failed before."""
+        """Raises ``DiskError`` if the disk has failed before."""
         if self._failure is not None:
-            raise self._lost(self._failure)
+            raise _failed(self._failure, self._folder)
 
     def append(self, file: int, data: bytes) -> None:
         """Writes all of the bytes at a file's end, or none; they are durable after ``sync``."""
@@ -41,8 +50,11 @@ class Appender:
                 view = view[os.write(file, view) :]
         except OSError as error:
             # Half a line would spoil the next one.
-            os.ftruncate(file, end)
-            raise self._refused(error) from error
+            try:
+                os.ftruncate(file, end)
+            except OSError as second:
+                self._failure = second
+            raise _failed(error, self._folder) from error
 
     def sync(self, file: int, *, folder: Path | None = None) -> None:
         """Makes a file's bytes durable; ``folder``: its name in there too."""
@@ -53,7 +65,36 @@ class Appender:
         except OSError as error:
             # What a failed fsync leaves on disk is unknown, and a second one may report success all the same.
             self._failure = error
-            raise self._lost(error) from error
+            raise _failed(error, self._folder) from error
+
+
+def disk_error(error: BaseException, where: Path | str) -> DiskError | None:
+    """What a full, read-only or failing disk made of a write there, in words; None for any other error."""
+    if isinstance(error, DiskError):
+        return error
+    if not isinstance(error, OSError) or error.errno not in _WAYS_OUT:
+        return None
+    return _failed(error, where)
+
+
+def _failed(error: OSError, where: Path | str) -> DiskError:
+    way_out = _WAYS_OUT.get(error.errno or 0, f"it cannot be written ({error.strerror}). Find out why")
+    return DiskError(
+        f"{where}: {way_out}, then give the same command again: it goes on where it was. What was kept is not lost, "
+        "and nothing leaves or counts that could not be kept"
+    )
+
+
+@contextmanager
+def on_disk(folder: Path) -> Iterator[None]:
+    """Meanwhile a full, read-only or failing disk is a ``DiskError`` that names the folder."""
+    try:
+        yield
+    except OSError as error:
+        found = disk_error(error, folder)
+        if found is None:
+            raise
+        raise found from error
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:

@@ -82,6 +82,13 @@ class LeaseLostError(StoreError):
     """Another coordinator has taken over; this one can change nothing more."""
 
 
+class DiskError(MedsiloError):
+    """The disk is full, read-only or failing. Nothing that was kept is lost, and nothing is sent or accepted that could
+    not be kept; the same command goes on once it can."""
+
+    exit_code = 13
+
+
 class RehearsalError(MedsiloError):
     """A rehearsal has refuted the privacy that a run promises; nothing of the run was sent by it."""
 

@@ -53,7 +53,7 @@ class Journal:
         self.origin = origin
         self._segment_bytes = segment_bytes
         self._key = key
-        self._disk = Appender(refused=self._refused, lost=self._unusable)
+        self._disk = Appender(directory)
         self._signed_size, self._signed, self._last_line = -1, "", ""
         self._unwritten: list[tuple[int, bytes]] = []
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -255,18 +255,6 @@ class Journal:
         while self._unwritten and self._unwritten[0][0] <= self._durable:
             self._disk.append(self._checkpoints, self._unwritten[0][1] + b"\n")
             self._unwritten.pop(0)
-
-    def _refused(self, error: OSError) -> JournalError:
-        return JournalError(
-            f"{self.directory}: cannot write the journal ({error.strerror}); nothing is sent without a record. "
-            "Free some space and start again"
-        )
-
-    def _unusable(self, error: OSError) -> JournalError:
-        return JournalError(
-            f"{self.directory}: the disk failed to keep records ({error.strerror}); nothing is sent without a record. "
-            "Check the disk and start again"
-        )
 
     def _lock_file(self) -> None:
         try:

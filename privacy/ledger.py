@@ -123,7 +123,7 @@ class Ledger:
         self._entries: list[Entry] = []
         self._read_to = 0
         self._last = ""
-        self._disk = Appender(refused=self._refused, lost=self._unusable)
+        self._disk = Appender(folder)  # its errors are no BudgetErrors: those end the hospital's part in a run
         self._lock = threading.Lock()
         if self.path.exists():
             self.entries()
@@ -152,8 +152,8 @@ class Ledger:
     def charge(self, event: Event, purpose: Purpose, budget: Budget) -> Entry:
         """Charges an event; when this returns, the charge is durable.
 
-        Raises ``BudgetError`` if that would overspend the budget (then nothing is charged), or if the charge cannot be
-        made durable (then it may be charged or not, and what it was for must not happen).
+        Raises ``BudgetError`` if that would overspend the budget (then nothing is charged), ``DiskError`` if the charge
+        cannot be made durable (then it may be charged or not, and what it was for must not happen).
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self._alone():
@@ -256,18 +256,6 @@ class Ledger:
         return BudgetError(
             f"{self.path}: {why}. What these images have cost is not known, so nothing is trained on them; restore the "
             "ledger's newest copy"
-        )
-
-    def _refused(self, error: OSError) -> BudgetError:
-        return BudgetError(
-            f"{self.path}: the charge cannot be written ({error.strerror}), and nothing is trained or sent without it. "
-            "Free some space and start again"
-        )
-
-    def _unusable(self, error: OSError) -> BudgetError:
-        return BudgetError(
-            f"{self.path}: the disk failed to keep a charge ({error.strerror}); nothing is trained or sent without a "
-            "charge. Check the disk and start again"
         )
 
 

@@ -14,7 +14,7 @@ from privacy.key_rotation import rotate
 from privacy.logs import LogFormat
 from privacy.party import PartyConfig
 from privacy.pki import KeyPaths, create_keys, load_audit_key
-from privacy.report import Answer, SharedAccuracy
+from privacy.report import Answer, Attendance, SharedAccuracy
 from privacy.report_builder import build_report, verify_journal
 from privacy.report_pages import Format, print_report, write_report
 
@@ -51,6 +51,7 @@ def report_on(
     run: str | None,
     answers: Sequence[Answer] = (),
     accuracies: Sequence[SharedAccuracy] = (),
+    attendance: Sequence[Attendance] = (),
 ) -> None:
     """Prints the report of a party's own journal, and writes its files into a folder, ``report`` by default.
 
@@ -65,6 +66,7 @@ def report_on(
         run=run,
         answers=answers,
         accuracies=accuracies,
+        attendance=attendance,
     )
     written = write_report(found, folder or party.state / "report", formats)
     print_report(found, out)

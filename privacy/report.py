@@ -247,6 +247,17 @@ class SharedAccuracy:
 
 
 @dataclass(frozen=True)
+class Attendance:
+    """A hospital in a run as the coordinator keeps it. ``late``: rounds, from 1, that ended without its update,
+    though it was asked for one."""
+
+    run: str
+    silo: str
+    rounds_delivered: int
+    late: list[int]
+
+
+@dataclass(frozen=True)
 class Report:
     """What left, to whom, on which consent, what was refused, and whether the record is sound.
 
@@ -276,6 +287,7 @@ class Report:
     other_runs: list[str]
     answers: Sequence[Answer] = ()
     accuracies: Sequence[SharedAccuracy] = ()
+    attendance: Sequence[Attendance] = ()
     privacy: Sequence[PrivacyLoss] = ()
 
     @property
@@ -395,6 +407,7 @@ class Report:
             content["methods"] = _by_name(self.methods())
             content["answers"] = [asdict(answer) for answer in self.answers]
             content["accuracies"] = [asdict(accuracy) for accuracy in self.accuracies]
+            content["attendance"] = [asdict(attendance) for attendance in self.attendance]
         return json.dumps(content, indent=2, ensure_ascii=False)
 
 

@@ -14,7 +14,19 @@ from privacy.journal import RECORDS, read_lines, read_records
 from privacy.loss import privacy_losses
 from privacy.merkle import MerkleTree
 from privacy.pki import Identity
-from privacy.report import BEFORE, Answer, Flow, Peer, Refusal, Report, Run, SharedAccuracy, Verification, add_counts
+from privacy.report import (
+    BEFORE,
+    Answer,
+    Attendance,
+    Flow,
+    Peer,
+    Refusal,
+    Report,
+    Run,
+    SharedAccuracy,
+    Verification,
+    add_counts,
+)
 from privacy.report_words import TELLING
 from privacy.verification import verify_evidence
 from protos.medsilo.v1 import coordinator_pb2
@@ -44,11 +56,12 @@ def build_report(
     run: str | None = None,
     answers: Sequence[Answer] = (),
     accuracies: Sequence[SharedAccuracy] = (),
+    attendance: Sequence[Attendance] = (),
 ) -> Report:
     """Reads a journal and says what it shows.
 
-    ``public_key``: the owner's audit key, Ed25519, 32 bytes. ``run`` limits the report to one run. ``answers`` and
-    ``accuracies`` are what a coordinator keeps beside its journal.
+    ``public_key``: the owner's audit key, Ed25519, 32 bytes. ``run`` limits the report to one run. ``answers``,
+    ``accuracies`` and ``attendance`` are what a coordinator keeps beside its journal.
 
     Raises ``JournalError`` if there is no journal or a record cannot be read, ``ConfigurationError`` for a run that is
     not on record.
@@ -94,6 +107,7 @@ def build_report(
         other_runs=[name for name in sums.plans if run is not None and name != run],
         answers=[answer for answer in answers if run in (None, answer.run)],
         accuracies=[accuracy for accuracy in accuracies if run in (None, accuracy.run)],
+        attendance=[one for one in attendance if run in (None, one.run)],
         privacy=privacy_losses(sums.charged, sums.consents),
     )
 

@@ -95,6 +95,14 @@ def _matrices(report: Report) -> list[Block]:
         )
     if any(run.method for run in report.runs):
         blocks += _exposure_and_accuracy(report)
+    blocks += [
+        Paragraph(
+            f"{number_of(len(one.late), 'round')} of run {one.run} ended without an update of {one.silo}: "
+            f"{', '.join(map(str, one.late))}. What was made of them was made of the others' updates."
+        )
+        for one in report.attendance
+        if one.late
+    ]
     return blocks
 
 

@@ -27,6 +27,7 @@ from algorithms.tensors import Part, Payload, payload_tensors
 from algorithms.transfer import check_finite
 from privacy.consent import ConsentFile, Missing, today
 from privacy.door import Door
+from privacy.durable import on_disk
 from privacy.errors import BudgetError, ConsentError, DataError, MedsiloError, RefusedError, TrainingError
 from privacy.exposure import Exposure
 from privacy.gate import ConsentGate
@@ -71,6 +72,11 @@ def train(config: SiloConfig, display: Display, *, day: Callable[[], date] = tod
     leaves. Raises the ``MedsiloError`` that says what is wrong; where the consent has ended, the coordinator is told
     before that.
     """
+    with on_disk(config.state):
+        return _train(config, display, day)
+
+
+def _train(config: SiloConfig, display: Display, day: Callable[[], date]) -> Outcome:
     reuse_freed_memory()
     history = History.read(config.journal)
     if config.withdrawal.exists() or history.withdrawal:

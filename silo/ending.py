@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from privacy.door import Door
 from privacy.envelope import from_json, to_json
-from privacy.errors import ConsentError, IdentityError, JournalError, JournalInUseError, MedsiloError
+from privacy.errors import ConsentError, DiskError, IdentityError, JournalError, JournalInUseError, MedsiloError
 from privacy.gate import FarewellGate
 from privacy.journal import Journal
 from privacy.pki import load_audit_key
@@ -93,7 +93,7 @@ class Ending:
                 uplink = mine = Uplink(self._config, self._config.open_credentials(), self._door, notice=self._notice)
             uplink.use(self._door.through(FarewellGate()), None)
             uplink.withdraw(part.run, bytes.fromhex(part.plan_sha256), envelope, seconds=TELLING_SECONDS)
-        except JournalError:
+        except (JournalError, DiskError):
             raise
         except MedsiloError as error:
             again = "silo consent withdraw" if self._config.withdrawal.exists() else "silo train"

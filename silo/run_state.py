@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -151,7 +152,12 @@ class RunState:
 
     def _write(self, name: str, state: Mapping[str, Tensor]) -> None:
         path = self.folder / name
-        save_file({key: tensor.contiguous() for key, tensor in state.items()}, path)
+        try:
+            save_file({key: tensor.contiguous() for key, tensor in state.items()}, path)
+        except SafetensorError as error:
+            if number := re.search(r"os error (\d+)", str(error)):
+                raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+            raise
         with path.open("rb") as file:
             os.fsync(file.fileno())
 

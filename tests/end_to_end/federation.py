@@ -45,6 +45,12 @@ _PORTS = itertools.count(12_000 + 1_000 * (_WORKER % 20))
 daemon is being restarted is not taken by another test."""
 
 
+def take_ports_from(first: int) -> None:
+    """For a program that runs beside tests on the same machine."""
+    global _PORTS
+    _PORTS = itertools.count(first)
+
+
 def free_port() -> int:
     for port in _PORTS:
         with socket.socket() as probe:

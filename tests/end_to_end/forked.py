@@ -9,7 +9,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
+
+import faults
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads do not survive a fork
 _FORKS = multiprocessing.get_context("forkserver")
@@ -26,12 +29,27 @@ _FORKS.set_forkserver_preload(
         "silo.shard_command",
     ]
 )
+FAULTS = faults.library()
+"""What lets faults happen in daemons that ask for them (``deadly``); None without a C compiler."""
+
+
+def _start_forking() -> None:
+    before = os.environ.get("LD_PRELOAD")
+    if FAULTS is not None:
+        os.environ["LD_PRELOAD"] = str(FAULTS)
+    try:
+        ensure_running()
+    finally:
+        os.environ.pop("LD_PRELOAD", None)
+        if before is not None:
+            os.environ["LD_PRELOAD"] = before
 
 
 class Forked:
     """What a console script would be, with as much of ``subprocess.Popen`` as the tests use."""
 
     def __init__(self, command: Sequence[str], folder: Path, log: Path) -> None:
+        _start_forking()
         self._process = _FORKS.Process(target=_run, args=(list(command), folder, log), daemon=True)
         self._process.start()
         self.pid = self._process.pid
@@ -58,6 +76,7 @@ def _run(command: list[str], folder: Path, log: Path) -> None:
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(file, stream)
+    os.environ.pop("LD_PRELOAD", None)
     sys.argv = command
     torch = importlib.import_module("torch")
     torch.set_num_threads(1)

@@ -2,60 +2,89 @@
 
 from __future__ import annotations
 
-import json
-import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
-from federation import Federation, Process
+from fault_campaign import (
+    MIXES,
+    PLAIN,
+    RUN,
+    assert_charged,
+    assert_evidence_agrees,
+    assert_measured_once,
+)
+from faults import Fault, Kept, needs_faults, run_through
+from federation import Federation
 from test_runs import assert_every_round_counted_once, assert_journals_sound, assert_models_are, assert_signed
+
+from algorithms.datasets import ImageDataset
 
 Make = Callable[..., Federation]
 
 
-def run_with_kills(one: Federation, coordinator: Sequence[tuple[int, str]], silo: Sequence[tuple[int, str]]) -> None:
-    """A run in which the coordinator and hospital2 are killed at the given steps, each time started again.
-
-    Every one of these kills has to happen.
-    """
-    planned = {"coordinator": list(coordinator), "hospital2": list(silo)}
-    waiting = {party: list(kills) for party, kills in planned.items()}
-    killed = dict.fromkeys(planned, 0)
-
-    def begin(party: str) -> Process:
-        start = one.start_coordinator if party == "coordinator" else lambda prefix: one.start_silo(party, prefix=prefix)
-        return start(prefix=("deadly", *map(str, waiting[party].pop(0))) if waiting[party] else ())
-
-    running = {party: begin(party) for party in ("coordinator", *one.silos) if party in waiting}
-    others = [one.start_silo(name) for name in one.silos if name not in running]
-
-    def all_ended() -> bool:
-        for party, process in list(running.items()):
-            if process.poll() == -signal.SIGKILL:
-                killed[party] += 1
-                running[party] = begin(party)
-        return all(process.poll() == 0 for process in running.values())
-
-    one.wait_for("the run's end", all_ended)
-    one.finish(*others)
-    assert killed == {party: len(kills) for party, kills in planned.items()}
+def kills(*steps: tuple[int, bool]) -> list[Fault]:
+    return [Fault("kill", "disk", step, after) for step, after in steps]
 
 
+@needs_faults
 def test_killed_again_and_again_at_its_steps_on_disk_nothing_is_lost(federation: Make) -> None:
     # Four rounds are more than twice the steps on disk that these kills need.
     one = federation(run={"rounds": 4})
-    run_with_kills(
+    run_through(
         one,
-        coordinator=[(14, "before"), (30, "after"), (45, "before"), (60, "after")],
-        silo=[(10, "after"), (20, "before"), (27, "after"), (33, "before")],
+        {
+            "coordinator": kills((14, False), (30, True), (45, False), (60, True)),
+            "hospital2": kills((10, True), (20, False), (27, True), (33, False)),
+        },
     )
     assert_every_round_counted_once(one)
     assert_journals_sound(one)
     assert_models_are(one, one.simulate())
     assert_signed(one)
-    # A round is trained once, or again from the same start: never measured twice.
-    measured = json.loads((one.run_folder("hospital2") / "results.json").read_text())["measured"]
-    assert [m["rounds"] for m in measured] == sorted({m["rounds"] for m in measured})
+    assert_measured_once(one)
+
+
+@needs_faults
+def test_after_power_cuts_failing_disks_and_a_jump_of_the_clock_a_private_run_goes_on(
+    federation: Make, shards: list[ImageDataset]
+) -> None:
+    """A sample of ``fault_campaign.py``, on disk and between calls."""
+    mix = MIXES["fedavg, private"]
+    one = federation(shards=shards[:2], exposures=PLAIN, run={**RUN, **mix["run"], "rounds": 4})
+    for name in one.silos:
+        one.write_consent(name, **mix["consent"])
+    kept = Kept(one)
+    run_through(
+        one,
+        {
+            "coordinator": [
+                Fault("power", "disk", 12, after=True),
+                Fault("full", "disk", 20, seconds=0.3),
+                Fault("kill", "rpc", 5),
+            ],
+            "hospital2": [
+                Fault("read-only", "disk", 9, seconds=0.3),
+                Fault("power", "rpc", 6, after=True),
+                Fault("io-error", "disk", 12),
+                Fault("clock", "rpc", 3, seconds=-86400),
+                Fault("kill", "rpc", 7, after=True),
+            ],
+        },
+        at_an_end=kept.look,
+    )
+    kept.check()
+    assert_every_round_counted_once(one)
+    assert_journals_sound(one)
+    assert_signed(one)
+    assert_evidence_agrees(one)
+    assert_measured_once(one)
+    assert_charged(one)
+    state = one.folder / "state"
+    for party, said in (("coordinator", "the disk is full"), ("hospital2", "the disk is read-only")):
+        assert f"error: {state / party}" in one.said(party)
+        assert said in one.said(party)
+    # One message, and no stack of calls.
+    assert "Traceback" not in one.everything_said()
 
 
 @pytest.mark.parametrize("party", ["coordinator", "hospital1"])

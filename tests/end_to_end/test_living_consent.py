@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import date, timedelta
 from typing import Any
 
+from faults import needs_faults
 from federation import BIG, PATIENCE, Federation
 from forked import Forked
 from proxy import Proxy
@@ -238,6 +239,7 @@ def test_withdrawing_asks_and_without_a_yes_nothing_happens(federation: Make) ->
     assert shown(one, "hospital1")["state"] == "in force"
 
 
+@needs_faults
 def test_killed_at_any_step_on_disk_a_consent_is_withdrawn_or_it_is_not(federation: Make) -> None:
     """Withdrawn and given anew, killed at each step in turn; the same command again finishes what was begun."""
     one = federation()
@@ -249,7 +251,7 @@ def test_killed_at_any_step_on_disk_a_consent_is_withdrawn_or_it_is_not(federati
             shutil.rmtree(state)
             shutil.copytree(kept, state)
             words = ("consent", word, "--yes", "--config", "hospital1.yaml")
-            code = Forked(("deadly", str(step), "before", "silo", *words), one.folder, one.folder / "said").wait(
+            code = Forked(("deadly", f"kill:disk:{step}:before", "silo", *words), one.folder, one.folder / "said").wait(
                 PATIENCE
             )
             settings = SiloConfig.read(one.folder / "hospital1.yaml")
@@ -264,7 +266,7 @@ def test_killed_at_any_step_on_disk_a_consent_is_withdrawn_or_it_is_not(federati
         shutil.rmtree(kept)
     shutil.rmtree(state / "journal")
     words = ("consent", "withdraw", "--yes", "--config", "hospital1.yaml")
-    Forked(("deadly", "5", "before", "silo", *words), one.folder, one.folder / "said").wait(PATIENCE)
+    Forked(("deadly", "kill:disk:5:before", "silo", *words), one.folder, one.folder / "said").wait(PATIENCE)
     for _ in range(2):
         one.command("silo", *words)
     assert len(of_kind(one, "hospital1", "withdrawal")) == 1

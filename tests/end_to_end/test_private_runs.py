@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults import Fault, needs_faults, run_through
 from federation import Federation
 from proxy import Proxy
-from test_kills import run_with_kills
 from test_runs import assert_every_round_counted_once, assert_journals_sound
 
 from algorithms.datasets import ImageDataset
@@ -284,13 +284,11 @@ def test_a_hospital_that_raises_its_budget_pays_for_both_runs_from_one_account(f
     assert 4.0 < account.guarantee(1e-5).epsilon < 8.0, "composed, not added up"
 
 
+@needs_faults
 def test_a_kill_between_charge_and_upload_never_undercounts(federation: Make) -> None:
     one = private(federation, budget=50.0, run={"rounds": 4})
-    run_with_kills(
-        one,
-        coordinator=[],
-        silo=[(9, "after"), (13, "before"), (15, "after"), (17, "after"), (20, "before"), (26, "after")],
-    )
+    places = [("ledger", 1), ("ledger", 2), ("ledger", 1), ("runs/", 8), ("runs/", 9), ("journal/", 20)]
+    run_through(one, {"hospital2": [Fault("kill", "disk", step, after=True, where=where) for where, step in places]})
     assert_every_round_counted_once(one)
     assert_journals_sound(one)
     account = ledger(one, "hospital2")

@@ -180,6 +180,15 @@ def test_a_round_ends_at_its_deadline_with_a_quorum_and_names_the_late(federatio
     assert silos["hospital1"]["rounds_late"] == 0
     assert silos["hospital3"]["rounds_late"] >= 1
     assert silos["hospital3"]["state"] == "done"
+    missed = silos["hospital3"]["late"]
+    assert missed == sorted(set(missed))
+    assert set(missed) <= {1, 2}
+    assert len(missed) == silos["hospital3"]["rounds_late"]
+    one.command("coordinator", "report", "--config", "coordinator.yaml", "--format", "json")
+    report = json.loads((one.folder / "state" / "coordinator" / "report" / "report.json").read_text())
+    assert {entry["silo"]: entry["late"] for entry in report["attendance"]} == {
+        "hospital1": [], "hospital2": [], "hospital3": missed,
+    }  # fmt: skip
 
 
 def test_a_restarted_silo_that_lost_its_results_is_told_the_end_again(federation: Make) -> None:

@@ -106,7 +106,7 @@ def test_a_full_disk_refuses_the_record_and_spoils_nothing(tmp_path: Path) -> No
 import resource, signal
 from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from privacy.errors import JournalError
+from privacy.errors import DiskError
 from privacy.journal import Journal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 key = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -115,13 +115,13 @@ journal.append([{plain_record(0, text="fits")!r}])
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
 try:
     journal.append([{plain_record(1, text="too long" * 250)!r}])
-except JournalError as error:
+except DiskError as error:
     print(error)
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 journal.append([{plain_record(1, text="fits again")!r}])
 journal.close()
 """
     outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "nothing is sent without a record" in outcome.stdout
+    assert "nothing leaves or counts that could not be kept" in outcome.stdout
     assert [record["text"] for record in read_records(tmp_path)] == ["fits", "fits again"]
     assert verified(tmp_path) == (2, 2)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from privacy.accounting import GaussianRelease, SampledGaussian, epsilon
-from privacy.errors import BudgetError
+from privacy.errors import BudgetError, DiskError
 from privacy.ledger import Budget, Entry, Ledger, Purpose, Subject, ledgers, replay
 
 DATA = "ab" * 32
@@ -240,12 +240,12 @@ def test_a_failing_disk_refuses_the_charge(tmp_path: Path, monkeypatch: pytest.M
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write" if step == "write" else "fsync", fail)
-        with pytest.raises(BudgetError, match="Input/output error"):
+        with pytest.raises(DiskError, match="input/output error"):
             ledger.charge(RELEASE, purpose(), AMPLE)
     if step == "write":
         ledger.charge(RELEASE, purpose(), AMPLE)
     else:
-        with pytest.raises(BudgetError, match="Check the disk"):
+        with pytest.raises(DiskError, match="Check it"):
             ledger.charge(RELEASE, purpose(), AMPLE)
     Ledger(tmp_path, SUBJECT).charge(RELEASE, purpose(), AMPLE)
 

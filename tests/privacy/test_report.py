@@ -14,7 +14,7 @@ from recorded import COORDINATOR, MIXED_BODIES, MIXTURE, MODELS, OTHER, SILO, Co
 from privacy.errors import ConfigurationError, JournalError
 from privacy.exposure import Exposure
 from privacy.journal import RECORDS, read_checkpoints, read_records
-from privacy.report import Answer, Flow, Report, Run, SharedAccuracy, Verification
+from privacy.report import Answer, Attendance, Flow, Report, Run, SharedAccuracy, Verification
 from privacy.report_builder import LISTED_REFUSALS
 from privacy.report_document import make_document
 from privacy.report_words import GLOSSARY, NAME, RISK, TELLING, classify, glossary_of
@@ -309,6 +309,7 @@ class TestCoordinator:
             return recorded.report(
                 answers=[Answer("spring", "east", False, ["RUNNING_STATISTICS"], "2030-01-01T10:00:00.000Z")],
                 accuracies=[SharedAccuracy("spring", 2, 0.705)],
+                attendance=[Attendance("spring", "east", 7, []), Attendance("spring", "west", 5, [2, 4])],
             )
 
     def test_has_every_hospital_and_every_method_by_class(self, report: Report) -> None:
@@ -324,6 +325,15 @@ class TestCoordinator:
     def test_puts_exposure_beside_accuracy(self, report: Report) -> None:
         assert "70.5 % (2 hospitals)" in json.dumps(make_document(report).to_data())
         assert make_document(report).warnings == []
+
+    def test_says_which_rounds_ended_without_which_hospital(self, report: Report) -> None:
+        assert json.loads(report.to_json())["attendance"] == [
+            {"run": "spring", "silo": "east", "rounds_delivered": 7, "late": []},
+            {"run": "spring", "silo": "west", "rounds_delivered": 5, "late": [2, 4]},
+        ]
+        text = json.dumps(make_document(report).to_data())
+        assert "2 rounds of run spring ended without an update of west: 2, 4." in text
+        assert "without an update of east" not in text
 
     def test_calls_accuracies_on_synthetic_data_synthetic(self, tmp_path: Path) -> None:
         with Recorded(tmp_path, COORDINATOR) as recorded:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ from algorithms.datasets import ImageDataset, ImageSplit, save_npz
 from algorithms.local import Local
 from algorithms.method import PERSONAL, Memory
 from algorithms.models import build, state_of
-from privacy.errors import DataError
+from privacy.durable import on_disk
+from privacy.errors import DataError, DiskError
 from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from silo import run_state
 from silo.prediction import find_run, predict
@@ -160,6 +163,23 @@ def test_a_crash_while_a_tensor_file_is_written_leaves_the_round_before(
         patched.setattr(run_state, "save_file", crash)
         with pytest.raises(CrashError):
             save(state, 2)
+    again = open_state(tmp_path)
+    assert again.trained_rounds == 1
+    assert same(again.memory(), memory(1))
+
+
+def test_a_disk_that_takes_no_more_is_told_and_leaves_the_round_before(tmp_path: Path) -> None:
+    """Safetensors has an error of its own for what the disk says."""
+    state = open_state(tmp_path)
+    save(state, 1)
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(DiskError, match="may not grow further"), on_disk(tmp_path):
+            save(state, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
     again = open_state(tmp_path)
     assert again.trained_rounds == 1
     assert same(again.memory(), memory(1))

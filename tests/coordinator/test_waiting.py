@@ -1,0 +1,172 @@
+"""A run that waits says for whom; one that goes on without a hospital names it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta, tzinfo
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+
+import coordinator.rounds
+from algorithms.models import Layout, build
+from algorithms.sharing import count_part
+from algorithms.tensor_files import write_payload
+from algorithms.tensors import Part
+from coordinator.cli import app
+from coordinator.config import CoordinatorConfig
+from coordinator.rounds import Rounds
+from coordinator.store import Store
+from privacy.exposure import Exposure
+
+NAMES = ["a", "b", "c"]
+
+
+class Run:
+    """A coordinator's rounds with three hospitals in one process."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.path = folder / "coordinator.yaml"
+        run = {
+            "name": "r",
+            "method": {"name": "fedavg"},
+            "model": {"name": "mlp-64", "input_shape": [1, 16, 16], "classes": 3},
+            "rounds": 2,
+            **settings,
+        }
+        content = {"federation": "test", "listen": "127.0.0.1:1", "state": "state", "silos": NAMES, "run": run}
+        self.path.write_text(yaml.safe_dump(content))
+        (folder / "state").mkdir()
+        config = CoordinatorConfig.read(self.path)
+        plan = config.plan()
+        self.parts = Layout.of(build(plan.model, seed=1)).model_parts()
+        self.store = Store(config.database)
+        self.rounds = Rounds(config, plan, config.make_method(), self.store)
+        self.rounds.start()
+
+    def join(self, *names: str) -> None:
+        for name in names:
+            self.store.answer("r", name, accepted=True, missing=[], audit_key="00" * 32, certificate_sha256="")
+            self.rounds.joined(name)
+
+    def deliver(self, *names: str, number: int) -> None:
+        for name in names:
+            parts = {e: Part.of({s.name: torch.ones(s.shape) for s in specs}) for e, specs in self.parts.items()}
+            path = self.rounds.new_upload_path(name, number)
+            write_payload(path, {**parts, Exposure.SAMPLE_COUNT: count_part(10)})
+            self.rounds.accept(name, number, file=path, receipt={"of": name}, metrics={})
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert self.rounds.failure is None
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(
+            CliRunner().invoke(app, ["status", "--config", str(self.path), "--json"]).stdout
+        )
+        return found
+
+    def told(self) -> str:
+        return " ".join(CliRunner().invoke(app, ["status", "--config", str(self.path)]).stdout.split())
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    made: list[Run] = []
+
+    def make(**settings: Any) -> Run:
+        made.append(Run(tmp_path, **settings))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.rounds.stop()
+        one.store.close()
+
+
+def test_a_run_that_waits_says_for_whom(
+    begin: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(coordinator.rounds, "REMINDER_SECONDS", 0.05)
+    one = begin()
+    one.join("a")
+    one.until(lambda: "run r waits for b, c to join" in caplog.text)
+    assert one.status()["waiting_for"] == ["b", "c"]
+    one.join("b", "c")
+    one.until(lambda: one.status()["round"] == 1)
+    one.deliver("a", "c", number=0)
+    one.until(lambda: "run r waits for b to deliver round 1 of 2" in caplog.text)
+    assert one.status()["waiting_for"] == ["b"]
+    assert "Waiting for b since" in one.told()
+    one.deliver("b", number=0)
+    one.until(lambda: one.status()["round"] == 2)
+    one.deliver("a", "b", "c", number=1)
+    one.until(lambda: "run r waits for a, b, c to fetch the end" in caplog.text)
+
+
+def test_a_hospital_that_never_comes_back_is_named_round_by_round(
+    begin: Callable[..., Run], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    one = begin(quorum=2, deadline_minutes=0)
+    one.join(*NAMES)
+    for number in range(2):
+        one.until(lambda number=number: one.rounds.round_number == number)
+        one.deliver("a", "b", number=number)
+    one.until(lambda: one.status()["finished"])
+    assert caplog.text.count("with 2 updates; late: c") == 2
+    silos = {silo["silo"]: silo for silo in one.status()["silos"]}
+    assert silos["c"]["late"] == [1, 2]
+    assert silos["a"]["late"] == silos["b"]["late"] == []
+    assert "2 (1, 2)" in one.told()
+
+
+class Jumping(datetime):
+    """The clock, moved."""
+
+    by = timedelta()
+
+    @classmethod
+    def now(cls, zone: tzinfo | None = None) -> Jumping:
+        return cls.fromtimestamp((datetime.now(UTC) + cls.by).timestamp(), zone)
+
+
+@pytest.mark.parametrize("days", [-1, 1])
+def test_a_jump_of_the_clock_neither_ends_a_round_nor_keeps_it_open(
+    begin: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, days: int
+) -> None:
+    monkeypatch.setattr(coordinator.rounds, "datetime", Jumping)
+    one = begin(quorum=2, deadline_minutes=60)
+    one.join(*NAMES)
+    one.until(lambda: one.status()["round"] == 1)
+    one.deliver("a", "b", number=0)
+    monkeypatch.setattr(Jumping, "by", timedelta(days=days))
+    with one.rounds._changed:
+        left = one.rounds._seconds_to_deadline()
+    assert left is not None
+    assert 0 < left <= 3600
+
+
+def test_a_clock_that_was_put_back_while_the_coordinator_was_away_costs_one_deadline_at_most(
+    begin: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = begin(quorum=2, deadline_minutes=60)
+    one.join(*NAMES)
+    one.until(lambda: one.status()["round"] == 1)
+    one.deliver("a", "b", number=0)
+    one.rounds.stop()
+    monkeypatch.setattr(coordinator.rounds, "datetime", Jumping)
+    monkeypatch.setattr(Jumping, "by", timedelta(days=-1))
+    again = Rounds(one.rounds.config, one.rounds.plan, one.rounds.config.make_method(), one.store)
+    left = again._seconds_to_deadline()
+    assert left is not None
+    assert 3500 < left <= 3600
