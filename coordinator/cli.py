@@ -12,6 +12,7 @@ from rich.table import Table
 
 from coordinator.ca_commands import ca_app
 from coordinator.config import CoordinatorConfig
+from coordinator.joining_commands import doctor, init, invite
 from coordinator.store import RoundState, Store
 from privacy.audit_commands import audit_app
 from privacy.console import application, output
@@ -23,6 +24,9 @@ from privacy.report_pages import Format
 from privacy.withdrawal import Cause
 
 app = application("The coordinator of a federation: leads runs, and never sees an image.")
+app.command()(init)
+app.command()(invite)
+app.command()(doctor)
 app.add_typer(ca_app, name="ca")
 out = output()
 

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import copy
 from functools import lru_cache
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
-from torch import nn
 
-from algorithms.datasets import load_npz
-from algorithms.masked_methods import masked_rounds, required
-from algorithms.method import Method
-from algorithms.models import build
-from algorithms.private_methods import check_model, planned_averages, planned_steps
-from algorithms.public_set import PublicImages
-from algorithms.registry import make
 from coordinator.store import has_password
 from privacy.accounting import Event, SampledGaussian, Unit, noise_multiplier_for
 from privacy.configuration import HIDDEN, FilePath, Name, StrictModel
 from privacy.endpoint import is_loopback
 from privacy.errors import ConfigurationError
 from privacy.exposure import Exposure, expand
+from privacy.invitation import check_host
 from privacy.party import PartyConfig
 from privacy.plan import (
     MethodPlan,
@@ -34,6 +28,13 @@ from privacy.plan import (
     SecureAggregationPlan,
     TrainingPlan,
 )
+
+# Methods and models need PyTorch, which takes seconds to load: reading a configuration does without it.
+if TYPE_CHECKING:
+    from torch import nn
+
+    from algorithms.method import Method
+    from algorithms.public_set import PublicImages
 
 
 class AverageConfig(StrictModel):
@@ -71,6 +72,8 @@ class PrivacyConfig(StrictModel):
 
     def plan(self, method: Method, training: TrainingPlan, rounds: int) -> PrivacyPlan:
         """The plan with the least noise that keeps to the target; raises ``BudgetError`` if none does."""
+        from algorithms.private_methods import planned_averages, planned_steps
+
         steps = planned_steps(method, training, rounds, self.sampling_rate)
         settings = {"identifier": self.identifier, "choice": self.choice}
         releases = tuple(
@@ -167,6 +170,24 @@ class RunConfig(StrictModel):
         return names
 
 
+class EnrolmentConfig(StrictModel):
+    """A second port, where hospitals that were invited get their certificates (`coordinator invite`).
+
+    ``listen``: its address and port. ``host``: the name or address by which hospitals reach this machine. ``ca``: the
+    folder of the federation's CA, whose key signs. ``days``: how long the certificates are valid.
+    """
+
+    listen: str
+    host: str
+    ca: FilePath
+    days: int = Field(default=365, ge=1, le=3650)
+
+    @field_validator("host")
+    @classmethod
+    def _host(cls, host: str) -> str:
+        return check_host(host)
+
+
 class CoordinatorConfig(PartyConfig):
     """``coordinator.yaml``. Relative paths are taken from the file's folder.
 
@@ -176,6 +197,7 @@ class CoordinatorConfig(PartyConfig):
     this coordinator's death another takes over. ``tls``: by default the files in ``state/keys``. ``insecure``: plain
     text, only for a loopback address. ``keep_rounds``: how many past rounds' tensors stay on disk.
     ``public_data``: an ``.npz`` of public images, for methods that measure models on them (FedPDC).
+    ``enrolment``: a port for hospitals that were invited; none by default.
     ``trusted_models``: users' own model factories that a plan may name.
     """
 
@@ -188,6 +210,7 @@ class CoordinatorConfig(PartyConfig):
     silos: tuple[Name, ...] = Field(min_length=1)
     start_with: int | None = Field(default=None, ge=1)
     run: RunConfig
+    enrolment: EnrolmentConfig | None = None
     keep_rounds: int = Field(default=2, ge=1)
     public_data: FilePath | None = None
     trusted_models: tuple[str, ...] = ()
@@ -224,9 +247,16 @@ class CoordinatorConfig(PartyConfig):
                     f"`run.secure_aggregation.minimum` is {masks.minimum}, but a round may have only {taking_part} "
                     "silos; add silos, raise `start_with` or `participation`, or lower the minimum (3 at least)"
                 )
+        if self.insecure and self.enrolment is not None:
+            raise ValueError("`enrolment` gives certificates, and `insecure: true` has none; leave one of them away")
         if self.insecure and not is_loopback(self.listen):
             raise ValueError(f"`insecure: true` is for loopback addresses only, not {self.listen}")
         return self
+
+    @property
+    def invitations(self) -> Path:
+        """The file of the invitations that were sent to hospitals."""
+        return self.state / "invitations.json"
 
     @property
     def database(self) -> str:
@@ -235,6 +265,8 @@ class CoordinatorConfig(PartyConfig):
 
     def make_method(self) -> Method:
         """The run's method; raises ``ConfigurationError`` for hyper-parameters that it does not have."""
+        from algorithms.registry import make
+
         parameters = dict(self.run.method)
         name = str(parameters.pop("name"))
         return make(name, parameters)
@@ -244,6 +276,9 @@ class CoordinatorConfig(PartyConfig):
 
         Raises ``ConfigurationError`` if it does and there are none.
         """
+        from algorithms.datasets import load_npz
+        from algorithms.public_set import PublicImages
+
         if not self.make_method().needs_public:
             return None
         if self.public_data is None:
@@ -254,6 +289,10 @@ class CoordinatorConfig(PartyConfig):
 
     def plan(self) -> RunPlan:
         """The plan that silos are asked to join."""
+        from algorithms.masked_methods import masked_rounds, required
+        from algorithms.models import build
+        from algorithms.private_methods import check_model
+
         method = self.make_method()
         run = self.run
         if run.training.batch_size < 2:

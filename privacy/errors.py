@@ -82,6 +82,12 @@ class LeaseLostError(StoreError):
     """Another coordinator has taken over; this one can change nothing more."""
 
 
+class NotReadyError(MedsiloError):
+    """``doctor`` found something that has to be mended."""
+
+    exit_code = 13
+
+
 class RehearsalError(MedsiloError):
     """A rehearsal has refuted the privacy that a run promises; nothing of the run was sent by it."""
 

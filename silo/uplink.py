@@ -31,6 +31,7 @@ from privacy.mask_keys import CertifiedKey
 from privacy.pki import Credentials, fingerprint, identity_of_certificate
 from privacy.plan import RunPlan
 from protos.medsilo.v1 import coordinator_pb2 as wire
+from silo.channel import channel_credentials, open_channel
 from silo.config import SiloConfig
 
 PROTOCOL_VERSION = 1
@@ -427,28 +428,8 @@ class Uplink:
         return RefusedError(f"the coordinator at {address} answered {code.name}: {details}")
 
     def _connect(self) -> grpc.Channel:
-        options: list[tuple[str, int | str]] = [
-            ("grpc.keepalive_time_ms", 20_000),
-            ("grpc.keepalive_timeout_ms", 20_000),
-            ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.http2.max_pings_without_data", 0),
-            ("grpc.max_reconnect_backoff_ms", 5_000),
-            ("grpc.enable_retries", 0),
-            # What is not needed is not said, nor asked for (docs/what-the-network-sees.md).
-            ("grpc.compression_enabled_algorithms_bitset", 1),
-            ("grpc.service_config_disable_resolution", 1),
-        ]
-        address = self._config.coordinator.address
-        if self._credentials is None:
-            return grpc.insecure_channel(address, options=options)
-        # The name in the certificate is the coordinator's identity, wherever its address is.
-        options.append(("grpc.ssl_target_name_override", self._config.coordinator_identity.server_name))
-        credentials = grpc.ssl_channel_credentials(
-            root_certificates=self._credentials.ca_pem,
-            private_key=self._credentials.private_key_pem,
-            certificate_chain=self._credentials.certificate_pem,
-        )
-        return grpc.secure_channel(address, credentials, options=options)
+        credentials = None if self._credentials is None else channel_credentials(self._credentials)
+        return open_channel(self._config.coordinator.address, self._config.coordinator_identity, credentials)
 
 
 class _PassingError(MedsiloError):
