@@ -88,6 +88,12 @@ class NotReadyError(MedsiloError):
     exit_code = 13
 
 
+class UnreachableError(MedsiloError):
+    """The coordinator cannot be reached; nothing was done that the same command would not do again."""
+
+    exit_code = 14
+
+
 class RehearsalError(MedsiloError):
     """A rehearsal has refuted the privacy that a run promises; nothing of the run was sent by it."""
 

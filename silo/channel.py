@@ -8,14 +8,10 @@ from typing import Any
 
 import grpc
 
-from privacy.errors import MedsiloError
+from privacy.errors import UnreachableError
 from privacy.pki import Credentials, Identity
 
 CONNECT_SECONDS = 10.0
-
-
-class UnreachableError(MedsiloError):
-    """Nothing answers at the address; time may mend it."""
 
 
 def open_channel(address: str, coordinator: Identity, credentials: grpc.ChannelCredentials | None) -> grpc.Channel:

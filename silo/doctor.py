@@ -16,7 +16,14 @@ import numpy as np
 from algorithms.datasets import ImageDataset, largest_group, load_npz
 from privacy.consent import ConsentFile, today
 from privacy.door import Call, Door, nonce
-from privacy.errors import ConfigurationError, DataError, IdentityError, JournalInUseError, MedsiloError
+from privacy.errors import (
+    ConfigurationError,
+    DataError,
+    IdentityError,
+    JournalInUseError,
+    MedsiloError,
+    UnreachableError,
+)
 from privacy.examination import (
     SOON_DAYS,
     Finding,
@@ -34,7 +41,7 @@ from privacy.journal import Journal
 from privacy.pki import Credentials, identity_of_certificate, load_audit_key
 from privacy.plan import RunPlan
 from protos.medsilo.v1 import coordinator_pb2 as wire
-from silo.channel import UnreachableError, channel_credentials, connect, open_channel
+from silo.channel import channel_credentials, connect, open_channel
 from silo.config import SiloConfig
 from silo.plans import known_plan
 

@@ -18,14 +18,14 @@ from privacy.consent import Consent, ConsentFile
 from privacy.door import Call, Door, nonce
 from privacy.durable import write_atomically
 from privacy.envelope import to_message
-from privacy.errors import IdentityError, RefusedError
+from privacy.errors import IdentityError, RefusedError, UnreachableError
 from privacy.gate import ConsentGate
 from privacy.invitation import Invitation, Statement
 from privacy.journal import Journal
 from privacy.pki import fingerprint, identity_of_certificate
 from privacy.plan import RunPlan
 from protos.medsilo.v1 import enrolment_pb2 as wire
-from silo.channel import UnreachableError, open_channel, shown_certificates
+from silo.channel import open_channel, shown_certificates
 from silo.config import SiloConfig
 
 PROTOCOL_VERSION = 1
@@ -55,7 +55,7 @@ def trusted_authority(invitation: Invitation) -> bytes:
     raise IdentityError(
         f"what answers at {invitation.enrolment_address} is not the coordinator of the invitation: the invitation "
         f"names the CA {invitation.ca_sha256[:16]}…, and there it is {found}. Nothing was sent. Somebody may be in "
-        "between: ask the coordinator's operator, by telephone, for the fingerprint (`coordinator invite --list` shows it)"
+        "between: ask the coordinator's operator, by telephone, for the fingerprint (`coordinator invite --list`)"
     )
 
 

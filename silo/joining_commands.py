@@ -162,8 +162,8 @@ def _show_plan(plan: RunPlan, needed: tuple[Exposure, ...]) -> None:
     _say(
         "Without secure aggregation: the coordinator sees this hospital's model."
         if masks is None
-        else f"With masks in the first {masks.rounds} rounds: there the coordinator sees sums of {masks.minimum} or more "
-        "hospitals only."
+        else f"With masks in the first {masks.rounds} rounds: there the coordinator sees sums of {masks.minimum} or "
+        "more hospitals only."
     )
 
 
