@@ -71,7 +71,9 @@ class Coordinator:
         self.store = Store(self.config.database)
         settings = self.config.enrolment
         service = EnrolmentService(self.config, settings, self.config.plan(), self.store, door, credentials)
-        shown = credentials if chain is None else replace(credentials, certificate_pem=chain, private_key_pem=key or b"")
+        shown = (
+            credentials if chain is None else replace(credentials, certificate_pem=chain, private_key_pem=key or b"")
+        )
         self.server = serve_enrolment(service, settings, shown)
 
     def invite(self, silo: str = "hospital1") -> Invitation:
@@ -144,9 +146,7 @@ def test_a_private_key_does_not_leave_its_folder(coordinator: Coordinator, tmp_p
 
 
 @pytest.mark.parametrize("repeats", [1, 2])
-def test_a_wrong_code_gets_nothing_and_leaves_no_record(
-    coordinator: Coordinator, tmp_path: Path, repeats: int
-) -> None:
+def test_a_wrong_code_gets_nothing_and_leaves_no_record(coordinator: Coordinator, tmp_path: Path, repeats: int) -> None:
     invitation = coordinator.invite()
     for _ in range(repeats):
         with pytest.raises(RefusedError, match="the invitation's code is wrong, or there is none for this hospital"):
@@ -176,7 +176,7 @@ def test_a_used_invitation_is_good_for_the_same_keys_only(coordinator: Coordinat
     invitation = coordinator.invite()
     config = join(invitation, tmp_path / "one")
     first = config.tls_files.certificate.read_bytes()
-    with pytest.raises(RefusedError, match="the invitation was used on .* for other keys"):
+    with pytest.raises(RefusedError, match=r"the invitation was used on .* for other keys"):
         join(invitation, tmp_path / "thief")
     assert not (tmp_path / "thief/state/hospital1/keys/tls.pem").exists()
     config.tls_files.certificate.unlink()
