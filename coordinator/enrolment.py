@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent import futures
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import grpc
@@ -28,6 +29,7 @@ from privacy.door import Call, Door, nonce
 from privacy.durable import write_atomically
 from privacy.envelope import from_message
 from privacy.errors import IdentityError, MedsiloError, RefusedError
+from privacy.examination import SOON_DAYS
 from privacy.exposure import attribute
 from privacy.invitation import Statement
 from privacy.pki import Credentials, Identity, fingerprint, identity_of_certificate, issue
@@ -181,7 +183,7 @@ class EnrolmentService:
         key = _requested_key(request.certificate_request)
         audit_key = bytes.fromhex(statement.audit_key)
         self._invitations.use(invitation, hashlib.sha256(key + audit_key).hexdigest())
-        self._door.enrol(silo.uri, audit_key)
+        self._door.enrol(silo.uri, audit_key, request.rotations)
         response = wire.EnrolResponse(
             nonce=nonce(),
             certificate=self._certificate(silo, request.certificate_request, key),
@@ -195,7 +197,7 @@ class EnrolmentService:
         return self._door.release([response], call)[0]
 
     def _certificate(self, silo: Identity, request: bytes, key: bytes) -> bytes:
-        """The certificate for a key; the one that was issued already, where there is one."""
+        """The certificate for a key; the one that was issued already, where there is one that is not to be renewed."""
         folder = self._config.state / "enrolled"
         folder.mkdir(mode=0o700, exist_ok=True)
         out = folder / f"{silo.name}.pem"
@@ -217,7 +219,9 @@ class EnrolmentService:
             same = identity_of_certificate(pem, self._credentials.ca_pem) == silo
         except IdentityError:
             return None  # expired, or of an earlier CA
-        return pem if same and _public_bytes(x509.load_pem_x509_certificate(pem).public_key()) == key else None
+        found = x509.load_pem_x509_certificate(pem)
+        lasting = found.not_valid_after_utc - datetime.now(UTC) > timedelta(days=SOON_DAYS)
+        return pem if same and lasting and _public_bytes(found.public_key()) == key else None
 
 
 def serve_enrolment(service: EnrolmentService, settings: EnrolmentConfig, credentials: Credentials) -> grpc.Server:

@@ -14,7 +14,7 @@ from coordinator.config import CoordinatorConfig
 from coordinator.invitations import Invitations
 from privacy.durable import write_atomically
 from privacy.errors import ConfigurationError
-from privacy.installing import make_keys_once, make_whole, place_new, quoted
+from privacy.installing import aligned, make_keys_once, make_whole, place_new, quoted
 from privacy.invitation import Invitation, check_host, new_code
 from privacy.pki import Identity, create_authority, fingerprint, issue
 
@@ -102,6 +102,7 @@ def set_up(wanted: Federation, path: Path) -> CoordinatorConfig:
         classes=wanted.classes,
         rounds=wanted.rounds,
     )
+    text = aligned(text)
     if not path.exists():
         config = place_new(path, text, CoordinatorConfig)
     elif path.read_text(encoding="utf-8") == text:

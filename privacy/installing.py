@@ -20,6 +20,16 @@ def quoted(text: object) -> str:
     return json.dumps(str(text), ensure_ascii=False)
 
 
+def aligned(text: str) -> str:
+    """A configuration's text with the comments behind its values below each other."""
+    lines = []
+    for line in text.split("\n"):
+        value, separator, comment = line.partition("  # ")
+        behind = separator and value.strip() and not value.startswith("#")
+        lines.append(f"{value.rstrip():<40}  # {comment}" if behind else line)
+    return "\n".join(lines)
+
+
 def place_new(path: Path, text: str, model: type[Model]) -> Model:
     """Writes a new configuration file, once it is seen to be one; raises ``ConfigurationError`` if there is one."""
     draft = path.with_name(f".{path.name}.draft")

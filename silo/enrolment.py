@@ -83,6 +83,7 @@ def enrol(config: SiloConfig, invitation: Invitation, ca: bytes, audit_key: Ed25
             protocol_version=PROTOCOL_VERSION,
             certificate_request=request_pem,
             statement=to_message(Statement.sign(invitation, request_pem, audit_key)),
+            rotations=door.rotations(),
         )
         try:
             (data,) = door.release([request], call)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Collection
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 from privacy.consent import Consent, today
 from privacy.errors import ConfigurationError, IdentityError
+from privacy.examination import SOON_DAYS
 from privacy.exposure import MEANING, Exposure
-from privacy.installing import make_keys_once, place_new, quoted
+from privacy.installing import aligned, make_keys_once, place_new, quoted
 from privacy.invitation import Invitation
 from privacy.pki import fingerprint, load_audit_key
 from privacy.plan import RunPlan
@@ -39,7 +40,7 @@ coordinator:
   address: {address}    # where the coordinator listens
   name: {coordinator}                # whoever answers must show this name's certificate
 state: {state}        # keys, journal, models: keep it on a disk that is backed up
-shard: {shard}    # the hospital's own images (docs: README, step 3)
+shard: {shard}    # the hospital's own images, in MedMNIST's .npz form
 consent: {name}.consent.yaml       # what may leave; without it, nothing
 device: auto                       # auto | cpu | cuda
 # threads: 4                       # CPU threads of training; by default as PyTorch chooses
@@ -68,13 +69,13 @@ def prepare(invitation: Invitation, shard: Path | None, folder: Path) -> SiloCon
             state=f"state/{invitation.silo}",
             shard=quoted(_from(folder, shard)),
         )
-        config = place_new(path, text, SiloConfig)
+        config = place_new(path, aligned(text), SiloConfig)
     make_keys_once(config)
     return config
 
 
 def is_enrolled(config: SiloConfig, invitation: Invitation) -> bool:
-    """Whether there is a certificate that can be used, of the invitation's CA.
+    """Whether there is a certificate of the invitation's CA that can be used and need not be renewed yet.
 
     Raises ``IdentityError`` if there is another CA's.
     """
@@ -87,10 +88,10 @@ def is_enrolled(config: SiloConfig, invitation: Invitation) -> bool:
     if not files.certificate.exists() or not config.first_plan.exists():
         return False
     try:
-        config.open_credentials()
+        own = config.open_credentials()
     except IdentityError:
         return False
-    return True
+    return own is not None and own.not_after - datetime.now(UTC) > timedelta(days=SOON_DAYS)
 
 
 def obtain_certificate(config: SiloConfig, invitation: Invitation, ca: bytes) -> float:
@@ -140,7 +141,7 @@ def write_consent(
         110,
     )
     text = "\n".join([*(f"# {line}" for line in head), "", *lines, ""])
-    place_new(config.consent, text, Consent)
+    place_new(config.consent, aligned(text), Consent)
 
 
 def _check_same(path: Path, config: SiloConfig, invitation: Invitation, shard: Path | None) -> None:

@@ -16,6 +16,7 @@ import grpc
 import pytest
 
 from coordinator.config import CoordinatorConfig
+from coordinator.doctor import examine
 from coordinator.enrolment import FAILURES, PAUSE_SECONDS, EnrolmentService, Throttle, TooManyError, serve_enrolment
 from coordinator.invitations import Invitations
 from coordinator.setting_up import Federation, invite, set_up
@@ -339,3 +340,32 @@ def test_what_was_set_up_is_not_overwritten_and_a_half_is_completed(tmp_path: Pa
     (other / "key").rename(other / "ca/ca.key")
     assert set_up(wanted, other / "coordinator.yaml").open_credentials() is not None
     assert (tmp_path / "coordinator.yaml").read_text() == text
+
+
+def test_doctor_tells_a_coordinator_that_serves_from_one_that_does_not(
+    coordinator: Coordinator, tmp_path: Path
+) -> None:
+    path = tmp_path / "coordinator/coordinator.yaml"
+    coordinator.invite()
+
+    def found() -> dict[str, tuple[str, str]]:
+        return {finding.check: (finding.state, f"{finding.found} {finding.remedy}") for finding in examine(path)[1]}
+
+    serving = found()
+    assert serving["enrolment port"][1].startswith("this coordinator answers on")
+    assert serving["port"] == ("notice", f"nobody answers on {coordinator.config.listen} coordinator serve")
+    assert serving["invitations"] == ("good", "hospital1: open ")
+    assert {state for state, _ in serving.values()} == {"good", "notice"}
+    coordinator.server.stop(None).wait()
+    for path_of_database in coordinator.config.state.glob("coordinator.db*"):
+        path_of_database.unlink()  # else the write-ahead log would still hold it all
+    assert coordinator.config.enrolment is not None
+    (coordinator.config.enrolment.ca / "ca.key").chmod(0o644)
+    (coordinator.config.state / "coordinator.db").write_bytes(b"no database" * 100)
+    stopped = found()
+    assert stopped["enrolment port"][0] == "notice"
+    assert "chmod 600" in stopped["CA"][1]
+    assert stopped["database"][0] == "bad"
+    with socket.create_server(("127.0.0.1", int(coordinator.config.listen.rpartition(":")[2]))) as other:
+        threading.Thread(target=lambda: other.accept()[0].close(), daemon=True).start()
+        assert found()["port"][0] == "bad"

@@ -10,18 +10,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class EnrolRequest(_message.Message):
-    __slots__ = ("nonce", "silo", "protocol_version", "certificate_request", "statement")
+    __slots__ = ("nonce", "silo", "protocol_version", "certificate_request", "statement", "rotations")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     SILO_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_REQUEST_FIELD_NUMBER: _ClassVar[int]
     STATEMENT_FIELD_NUMBER: _ClassVar[int]
+    ROTATIONS_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     silo: str
     protocol_version: int
     certificate_request: bytes
     statement: _journal_pb2.Envelope
-    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., protocol_version: _Optional[int] = ..., certificate_request: _Optional[bytes] = ..., statement: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ...) -> None: ...
+    rotations: _containers.RepeatedCompositeFieldContainer[_journal_pb2.Envelope]
+    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., protocol_version: _Optional[int] = ..., certificate_request: _Optional[bytes] = ..., statement: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ..., rotations: _Optional[_Iterable[_Union[_journal_pb2.Envelope, _Mapping]]] = ...) -> None: ...
 
 class EnrolResponse(_message.Message):
     __slots__ = ("nonce", "certificate", "coordinator_certificate", "coordinator_audit_key", "rotations", "plan", "time_ms")
