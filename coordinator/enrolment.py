@@ -161,8 +161,12 @@ class EnrolmentService:
                 f"{request.protocol_version}; install matching releases"
             )
         envelope = from_message(request.statement)
+        try:
+            silo = Identity(self._config.federation, "silo", request.silo)
+        except IdentityError:
+            raise RefusedError(_UNKNOWN) from None
         own = (
-            Identity(self._config.federation, "silo", request.silo).uri,
+            silo.uri,
             self._config.identity.uri,
             fingerprint(self._credentials.ca_pem),
             hashlib.sha256(request.certificate_request).hexdigest(),

@@ -36,6 +36,9 @@ def init(
             show_default=False,
         ),
     ] = None,
+    rounds: Annotated[
+        int, typer.Option("--rounds", min=1, help="With --yes-to: the most rounds of a run that are agreed to.")
+    ] = 100,
     folder: Annotated[Path, typer.Option("--folder", help="Where the hospital's files go.")] = Path(),
 ) -> None:
     """Set this hospital up with an invitation: keys, certificate, configuration and consent. Asks for what it needs.
@@ -72,7 +75,7 @@ def init(
     if config.consent.exists():
         _say(f"Consent: {config.consent} is there already and stays as it is.")
     else:
-        agreed, how = _agree(plan, yes_to or [], config, asking)
+        agreed, how = _agree(plan, yes_to or [], rounds, config, asking)
         steps.write_consent(config, plan, agreed, how=how)
         _say(f"Consent: {config.consent}. {how}")
     _, findings = examine(path)
@@ -102,7 +105,9 @@ def doctor(
     show(name, findings, out, as_json=as_json)
 
 
-def _agree(plan: RunPlan, yes_to: list[str], config: SiloConfig, asking: bool) -> tuple[frozenset[Exposure], str]:
+def _agree(
+    plan: RunPlan, yes_to: list[str], rounds: int, config: SiloConfig, asking: bool
+) -> tuple[frozenset[Exposure], str]:
     """What the hospital agrees to, and how it said so; nothing by default."""
     from silo.setting_up import needed_by_method
 
@@ -128,6 +133,11 @@ def _agree(plan: RunPlan, yes_to: list[str], config: SiloConfig, asking: bool) -
         raise ConsentError(
             f"run {plan.run} asks for {', '.join(extra)}, which {plan.method.name} does not send by itself; nothing is "
             "agreed to. Ask the coordinator's operator why"
+        )
+    if yes_to and plan.rounds > rounds:
+        raise ConsentError(
+            f"run {plan.run} has {plan.rounds} rounds, and {rounds} are agreed to at most; nothing is agreed to. If "
+            f"the hospital agrees, run the same command with --rounds {plan.rounds}"
         )
     if yes_to:
         return frozenset(needed) | optional, f"Agreed to with --yes-to {' --yes-to '.join(yes_to)}."

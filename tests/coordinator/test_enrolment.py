@@ -27,7 +27,8 @@ from privacy.exposure import Exposure
 from privacy.gate import PlanGate
 from privacy.invitation import Invitation, new_code
 from privacy.journal import Journal, read_records
-from privacy.pki import create_keys, issue, load_audit_key
+from privacy.key_rotation import rotate
+from privacy.pki import Identity, create_keys, issue, load_audit_key
 from silo.config import SiloConfig
 from silo.enrolment import enrol, trusted_authority
 from silo.setting_up import is_enrolled, prepare
@@ -241,11 +242,10 @@ def test_an_impostor_that_shows_the_true_ca_besides_its_own_certificate_is_sent_
     truth = tmp_path / "coordinator/ca"
     keys = tmp_path / "stolen"
     if role == "silo":
-        paths = create_keys(keys, coordinator.config.identity.__class__("test", "silo", "hospital2"))
+        paths = create_keys(keys, Identity("test", "silo", "hospital2"))
         issue(truth, "hospital2", paths.request, keys / "tls.pem")
     else:
-        set_up_elsewhere = Coordinator(tmp_path / "elsewhere")
-        set_up_elsewhere.stop()
+        Coordinator(tmp_path / "elsewhere").stop()
         shutil.copytree(tmp_path / "elsewhere/state/coordinator/keys", keys)
     chain = (keys / "tls.pem").read_bytes() + (truth / "ca.pem").read_bytes()
     impostor = Coordinator(tmp_path / "impostor", chain=chain, key=(keys / "tls.key").read_bytes())
@@ -266,7 +266,15 @@ def test_a_message_that_is_none_is_refused_without_a_record(coordinator: Coordin
     options = [("grpc.ssl_target_name_override", invitation.coordinator_identity.server_name)]
     with grpc.secure_channel(invitation.enrolment_address, credentials, options=options) as channel:
         ask = channel.unary_unary("/medsilo.v1.EnrolmentService/Enrol")
-        for data in (b"", b"\xff\xff", b"\x12\x09hospital1", b"\x12\x02\xff\xfe\x18\x01", bytes(100_000)):
+        for data in (
+            b"",
+            b"\xff\xff",
+            b"\x12\x03A B\x18\x01",
+            b"\x12\x09hospital1\x18\x01",
+            b"\x12\x09hospital1",
+            b"\x12\x02\xff\xfe\x18\x01",
+            bytes(100_000),
+        ):
             with pytest.raises(grpc.RpcError) as caught:
                 ask(data, timeout=20)
             assert caught.value.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.RESOURCE_EXHAUSTED)
@@ -369,3 +377,23 @@ def test_doctor_tells_a_coordinator_that_serves_from_one_that_does_not(
     with socket.create_server(("127.0.0.1", int(coordinator.config.listen.rpartition(":")[2]))) as other:
         threading.Thread(target=lambda: other.accept()[0].close(), daemon=True).start()
         assert found()["port"][0] == "bad"
+
+
+def test_a_certificate_that_ends_is_renewed_by_another_invitation_even_after_a_change_of_the_audit_key(
+    coordinator: Coordinator, tmp_path: Path
+) -> None:
+    config = join(coordinator.invite(), tmp_path / "one")
+    first = config.tls_files.certificate.read_bytes()
+    invitation = coordinator.invite()
+    assert is_enrolled(config, invitation)
+    enrolled = coordinator.config.state / "enrolled/hospital1.pem"
+    issue(tmp_path / "coordinator/ca", "hospital1", config.keys / "tls.csr", enrolled, days=20)
+    shutil.copy(enrolled, config.tls_files.certificate)
+    ending = enrolled.read_bytes()
+    assert not is_enrolled(config, invitation), "twenty days before its end a certificate is to be renewed"
+    rotate(config.keys, config.journal, origin=config.journal_origin, identity=config.identity)
+    renewed = join(invitation, tmp_path / "one").open_credentials()
+    assert renewed is not None
+    assert renewed.certificate_pem not in (first, ending)
+    assert renewed.private_key_pem == (config.keys / "tls.key").read_bytes()
+    assert is_enrolled(config, invitation)

@@ -125,6 +125,9 @@ def test_the_four_commands_of_the_readme_lead_to_the_first_round(machines: Machi
     assert "are in place and unchanged" in verified
     report = machines.command("hospital", "silo", "report", "--config", "hospital1.yaml", "--format", "json")
     assert "hospital1" in report
+    looked = machines.command("hospital", "silo", "doctor", "--config", "hospital1.yaml", "--json", expect=13)
+    content = json.loads(looked.partition("\nerror:")[0])
+    assert [finding["check"] for finding in content["findings"] if finding["state"] == "bad"] == ["address"]
 
 
 def test_who_may_not_enrol_is_told_why_and_leaves_nothing_half_done(machines: Machines) -> None:
