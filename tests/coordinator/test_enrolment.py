@@ -7,6 +7,7 @@ import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -397,3 +398,30 @@ def test_a_certificate_that_ends_is_renewed_by_another_invitation_even_after_a_c
     assert renewed.certificate_pem not in (first, ending)
     assert renewed.private_key_pem == (config.keys / "tls.key").read_bytes()
     assert is_enrolled(config, invitation)
+
+
+def test_nothing_but_the_message_is_told_when_enrolling(coordinator: Coordinator, tmp_path: Path) -> None:
+    """What a server sees of the call besides its bytes: no header of our own, no deadline, no certificate."""
+    seen: list[tuple[set[str], object, float | None]] = []
+
+    def look(data: bytes, context: grpc.ServicerContext) -> bytes:
+        names = {str(name) for name, _ in context.invocation_metadata()}
+        seen.append((names, context.auth_context().get("x509_pem_cert"), context.time_remaining()))
+        context.abort(grpc.StatusCode.PERMISSION_DENIED, "seen")
+        return b""
+
+    own = coordinator.config.open_credentials()
+    assert own is not None
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    handler = grpc.unary_unary_rpc_method_handler(look)
+    service = grpc.method_handlers_generic_handler("medsilo.v1.EnrolmentService", {"Enrol": handler})
+    server.add_generic_rpc_handlers((service,))
+    pair = (own.private_key_pem, own.certificate_pem + own.ca_pem)
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+    server.start()
+    with pytest.raises(RefusedError, match="seen"):
+        join(replace(coordinator.invite(), enrolment_port=port), tmp_path / "one")
+    server.stop(None).wait()
+    ((names, certificate, remaining),) = seen
+    assert (names, certificate) == ({"user-agent"}, None)
+    assert remaining is None or remaining > 10**6, "no deadline travels"
