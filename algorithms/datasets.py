@@ -23,14 +23,16 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from privacy.durable import fsync_folder
 from privacy.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
 
 Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
@@ -204,6 +206,8 @@ def largest_group(dataset: ImageDataset) -> int | None:
 
 def to_tensor(images: Images) -> torch.Tensor:
     """uint8 [n, H, W, C] to float32 [n, C, H, W] in [-1, 1]: (x / 255 - 0.5) / 0.5, MedMNIST's scaling."""
+    import torch  # takes seconds to load; looking at a data set does without it
+
     channels_first = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
     return torch.from_numpy(channels_first).to(torch.float32).div_(255.0).sub_(0.5).div_(0.5)
 

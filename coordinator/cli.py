@@ -11,6 +11,7 @@ from rich.table import Table
 
 from coordinator.ca_commands import ca_app
 from coordinator.config import CoordinatorConfig
+from coordinator.joining_commands import doctor, init, invite
 from coordinator.status import status_of
 from coordinator.store import Store
 from privacy import logs
@@ -26,6 +27,9 @@ from privacy.report_words import minute
 from privacy.withdrawal import Cause
 
 app = application("The coordinator of a federation: leads runs, and never sees an image.")
+app.command()(init)
+app.command()(invite)
+app.command()(doctor)
 app.add_typer(ca_app, name="ca")
 out = output()
 LATE_SHOWN = 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -15,6 +16,7 @@ from privacy.configuration import HIDDEN, FilePath, Name, StrictModel
 from privacy.endpoint import Address, is_loopback
 from privacy.errors import ConfigurationError
 from privacy.exposure import MODEL, Exposure, expand
+from privacy.invitation import check_host
 from privacy.party import PartyConfig
 from privacy.plan import (
     MethodPlan,
@@ -182,6 +184,24 @@ class RunConfig(StrictModel):
         return names
 
 
+class EnrolmentConfig(StrictModel):
+    """A second port, where hospitals that were invited get their certificates (`coordinator invite`).
+
+    ``listen``: its address and port. ``host``: the name or address by which hospitals reach this machine. ``ca``: the
+    folder of the federation's CA, whose key signs. ``days``: how long the certificates are valid.
+    """
+
+    listen: str
+    host: str
+    ca: FilePath
+    days: int = Field(default=365, ge=1, le=3650)
+
+    @field_validator("host")
+    @classmethod
+    def _host(cls, host: str) -> str:
+        return check_host(host)
+
+
 class CoordinatorConfig(PartyConfig):
     """``coordinator.yaml``. Relative paths are taken from the file's folder.
 
@@ -191,8 +211,8 @@ class CoordinatorConfig(PartyConfig):
     without a password; SQLite in the state folder by default. ``lease_seconds``: with PostgreSQL, how long after this
     coordinator's death another takes over. ``tls``: by default the files in ``state/keys``. ``insecure``: plain text,
     only for a loopback address. ``keep_rounds``: how many past rounds' tensors stay on disk. ``public_data``: an
-    ``.npz`` of public images, for methods that measure models on them (FedPDC). ``trusted_models``: users' own model
-    factories that a plan may name.
+    ``.npz`` of public images, for methods that measure models on them (FedPDC). ``enrolment``: a port for hospitals
+    that were invited; none by default. ``trusted_models``: users' own model factories that a plan may name.
     """
 
     role = "coordinator"
@@ -204,6 +224,7 @@ class CoordinatorConfig(PartyConfig):
     silos: tuple[Name, ...] = Field(min_length=1)
     start_with: int | None = Field(default=None, ge=1)
     run: RunConfig
+    enrolment: EnrolmentConfig | None = None
     keep_rounds: int = Field(default=2, ge=1)
     public_data: FilePath | None = None
     trusted_models: tuple[str, ...] = ()
@@ -240,9 +261,16 @@ class CoordinatorConfig(PartyConfig):
                     f"`run.secure_aggregation.minimum` is {masks.minimum}, but a round may have only {taking_part} "
                     "silos; add silos, raise `start_with` or `participation`, or lower the minimum (3 at least)"
                 )
+        if self.insecure and self.enrolment is not None:
+            raise ValueError("`enrolment` gives certificates, and `insecure: true` has none; leave one of them away")
         if self.insecure and not is_loopback(self.listen):
             raise ValueError(f"`insecure: true` is for loopback addresses only, not {self.listen}")
         return self
+
+    @property
+    def invitations(self) -> Path:
+        """The file of the invitations that were sent to hospitals."""
+        return self.state / "invitations.json"
 
     @property
     def database(self) -> str:

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from algorithms.allocation import reuse_freed_memory
 from coordinator.config import CoordinatorConfig
+from coordinator.enrolment import EnrolmentService, serve_enrolment
 from coordinator.rounds import Rounds
 from coordinator.service import CoordinatorService, serve
 from coordinator.store import Store
@@ -86,6 +87,10 @@ def _lead(
     door = Door(journal, identity=config.identity.uri, federation=config.federation, gate=gate)
     rounds = Rounds(config, plan, config.make_method(), store, note=door.note)
     server = serve(CoordinatorService(config, rounds, store, door, credentials), config, credentials)
+    enrolment = None
+    if config.enrolment is not None and credentials is not None:
+        enrolling = EnrolmentService(config, config.enrolment, plan, store, door, credentials)
+        enrolment = serve_enrolment(enrolling, config.enrolment, credentials)
     door.note("run", run=plan.run, plan_sha256=plan.sha256.hex(), plan=plan.model_dump(mode="json"))
     rounds.start()
     log.info("run %s: %s, listening on %s", plan.run, plan.method.name, config.listen)
@@ -95,6 +100,8 @@ def _lead(
     stopped.wait()
     service_manager.notify("STOPPING=1")
     rounds.stop()
+    if enrolment is not None:
+        enrolment.stop(grace=None)
     server.stop(grace=None if failures else 5).wait()
     if rounds.failure is not None and not failures:
         if isinstance(rounds.failure, DiskError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
@@ -118,6 +119,7 @@ class CoordinatorService:
             coordinator_certificate=self._credentials.certificate_pem if self._credentials else b"",
             coordinator_audit_key=self._audit_key,
             rotations=self._door.rotations(),
+            time_ms=time.time_ns() // 1_000_000,
         )
         return self._door.release([response], call)[0]
 

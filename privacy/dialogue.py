@@ -8,7 +8,8 @@ A message that was sent may stand without the other side's receipt, and the evid
 * the call was never answered: it was cut, or refused;
 * it is an answer, and the other side, in all its later words, does not own to having received it (it was lost on the
   way, or was a session's last), nor has cosigned what only this answer showed it;
-* it asked for the plan (``GetPlan``, before keys are known) and no word of the other side came later;
+* it asked for a certificate or the plan (``Enrol`` and ``GetPlan``, before keys are known) and no word of the other
+  side came later;
 * the update was a repeated one, of which the other side needed the beginning only.
 """
 
@@ -24,6 +25,7 @@ from privacy.checkpoint import read_note
 from privacy.errors import ReceiptError
 from privacy.receipts import MOST_CALLS, Attestation, Correspondence, Direction, Key
 
+_BEFORE_KEYS = ("Enrol", "GetPlan")
 _REMEMBERED = 4 * MOST_CALLS
 """Settled calls, and checkpoints, that a word under way at the same moment may still speak of."""
 
@@ -122,7 +124,7 @@ class Dialogue:
             if not call.answered:
                 found.cut += 1
                 continue
-            if rpc == "GetPlan" and call.word == self._words:
+            if rpc in _BEFORE_KEYS and call.word == self._words:
                 continue
             if call.repeated and vouched:
                 found.repeated += 1

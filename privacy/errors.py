@@ -89,6 +89,18 @@ class DiskError(MedsiloError):
     exit_code = 13
 
 
+class NotReadyError(MedsiloError):
+    """``doctor`` found something that has to be mended."""
+
+    exit_code = 14
+
+
+class UnreachableError(MedsiloError):
+    """The coordinator cannot be reached; nothing was done that the same command would not do again."""
+
+    exit_code = 15
+
+
 class RehearsalError(MedsiloError):
     """A rehearsal has refuted the privacy that a run promises; nothing of the run was sent by it."""
 

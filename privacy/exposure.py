@@ -21,10 +21,10 @@ from typing import Any, NamedTuple, cast
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor
 
 from privacy.errors import RefusedError
-from protos.medsilo.v1 import coordinator_pb2, exposure_pb2, journal_pb2, plan_pb2, tensor_pb2
+from protos.medsilo.v1 import coordinator_pb2, enrolment_pb2, exposure_pb2, journal_pb2, plan_pb2, tensor_pb2
 
 SCHEMA_FILES: tuple[FileDescriptor, ...] = tuple(
-    module.DESCRIPTOR for module in (exposure_pb2, tensor_pb2, journal_pb2, plan_pb2, coordinator_pb2)
+    module.DESCRIPTOR for module in (exposure_pb2, tensor_pb2, journal_pb2, plan_pb2, coordinator_pb2, enrolment_pb2)
 )
 SCHEMA_SHA256 = hashlib.sha256(b"".join(file.serialized_pb for file in SCHEMA_FILES)).hexdigest()
 """SHA-256 over the schemas' descriptors: which annotation a record's attribution was made with."""

@@ -27,9 +27,13 @@ from privacy.report_pages import Format
 from privacy.report_words import readable_bytes
 from silo.config import SiloConfig
 from silo.consent_commands import approve, consent_app
+from silo.joining_commands import doctor, init
+from silo.plans import known_plan, read_plan
 
 app = application("A hospital's side of a federation: trains on its own images, decides and records what leaves.")
 app.add_typer(consent_app, name="consent")
+app.command()(init)
+app.command()(doctor)
 app.command()(approve)
 out = output()
 
@@ -132,7 +136,7 @@ def inspect(
     from silo.inspection_display import show
 
     settings = SiloConfig.read(config)
-    found = inspection.inspect(settings, inspection.read_plan(plan) if plan else inspection.known_plan(settings))
+    found = inspection.inspect(settings, read_plan(plan) if plan else known_plan(settings))
     show(found, settings, out, as_json=as_json)
 
 
@@ -151,7 +155,6 @@ def rehearse(
     """Try out what could be learnt from the first round's update, before it leaves. Sends and charges nothing."""
     from privacy.report_pages import print_page_one
     from silo import rehearsal
-    from silo.inspection import known_plan, read_plan
     from silo.rehearsal_page import as_json as machine_readable
     from silo.rehearsal_page import make_document, write_page
 

@@ -87,6 +87,11 @@ class SiloConfig(PartyConfig):
         return self.state / "runs"
 
     @property
+    def first_plan(self) -> Path:
+        """The plan that came with the certificate (``silo init``)."""
+        return self.state / "plan.json"
+
+    @property
     def withdrawal(self) -> Path:
         """The file that exists while the consent is withdrawn; a daemon looks for it before every message."""
         return self.state / "withdrawal.json"

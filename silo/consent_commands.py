@@ -17,6 +17,7 @@ from privacy.errors import ConfigurationError, ConsentError, JournalInUseError
 from privacy.exposure import MEANING, Exposure
 from privacy.withdrawal import Cause, EndedError, History, timestamp
 from silo.config import SiloConfig
+from silo.plans import known_plan
 from silo.withdrawal_request import WithdrawalRequest
 
 consent_app = application("What this hospital consents to: look at it, take it back, give it anew.")
@@ -141,7 +142,7 @@ def approve(
     from silo.inspection_display import show
 
     settings = SiloConfig.read(config)
-    plan = inspection.known_plan(settings)
+    plan = known_plan(settings)
     digest = plan.sha256.hex()
     if plan_sha256 is not None and plan_sha256.lower() != digest:
         raise ConfigurationError(

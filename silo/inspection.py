@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from pydantic import ValidationError
 
 from algorithms.datasets import ImageDataset, largest_group, load_npz
 from algorithms.masked_methods import check_masks, encode_upload, masked_payload
@@ -20,10 +17,8 @@ from algorithms.registry import make
 from algorithms.tensors import Part, Payload
 from algorithms.transfer import CHUNK, chunk_message, manifest
 from privacy.accounting import Guarantee, epsilon, shown
-from privacy.configuration import explain
 from privacy.consent import Consent, ConsentFile, Missing
 from privacy.door import NONCE_BYTES
-from privacy.errors import ConfigurationError
 from privacy.exposure import Exposure, attribute, field_exposure
 from privacy.ledger import Ledger, Subject
 from privacy.plan import RunPlan
@@ -91,29 +86,6 @@ class Inspection:
     def total(self) -> int:
         """Bytes of one round's update, gRPC's own framing apart."""
         return sum(item.bytes for item in self.content if item.leaves)
-
-
-def read_plan(path: Path) -> RunPlan:
-    """A plan as ``coordinator plan`` prints it; raises ``ConfigurationError`` naming what is wrong with the file."""
-    try:
-        return RunPlan.model_validate(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise ConfigurationError(f"{path}: there is no such file") from None
-    except ValidationError as error:
-        raise ConfigurationError("\n".join(f"{path}: {line}" for line in explain(error, RunPlan))) from None
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path}: is not a plan ({error}); make one with `coordinator plan`") from None
-
-
-def known_plan(config: SiloConfig) -> RunPlan:
-    """The plan that this silo saw last; raises ``ConfigurationError`` if it has seen none."""
-    seen = sorted(config.runs.glob("*/plan.json"), key=lambda path: path.stat().st_mtime)
-    if not seen:
-        raise ConfigurationError(
-            "this silo has not seen a plan yet; ask the coordinator's operator for the output of `coordinator plan` "
-            "and give it with --plan"
-        )
-    return read_plan(seen[-1])
 
 
 def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:

@@ -27,6 +27,7 @@ from silo import inspection
 from silo.budget import lines, read_accounts
 from silo.config import SiloConfig
 from silo.consent_commands import consent_content, take_back, tell_coordinator
+from silo.plans import known_plan
 
 _HOST = "127.0.0.1"
 _INSPECTED_SECONDS = 20.0
@@ -158,7 +159,7 @@ def _run(tail: JournalTail, run: str) -> dict[str, Any]:
 def _next(config: SiloConfig) -> dict[str, Any]:
     """What the next round would take out, as ``silo inspect`` finds it; in words why that cannot be said."""
     try:
-        plan = inspection.known_plan(config)
+        plan = known_plan(config)
         found = inspection.inspect(config, plan)
     except MedsiloError as error:
         return {"run": None, "why_not": str(error), "content": [], "missing": []}

@@ -34,6 +34,7 @@ from privacy.mask_keys import CertifiedKey
 from privacy.pki import Credentials, fingerprint, identity_of_certificate
 from privacy.plan import RunPlan
 from protos.medsilo.v1 import coordinator_pb2 as wire
+from silo.channel import channel_credentials, open_channel
 from silo.config import SiloConfig
 from silo.proxy import proxies_in_environment
 
@@ -42,8 +43,6 @@ WAIT_SECONDS = 50
 ANSWER_SECONDS = 60
 PARTING_SECONDS = 10
 LONGEST_PAUSE_SECONDS: float = 30
-KEEPALIVE_SECONDS: float = 20
-"""How long nothing may come before the other side is asked whether it is there, and then how long for its answer."""
 _SERVICE = wire.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
 _TRANSIENT = (
     grpc.StatusCode.UNAVAILABLE,
@@ -468,40 +467,13 @@ class Uplink:
         )
 
     def _connect(self) -> grpc.Channel:
-        options: list[tuple[str, int | str]] = [
-            ("grpc.keepalive_time_ms", int(KEEPALIVE_SECONDS * 1000)),
-            ("grpc.keepalive_timeout_ms", int(KEEPALIVE_SECONDS * 1000)),
-            ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.http2.max_pings_without_data", 0),
-            ("grpc.max_reconnect_backoff_ms", 5_000),
-            ("grpc.enable_retries", 0),
-            # What is not needed is not said, nor asked for (docs/what-the-network-sees.md).
-            ("grpc.compression_enabled_algorithms_bitset", 1),
-            ("grpc.service_config_disable_resolution", 1),
-        ]
         address, proxy = self._config.coordinator.address, self._config.proxy
-        # Nothing but the configuration says where the connection goes: gRPC would follow the environment, whose
-        # `no_proxy` counts even against a proxy that the program asks for (docs/networks.md).
-        options += [("grpc.enable_http_proxy", 0), ("grpc.address_http_proxy_enabled_addresses", "")]
-        if proxy is not None:
-            options.append(("grpc.http_connect_server", address))
-            if (authorization := proxy.authorization()) is not None:
-                options.append(("grpc.http_connect_headers", f"Proxy-Authorization:{authorization}"))
-        elif (named := proxies_in_environment()) and not is_loopback(address):
+        if proxy is None and (named := proxies_in_environment()) and not is_loopback(address):
             self._notice(
                 f"{', '.join(named)} in the environment: not followed; a proxy counts if the configuration has `proxy:`"
             )
-        target = f"dns:///{address if proxy is None else proxy.address}"
-        if self._credentials is None:
-            return grpc.insecure_channel(target, options=options)
-        # The name in the certificate is the coordinator's identity, wherever its address is.
-        options.append(("grpc.ssl_target_name_override", self._config.coordinator_identity.server_name))
-        credentials = grpc.ssl_channel_credentials(
-            root_certificates=self._credentials.ca_pem,
-            private_key=self._credentials.private_key_pem,
-            certificate_chain=self._credentials.certificate_pem,
-        )
-        return grpc.secure_channel(target, credentials, options=options)
+        credentials = None if self._credentials is None else channel_credentials(self._credentials)
+        return open_channel(address, self._config.coordinator_identity, credentials, proxy=proxy)
 
 
 class _PassingError(MedsiloError):

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from coordinator import service
-from silo import uplink
+from silo import channel, uplink
 
 _CLONE_NEWNET = 0x40000000
 
@@ -23,8 +23,8 @@ def main() -> None:
     with Path("/run/netns", namespace).open() as file:
         if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), f"cannot enter the namespace {namespace}")
-    uplink.KEEPALIVE_SECONDS = float(keepalive)
+    channel.KEEPALIVE_SECONDS = float(keepalive)
     uplink.LONGEST_PAUSE_SECONDS = float(pause)
-    service.SHORTEST_PING_SECONDS = uplink.KEEPALIVE_SECONDS / 2
+    service.SHORTEST_PING_SECONDS = channel.KEEPALIVE_SECONDS / 2
     os.environ["OMP_NUM_THREADS"] = "1"
     importlib.import_module(f"{sys.argv[0]}.cli").main()

@@ -15,7 +15,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool
 from privacy.errors import RefusedError
 from privacy.exposure import SCHEMA_FILES, TENSOR_CLASSES, Exposure, attribute, exposure_of
 from protos import generate
-from protos.medsilo.v1 import coordinator_pb2, exposure_pb2, tensor_pb2
+from protos.medsilo.v1 import exposure_pb2, tensor_pb2
 
 ROOT = Path(__file__).parents[2]
 
@@ -91,9 +91,11 @@ def test_every_schema_file_is_among_those_that_are_checked_and_hashed() -> None:
     assert on_disk == {file.name for file in SCHEMA_FILES}
 
 
-def test_every_message_that_the_service_carries_is_in_the_checked_schemas() -> None:
+def test_every_message_that_a_service_carries_is_in_the_checked_schemas() -> None:
     checked = {message.full_name for file in SCHEMA_FILES for message in messages_of(file)}
-    for method in coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].methods:
+    services = [service for file in SCHEMA_FILES for service in file.services_by_name.values()]
+    assert {service.name for service in services} == {"CoordinatorService", "EnrolmentService"}
+    for method in (method for service in services for method in service.methods):
         assert {method.input_type.full_name, method.output_type.full_name} <= checked
 
 

@@ -28,7 +28,8 @@ from privacy.journal import Journal, read_records
 from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from protos.medsilo.v1 import coordinator_pb2 as wire
 from silo.config import SiloConfig
-from silo.inspection import Inspection, inspect, known_plan, read_plan
+from silo.inspection import Inspection, inspect
+from silo.plans import known_plan, read_plan
 from silo.training import LocalSite
 
 ALL = ["PROTOCOL", "IDENTITY", "MODEL_PARAMETERS", "PEER_DERIVED", "SAMPLE_COUNT", "LOCAL_METRICS"]

@@ -35,18 +35,20 @@ class GetPlanRequest(_message.Message):
     def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class GetPlanResponse(_message.Message):
-    __slots__ = ("nonce", "plan", "coordinator_certificate", "coordinator_audit_key", "rotations")
+    __slots__ = ("nonce", "plan", "coordinator_certificate", "coordinator_audit_key", "rotations", "time_ms")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_AUDIT_KEY_FIELD_NUMBER: _ClassVar[int]
     ROTATIONS_FIELD_NUMBER: _ClassVar[int]
+    TIME_MS_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     plan: _plan_pb2.RunPlan
     coordinator_certificate: bytes
     coordinator_audit_key: bytes
     rotations: _containers.RepeatedCompositeFieldContainer[_journal_pb2.Envelope]
-    def __init__(self, nonce: _Optional[bytes] = ..., plan: _Optional[_Union[_plan_pb2.RunPlan, _Mapping]] = ..., coordinator_certificate: _Optional[bytes] = ..., coordinator_audit_key: _Optional[bytes] = ..., rotations: _Optional[_Iterable[_Union[_journal_pb2.Envelope, _Mapping]]] = ...) -> None: ...
+    time_ms: int
+    def __init__(self, nonce: _Optional[bytes] = ..., plan: _Optional[_Union[_plan_pb2.RunPlan, _Mapping]] = ..., coordinator_certificate: _Optional[bytes] = ..., coordinator_audit_key: _Optional[bytes] = ..., rotations: _Optional[_Iterable[_Union[_journal_pb2.Envelope, _Mapping]]] = ..., time_ms: _Optional[int] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
     __slots__ = ("nonce", "silo", "plan_sha256", "audit_key", "accepted", "missing_classes", "missing_method", "missing_rounds", "rotations", "seen", "synthetic", "missing_privacy", "missing_masks")

@@ -1,0 +1,170 @@
+"""``coordinator init``, ``invite`` and ``doctor``: a federation from nothing, and the hospitals' way into it."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from coordinator.config import CoordinatorConfig
+from coordinator.invitations import Invitations
+from coordinator.setting_up import Federation, set_up
+from coordinator.setting_up import invite as make_invitation
+from privacy.console import output
+from privacy.errors import ConfigurationError
+from privacy.examination import show
+from privacy.invitation import Invitation
+from privacy.pki import fingerprint
+
+out = output()
+aside = Console(stderr=True, highlight=False)
+"""For what is not the invitation itself."""
+
+Config = Annotated[Path, typer.Option("--config", "-c", help="The coordinator's configuration (YAML).")]
+Days = Annotated[float, typer.Option("--days", min=0.01, max=90, help="How long invitations are good.")]
+
+
+def init(
+    federation: Annotated[
+        str | None, typer.Option("--federation", help="The federation's name.", show_default=False)
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option("--host", help="Name or address by which hospitals reach this machine.", show_default=False),
+    ] = None,
+    invite: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--invite", help="A hospital to invite, for example hospital1. Repeat for each.", show_default=False
+        ),
+    ] = None,
+    method: Annotated[str, typer.Option("--method", help="What is trained (docs/methods.md).")] = "fedavg",
+    model: Annotated[str, typer.Option("--model", help="The model.")] = "diversifed-cnn",
+    shape: Annotated[str, typer.Option("--shape", help="The images: channels,height,width.")] = "3,28,28",
+    classes: Annotated[int, typer.Option("--classes", min=2, help="How many classes they have.")] = 9,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="How many rounds are trained.")] = 10,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Where hospitals call.")] = 7443,
+    enrolment_port: Annotated[int, typer.Option("--enrolment-port", min=1, max=65535, help="Where they enrol.")] = 7444,
+    config: Annotated[Path, typer.Option("--config", "-c", help="The file to write.")] = Path("coordinator.yaml"),
+    days: Days = 7,
+) -> None:
+    """Begin a federation: its CA, this coordinator's keys, certificate and configuration, and invitations.
+
+    Asks for what is missing. Overwrites nothing; after an interruption the same command goes on.
+    """
+    asking = sys.stdin.isatty()
+    wanted = Federation(
+        name=federation or _ask(asking, "The federation's name", "--federation"),
+        host=host or _ask(asking, "Name or address by which hospitals reach this machine", "--host"),
+        silos=tuple(
+            dict.fromkeys(
+                invite or _ask(asking, "The hospitals, separated by spaces", "--invite").replace(",", " ").split()
+            )
+        ),
+        method=method,
+        model=model,
+        shape=_shape(shape),
+        classes=classes,
+        rounds=rounds,
+        port=port,
+        enrolment_port=enrolment_port,
+    )
+    if method != "fedavg":
+        from algorithms.registry import make  # PyTorch takes seconds to load
+
+        make(method, {})
+    settings = set_up(wanted, config)
+    _say(
+        f"Configuration: {config}. The CA is in {settings.enrolment.ca if settings.enrolment else ''}: whoever has its "
+        "key"
+    )
+    _say("can be anybody in this federation. The coordinator's keys are in " + str(settings.keys))
+    kept = Invitations(settings.invitations).all()
+    for silo in settings.silos:
+        states = {one.state for one in kept if one.silo == silo}
+        if states & {"open", "used"}:
+            _say(f"{silo} has an invitation already; for another: coordinator invite {silo} --config {config}")
+            continue
+        _print(make_invitation(settings, silo, days=days))
+    _say(f"Next: look through {config}, then: coordinator serve --config {config}")
+
+
+def invite(
+    config: Config,
+    hospital: Annotated[str | None, typer.Argument(help="Its name, as under `silos:`.", show_default=False)] = None,
+    days: Days = 7,
+    revoke: Annotated[bool, typer.Option("--revoke", help="Take the hospital's open invitation back.")] = False,
+    as_list: Annotated[bool, typer.Option("--list", help="Show all invitations and the CA's fingerprint.")] = False,
+) -> None:
+    """Print the line with which a hospital enrols (`silo init`); it is shown once, and good for one hospital."""
+    settings = CoordinatorConfig.read(config)
+    invitations = Invitations(settings.invitations)
+    if as_list:
+        credentials = settings.open_credentials()
+        table = Table(title=f"Invitations of {settings.federation}", title_justify="left")
+        for column in ("hospital", "state", "made (UTC)", "expires", "used"):
+            table.add_column(column)
+        for one in invitations.all():
+            table.add_row(one.silo, one.state, _time(one.made_at), _time(one.expires), _time(one.used_at))
+        out.print(table)
+        if credentials is not None:
+            out.print(f"SHA-256 of the CA's certificate: {fingerprint(credentials.ca_pem)}", soft_wrap=True)
+        return
+    if hospital is None:
+        raise ConfigurationError("say which hospital is invited, for example: coordinator invite hospital1 --config …")
+    if revoke:
+        count = invitations.revoke(hospital)
+        _say(
+            f"{hospital}: {count} open invitation{'s' * (count != 1)} taken back."
+            if count
+            else f"{hospital} has no open one."
+        )
+        if any(one.silo == hospital and one.state == "used" for one in invitations.all()):
+            _say(f"{hospital} has used one before; its certificate stays valid.")
+        return
+    _print(make_invitation(settings, hospital, days=days))
+
+
+def doctor(
+    config: Config, as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False
+) -> None:
+    """Look whether the coordinator can serve, and say what to do if not."""
+    from coordinator.doctor import examine
+
+    name, findings = examine(config)
+    show(name, findings, out, as_json=as_json)
+
+
+def _print(invitation: Invitation) -> None:
+    _say(
+        f"For {invitation.silo}, until {invitation.expires:%Y-%m-%d %H:%M} UTC. Send it this line by a way that others "
+        "do not read; it runs: silo init LINE"
+    )
+    typer.echo(invitation.line)
+
+
+def _ask(asking: bool, what: str, option: str) -> str:
+    if not asking:
+        raise ConfigurationError(f"{option} is missing, and there is no terminal to ask at")
+    answer: str = typer.prompt(what)
+    return answer
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    parts = text.replace("x", ",").replace(" ", "").split(",")
+    if len(parts) != 3 or not all(part.isdigit() and int(part) for part in parts):
+        raise ConfigurationError(f"--shape: {text!r} should be channels,height,width, for example 3,28,28")
+    return tuple(int(part) for part in parts)
+
+
+def _time(moment: datetime | None) -> str:
+    return "" if moment is None else f"{moment:%Y-%m-%d %H:%M}"
+
+
+def _say(text: str) -> None:
+    aside.print(text, markup=False, soft_wrap=True)

@@ -1,0 +1,140 @@
+"""``doctor``: what a party's installation looks like, check by check, each with its remedy.
+
+A check never raises: what goes wrong is its finding.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from privacy.errors import JournalError, JournalInUseError, MedsiloError, NotReadyError
+from privacy.journal import Journal
+from privacy.party import PartyConfig
+from privacy.pki import Credentials, load_audit_key
+
+State = Literal["good", "notice", "bad"]
+SOON_DAYS = 30
+_LITTLE, _TOO_LITTLE = 5 << 30, 200 << 20
+_COLOURS = {"good": "green", "notice": "yellow", "bad": "red"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check's outcome. ``bad`` has to be mended before training; ``remedy`` says how."""
+
+    check: str
+    state: State
+    found: str
+    remedy: str = ""
+
+
+def good(check: str, found: str) -> Finding:
+    """Nothing to do."""
+    return Finding(check, "good", found)
+
+
+def notice(check: str, found: str, remedy: str = "") -> Finding:
+    """Worth knowing; training is possible."""
+    return Finding(check, "notice", found, remedy)
+
+
+def bad(check: str, found: object, remedy: str = "") -> Finding:
+    """To be mended. An error's message says the remedy itself."""
+    return Finding(check, "bad", str(found), remedy)
+
+
+def show(name: str, findings: Sequence[Finding], out: Console, *, as_json: bool = False) -> None:
+    """Prints the findings; raises ``NotReadyError`` if one of them is bad."""
+    wrong = [finding for finding in findings if finding.state == "bad"]
+    if as_json:
+        out.print_json(json.dumps({"party": name, "ready": not wrong, "findings": [asdict(f) for f in findings]}))
+    else:
+        table = Table(title=f"{name}: {'to be mended' if wrong else 'ready'}", title_justify="left")
+        for column in ("check", "", "found", "what to do"):
+            table.add_column(column, overflow="fold")
+        for finding in findings:
+            colour = _COLOURS[finding.state]
+            table.add_row(finding.check, f"[{colour}]{finding.state}[/]", _plain(finding.found), _plain(finding.remedy))
+        out.print(table)
+    if wrong:
+        raise NotReadyError(f"{name}: to be mended: {', '.join(dict.fromkeys(finding.check for finding in wrong))}")
+
+
+def check_versions() -> Finding:
+    """Which releases are at work."""
+    try:
+        own = version("medsilo")
+    except PackageNotFoundError:
+        own = "not installed"
+    return good("versions", f"medsilo {own}, Python {platform.python_version()}, gRPC {version('grpcio')}")
+
+
+def check_keys(party: PartyConfig) -> Finding:
+    """That the audit key is there and nobody else can read it; the TLS key is looked at with the certificate."""
+    path = party.keys / "audit.key"
+    try:
+        load_audit_key(path)
+    except MedsiloError as error:
+        return bad("keys", error)
+    return good("keys", f"{path} and no one else can read it")
+
+
+def check_certificate(party: PartyConfig) -> tuple[Finding, Credentials | None]:
+    """That certificate, TLS key, CA, name and dates fit together."""
+    if party.insecure:
+        return notice(
+            "certificate", "none: `insecure: true` speaks in plain text", "for trials on one machine only"
+        ), None
+    try:
+        own = party.open_credentials()
+    except MedsiloError as error:
+        return bad("certificate", error), None
+    assert own is not None
+    days = (own.not_after - datetime.now(UTC)).days
+    found = f"{own.identity.uri}, valid until {own.not_after:%Y-%m-%d} ({days} days)"
+    if days < SOON_DAYS:
+        remedy = "renew it in time: send tls.csr to the CA again, or ask for an invitation (docs/joining.md)"
+        return notice("certificate", found, remedy), own
+    return good("certificate", found), own
+
+
+def check_disk(folder: Path) -> Finding:
+    """That the disk of a party's state has space."""
+    place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    found = f"{free / 2**30:.1f} GiB free for {folder}"
+    if free < _TOO_LITTLE:
+        return bad("disk", found, "make space: a journal that cannot be written stops everything")
+    return notice("disk", found, "make space in time") if free < _LITTLE else good("disk", found)
+
+
+def check_journal(party: PartyConfig) -> Finding:
+    """That the journal is what was signed, as far as opening it shows (`audit verify` checks every record)."""
+    if not party.journal.exists():
+        return good("journal", "not begun yet")
+    try:
+        with Journal(
+            party.journal, key=load_audit_key(party.keys / "audit.key"), origin=party.journal_origin
+        ) as journal:
+            return good("journal", f"{len(journal)} records, continues what was signed")
+    except JournalInUseError:
+        return good("journal", "in use by the daemon, which runs")
+    except JournalError as error:
+        return bad("journal", error, "restore the newest backup, and keep the damaged copy as evidence")
+    except MedsiloError as error:
+        return notice("journal", f"not looked at: {error}")
+
+
+def _plain(text: str) -> str:
+    return text.replace("[", r"\[")

@@ -1,0 +1,37 @@
+"""The plans that a silo has: from a file that it was given, or the one that it saw last."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from privacy.configuration import explain
+from privacy.errors import ConfigurationError
+from privacy.plan import RunPlan
+from silo.config import SiloConfig
+
+
+def read_plan(path: Path) -> RunPlan:
+    """A plan as ``coordinator plan`` prints it; raises ``ConfigurationError`` naming what is wrong with the file."""
+    try:
+        return RunPlan.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise ConfigurationError(f"{path}: there is no such file") from None
+    except ValidationError as error:
+        raise ConfigurationError("\n".join(f"{path}: {line}" for line in explain(error, RunPlan))) from None
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path}: is not a plan ({error}); make one with `coordinator plan`") from None
+
+
+def known_plan(config: SiloConfig) -> RunPlan:
+    """The plan that this silo saw last; raises ``ConfigurationError`` if it has seen none."""
+    kept = [*config.runs.glob("*/plan.json"), *config.state.glob(config.first_plan.name)]
+    seen = sorted(kept, key=lambda path: path.stat().st_mtime)
+    if not seen:
+        raise ConfigurationError(
+            "this silo has not seen a plan yet; ask the coordinator's operator for the output of `coordinator plan` "
+            "and give it with --plan"
+        )
+    return read_plan(seen[-1])
