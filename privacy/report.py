@@ -14,10 +14,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pydantic import ValidationError
+
+from privacy import accounting
+from privacy.accounting import Guarantee
 from privacy.exposure import Exposure
 from privacy.loss import PrivacyLoss
 from privacy.pki import Identity
-from privacy.report_words import NO_DIFFERENTIAL_PRIVACY, NOTHING, RISK, TELLING, classify, masked_sums, number_of
+from privacy.plan import PrivacyPlan
+from privacy.report_words import (
+    NO_DIFFERENTIAL_PRIVACY,
+    NOISED_RISK,
+    NOTHING,
+    RISK,
+    TELLING,
+    classify,
+    listed,
+    masked_sums,
+    number_of,
+)
 
 BEFORE = ""
 """In place of a run's name: what is exchanged before a run is joined."""
@@ -133,6 +148,11 @@ class Run:
         return int(self.plan["rounds"]) if self.plan else None
 
     @property
+    def ways(self) -> tuple[dict[Exposure, Flow], dict[Exposure, Flow]]:
+        """What left, and what came back."""
+        return self.left, self.came_back
+
+    @property
     def bytes_left(self) -> int:
         """All bytes that left hospitals in this run."""
         return sum(flow.bytes for flow in self.left.values())
@@ -163,6 +183,28 @@ class Run:
         if not masked:
             return plain
         return masked_sums(self.masked_sums.values()) + ("" if plain == NOTHING else f"; without masks: {plain}")
+
+    def limit(self, exposure: Exposure) -> str | None:
+        """What the plan promises of a class of content, with all that it takes to read the number; None where it has no
+        noise: without privacy, and for numbers of images, which zero-out adjacency leaves as they are."""
+        promised = (self.plan or {}).get("privacy")
+        if not promised or exposure not in NOISED_RISK:
+            return None
+        try:
+            privacy = PrivacyPlan.model_validate(promised)
+        except ValidationError:
+            return None
+        if exposure == Exposure.LOCAL_METRICS:
+            if (metrics := privacy.metrics) is None:
+                return None
+            cost = accounting.epsilon([metrics.event(metrics.releases)], delta=privacy.delta)
+            return str(Guarantee(cost, privacy.delta, privacy.unit)) + ", apart from training"
+        if exposure == Exposure.DATA_IDENTIFIER:
+            if (release := privacy.release("identifier")) is None:
+                return None
+            alone = accounting.epsilon([release.event(release.times)], delta=privacy.delta)
+            return f"{Guarantee(alone, privacy.delta, privacy.unit)}, and with all else of the run {privacy.epsilon:g}"
+        return str(privacy.guarantee)
 
     @property
     def occasion(self) -> str:
@@ -294,6 +336,29 @@ class Report:
         measured = {flow.exposure for flow in self.came_back} & {Exposure.DERIVED_ACCURACY}
         return (left | measured) & set(TELLING)
 
+    def risk(self, exposure: Exposure) -> str:
+        """What someone who holds content of a class could still do with it, plain or noised as it was sent."""
+        runs = [run for run in self.runs if any(exposure in way and way[exposure].bytes for way in run.ways)]
+        limits = {run.name: limit for run in runs if (limit := run.limit(exposure)) is not None}
+        plain = [run.name for run in runs if run.name not in limits]
+        noised = [
+            f"With noise (run {listed(names)}: {limit}): "
+            + NOISED_RISK[exposure].format(unit="patient" if "unit patient" in limit else "image")
+            for limit, names in _turned(limits).items()
+        ]
+        if not noised:
+            return RISK[exposure]
+        return " ".join([*noised, *([f"Without noise (run {listed(plain)}): {RISK[exposure]}"] if plain else [])])
+
+    def plain(self) -> set[Exposure]:
+        """The classes about patients of which something left, in some run, without noise."""
+        return {
+            exposure
+            for exposure in self.telling()
+            for run in self.runs
+            if any(exposure in way and way[exposure].bytes for way in run.ways) and run.limit(exposure) is None
+        }
+
     def without_privacy(self) -> list[str]:
         """Runs of which something about patients left without differential privacy."""
         return [
@@ -388,7 +453,7 @@ class Report:
                 "statement": " ".join(self.privacy_statements()),
                 "accounts": [{**asdict(loss), "left": loss.left} for loss in self.privacy],
             },
-            "risks": {exposure.value: RISK[exposure] for exposure in telling},
+            "risks": {exposure.value: self.risk(exposure) for exposure in telling},
         }
         if not self.of_silo:
             content["hospitals"] = _by_name(self.hospitals())
@@ -396,6 +461,13 @@ class Report:
             content["answers"] = [asdict(answer) for answer in self.answers]
             content["accuracies"] = [asdict(accuracy) for accuracy in self.accuracies]
         return json.dumps(content, indent=2, ensure_ascii=False)
+
+
+def _turned(limits: Mapping[str, str]) -> dict[str, list[str]]:
+    turned: dict[str, list[str]] = {}
+    for name, limit in limits.items():
+        turned.setdefault(limit, []).append(name)
+    return turned
 
 
 def in_order(exposures: Iterable[Exposure]) -> list[Exposure]:

@@ -11,7 +11,6 @@ from privacy.report_blocks import Block, Fold, Heading, Paragraph, Picture, Sect
 from privacy.report_plots import Strip, bars_by_round
 from privacy.report_words import (
     NAME,
-    RISK,
     TELLING,
     capital,
     grouped,
@@ -420,7 +419,7 @@ def _risk(report: Report) -> Iterator[Block]:
                     + ["to other hospitals"] * (exposure in back and exposure != Exposure.DERIVED_ACCURACY)
                     + ["measured by the coordinator"] * (exposure == Exposure.DERIVED_ACCURACY)
                 ),
-                RISK[exposure],
+                report.risk(exposure),
             ]
             for exposure in in_order(telling | back)
         ],

@@ -257,6 +257,44 @@ class TestPageOne:
         assert set(NAME) == set(Exposure)
         assert set(RISK) == set(TELLING)
 
+    def test_noised_content_is_told_from_plain_with_the_limit_that_it_has(self, tmp_path: Path) -> None:
+        """One run with noise and one without: each kind of content by itself, and no limit where there is none."""
+        promise = {
+            "epsilon": 8.0,
+            "delta": 1e-5,
+            "clipping_norm": 1.0,
+            "noise_multiplier": 2.0,
+            "sampling_rate": 0.1,
+            "steps": 20,
+            "releases": [{"content": "identifier", "bound": 3.0, "noise_multiplier": 10.0, "times": 1}],
+        }
+        content = {**MODELS, Exposure.DATA_IDENTIFIER: {"profile": 112}, Exposure.SAMPLE_COUNT: {"samples": 8}}
+        conditions = "(unit image, adjacency zero-out, accountant PLD)"
+        with Recorded(tmp_path) as recorded:
+            recorded.run("noised", method="feddfq", privacy=promise)
+            recorded.upload("noised", 0, {**content, Exposure.LOCAL_METRICS: {"accuracy": 4}})
+            alone = recorded.report()
+            first = answered(alone, "What risk remains?")
+            recorded.run("plain", method="feddfq")
+            recorded.upload("plain", 0, content)
+            both = recorded.report()
+        identifier, model = alone.risk(Exposure.DATA_IDENTIFIER), alone.risk(CLASSIFIER)
+        # One Gaussian release of noise multiplier 10 at δ = 1e-5, by the closed form of Balle and Wang (2018).
+        assert f"ε = 0.341 at δ = 1e-05 {conditions}, and with all else of the run 8" in identifier
+        assert f"ε = 8.000 at δ = 1e-05 {conditions}" in model
+        for told in (identifier, model):
+            assert "Without noise" not in told
+        assert "give away that patient's part" not in identifier
+        assert alone.risk(Exposure.SAMPLE_COUNT) == RISK[Exposure.SAMPLE_COUNT]
+        # The plan does not noise accuracies: what has no mechanism is called plain, whatever the run promises.
+        assert alone.risk(Exposure.LOCAL_METRICS) == RISK[Exposure.LOCAL_METRICS]
+        assert "with noise: it describes them as a whole" in first
+        assert "sometimes find out whether a given image was used" not in first
+        assert "(run noised" in both.risk(CLASSIFIER)
+        assert f"Without noise (run plain): {RISK[CLASSIFIER]}" in both.risk(CLASSIFIER)
+        assert "sometimes find out whether a given image was used" in answered(both, "What risk remains?")
+        assert json.loads(both.to_json())["risks"]["DATA_IDENTIFIER"] == both.risk(Exposure.DATA_IDENTIFIER)
+
     def test_the_glossary_holds_the_words_that_occur_and_no_others(self, tmp_path: Path) -> None:
         with ordinary(tmp_path) as recorded:
             document = make_document(recorded.report())
