@@ -185,7 +185,14 @@ def test_feddfq_pays_for_its_identifier_once_and_sends_the_same_bytes_in_the_nex
     assert not (one.folder / "state/hospital1/ledger").exists()
     one.run_to_the_end()
     run_again(one, "again")
+    plan.write_text(one.command("coordinator", "plan", "--config", "coordinator.yaml"))
+    again = json.loads(one.command("silo", "inspect", "--config", "hospital1.yaml", "--plan", str(plan), "--json"))
+    (identifier,) = [item["loss"] for item in again["content"] if item["exposure"] == "DATA_IDENTIFIER"]
+    assert identifier["epsilon"] == 0
+    assert identifier["mechanism"].startswith("already paid for this data set")
+    foreseen = again["privacy"]["after"]["epsilon"]
     one.run_to_the_end()
+    assert foreseen == pytest.approx(ledger(one, "hospital1").guarantee(1e-5).epsilon, abs=1e-9)
     assert_journals_sound(one)
     for name in one.silos:
         phases = [(e.purpose.run, e.purpose.round, e.purpose.phase) for e in ledger(one, name).entries()]
