@@ -13,6 +13,7 @@ from privacy.errors import JournalError
 from privacy.key_rotation import rotate
 from privacy.party import PartyConfig
 from privacy.pki import KeyPaths, create_keys, load_audit_key
+from privacy.rehearsed import read_rehearsals
 from privacy.report import Answer, SharedAccuracy
 from privacy.report_builder import build_report, verify_journal
 from privacy.report_pages import Format, print_report, write_report
@@ -63,6 +64,7 @@ def report_on(
         run=run,
         answers=answers,
         accuracies=accuracies,
+        rehearsals=read_rehearsals(party.state / "rehearsal"),
     )
     written = write_report(found, folder or party.state / "report", formats)
     print_report(found, out)

@@ -14,6 +14,7 @@ from privacy.journal import RECORDS, read_lines, read_records
 from privacy.loss import privacy_losses
 from privacy.merkle import MerkleTree
 from privacy.pki import Identity
+from privacy.rehearsed import Rehearsed
 from privacy.report import BEFORE, Answer, Flow, Peer, Refusal, Report, Run, SharedAccuracy, Verification, add_counts
 from privacy.report_words import TELLING
 from privacy.verification import verify_evidence
@@ -44,11 +45,12 @@ def build_report(
     run: str | None = None,
     answers: Sequence[Answer] = (),
     accuracies: Sequence[SharedAccuracy] = (),
+    rehearsals: Sequence[Rehearsed] = (),
 ) -> Report:
     """Reads a journal and says what it shows.
 
     ``public_key``: the owner's audit key, Ed25519, 32 bytes. ``run`` limits the report to one run. ``answers`` and
-    ``accuracies`` are what a coordinator keeps beside its journal.
+    ``accuracies`` are what a coordinator keeps beside its journal, ``rehearsals`` what a silo keeps.
 
     Raises ``JournalError`` if there is no journal or a record cannot be read, ``ConfigurationError`` for a run that is
     not on record.
@@ -95,6 +97,7 @@ def build_report(
         answers=[answer for answer in answers if run in (None, answer.run)],
         accuracies=[accuracy for accuracy in accuracies if run in (None, accuracy.run)],
         privacy=privacy_losses(sums.charged, sums.consents),
+        rehearsals=[rehearsal for rehearsal in rehearsals if run in (None, rehearsal.run)],
     )
 
 

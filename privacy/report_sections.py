@@ -406,6 +406,10 @@ def _risk(report: Report) -> Iterator[Block]:
     yield Heading("Privacy loss")
     for statement in report.privacy_statements():
         yield Paragraph(statement)
+    if report.rehearsals:
+        yield Heading("Tried out here")
+        for rehearsal in report.rehearsals:
+            yield Paragraph(str(rehearsal))
     yield Heading("Kind by kind")
     back = {exposure for run in report.runs for exposure in run.came_back} & set(TELLING)
     yield Table(

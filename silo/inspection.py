@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
-from algorithms.datasets import ImageDataset, largest_group, load_npz
+from algorithms.datasets import largest_group, load_npz
 from algorithms.masked_methods import check_masks, encode_upload, masked_payload
 from algorithms.method import Method, local_metrics
 from algorithms.models import build, state_of

@@ -17,6 +17,7 @@ from test_runs import assert_every_round_counted_once, assert_journals_sound
 from algorithms.datasets import ImageDataset
 from privacy.accounting import DiscreteLaplace, GaussianRelease, SampledGaussian, epsilon
 from privacy.ledger import Budget, Ledger, Purpose, Subject, ledgers, replay
+from privacy.rehearsed import read_rehearsals
 
 Make = Callable[..., Federation]
 
@@ -157,8 +158,15 @@ def test_a_rehearsal_sends_nothing_and_costs_nothing(federation: Make) -> None:
     assert {record["rpc"] for record in one.messages("hospital1", "sent")} == {"GetPlan"}
     assert len(proxy.connections) == connections
     assert not list((one.folder / "state/hospital1/ledger").glob("*.jsonl")), "nothing is charged"
-    (page,) = (one.folder / "state/hospital1/rehearsal").iterdir()
-    assert page.stat().st_mode & 0o777 == 0o600
+    kept = sorted((one.folder / "state/hospital1/rehearsal").iterdir())
+    assert [path.name for path in kept] == ["test.html", "test.json"]
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in kept)
+    (told,) = read_rehearsals(kept[1].parent)
+    assert (told.run, told.verdict, told.epsilon_lower_bound) == (
+        "test",
+        found["verdict"],
+        found["epsilon_lower_bound"],
+    )
     for process in (silo, coordinator):
         process.kill()
 

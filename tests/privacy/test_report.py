@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from recorded import COORDINATOR, MIXED_BODIES, MIXTURE, MODELS, OTHER, SILO, Content, Recorded, ordinary
 
-from privacy.errors import ConfigurationError, JournalError
+from privacy.errors import ConfigurationError, DataError, JournalError
 from privacy.exposure import Exposure
 from privacy.journal import RECORDS, read_checkpoints, read_records
+from privacy.rehearsed import read_rehearsals
 from privacy.report import Answer, Flow, Report, Run, SharedAccuracy, Verification
 from privacy.report_builder import LISTED_REFUSALS
 from privacy.report_document import make_document
@@ -303,6 +304,38 @@ class TestPageOne:
         assert not {"gradient", "prototype", "running statistics"} & set(words)
         assert "gradient" in dict(glossary_of("gradients of the last layer"))
         assert set(words) <= set(GLOSSARY)
+
+    def test_the_last_rehearsal_stands_in_it_with_its_verdict_and_no_more_than_it_proves(self, tmp_path: Path) -> None:
+        result = {
+            "run": "spring",
+            "plan_sha256": "ab" * 32,
+            "made": "2026-01-31T12:30:00+00:00",
+            "verdict": "not refuted",
+            "unit": "image",
+            "canaries": 500,
+            "epsilon_lower_bound": 0.25,
+            "delta": 1e-5,
+            "confidence": 0.95,
+            "claimed": {"epsilon": 1.5, "delta": 1e-5, "unit": "image", "adjacency": "zero-out", "accountant": "PLD"},
+            "auc": 0.55,
+        }
+        folder = tmp_path / "rehearsal"
+        folder.mkdir()
+        (folder / "spring.json").write_text(json.dumps(result))
+        (folder / "summer.json").write_text(json.dumps({**result, "run": "summer"}))
+        with ordinary(tmp_path / "journal") as recorded:
+            without = recorded.report()
+            report = recorded.report(rehearsals=read_rehearsals(folder), run="spring")
+        (told,) = json.loads(report.to_json())["rehearsals"]
+        assert told.items() <= {**result, "made": "2026-01-31T12:30:00Z"}.items()
+        text = json.dumps(make_document(report).to_data(), ensure_ascii=False)
+        assert "made here on 2026-01-31 12:30 UTC with the plan abababababababab…: nothing was found" in text
+        assert "with 95% confidence" in text
+        assert "at least ε = 0.250 at δ = 1e-05; the plan's account of that round is ε = 1.500" in text
+        assert "Tried out here" not in json.dumps(make_document(without).to_data())
+        (folder / "summer.json").write_text("{}")
+        with pytest.raises(DataError, match=r"summer\.json: cannot be read as a rehearsal's result"):
+            read_rehearsals(folder)
 
 
 class TestManyRuns:
