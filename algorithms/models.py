@@ -96,30 +96,6 @@ def _group_norm(maps: int) -> nn.Module:
     return nn.GroupNorm(next(groups for groups in range(min(16, maps // 2), 0, -1) if maps % groups == 0), maps)
 
 
-def small_cnn_gn(input_shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """A network of few parameters for differential privacy, where noise grows with their number: our own.
-
-    Convolutions 8@5×5 and 16@3×3, both with stride 2, group normalisation and ReLU, the mean over all places, then
-    ``classes`` units. 1,892 parameters for RGB images of any size from 9×9 and four classes.
-    """
-    channels, height, width = input_shape
-    if min(height, width) < 9:
-        raise ConfigurationError("small-cnn-gn needs images of at least 9×9 pixels")
-    return nn.Sequential(
-        OrderedDict(
-            convolution1=nn.Conv2d(channels, 8, 5, stride=2),
-            norm1=_group_norm(8),
-            relu1=nn.ReLU(),
-            convolution2=nn.Conv2d(8, 16, 3, stride=2),
-            norm2=_group_norm(16),
-            relu2=nn.ReLU(),
-            pool=nn.AdaptiveAvgPool2d(1),
-            flatten=nn.Flatten(),
-            classifier=nn.Linear(16, classes),
-        )
-    )
-
-
 def cifar_cnn(input_shape: tuple[int, int, int], classes: int) -> nn.Module:
     """CifarCNN of the FedDFQ paper (A.2.1): convolutions 16@5×5, 32@5×5 (padding 1) and 64@3×3 (padding 1), ReLU and
     max-pooling 2 after each, then 128 and ``classes`` units."""
@@ -235,7 +211,6 @@ ARCHITECTURES: dict[str, Callable[[tuple[int, int, int], int], nn.Module]] = {
     "mlp-64": mlp,
     "lenet5": lenet5,
     "lenet5-gn": lenet5_gn,
-    "small-cnn-gn": small_cnn_gn,
     "resnet8": resnet8,
     "resnet8-gn": resnet8_gn,
     "cifar-cnn": cifar_cnn,

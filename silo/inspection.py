@@ -19,7 +19,7 @@ from algorithms.private_methods import DERIVED, NOISED, PUBLIC, RELEASED, mechan
 from algorithms.registry import make
 from algorithms.tensors import Part, Payload
 from algorithms.transfer import CHUNK, chunk_message, manifest
-from privacy.accounting import Guarantee, epsilon, shown
+from privacy.accounting import Event, Guarantee, epsilon, shown
 from privacy.configuration import explain
 from privacy.consent import Consent, ConsentFile, Missing
 from privacy.door import NONCE_BYTES
@@ -229,8 +229,8 @@ def _account(
     if plan.privacy is None or ledger is None:
         return None, None
     delta = budget_of(consent, plan.privacy).delta
-    releases = [one.event(one.times) for one in plan.privacy.releases if one.content not in paid]
-    extra = [plan.privacy.training(plan.privacy.steps), *releases]
+    extra: list[Event] = [plan.privacy.training(plan.privacy.steps)]
+    extra += [one.event(one.times) for one in plan.privacy.releases if one.content not in paid]
     return ledger.guarantee(delta), ledger.guarantee(delta, extra=extra)
 
 
