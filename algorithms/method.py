@@ -129,7 +129,8 @@ class Site(Protocol):
         phase: str = "training",
         watch: Watch | None = None,
     ) -> int:
-        """The plan's local training, with a fresh optimiser; returns the number of its steps.
+        """The plan's local training; returns the number of its steps. The optimiser is a fresh one, or, where the plan
+        says so, goes on from the phase's last training.
 
         Args:
             round_number: enters the order of the images.

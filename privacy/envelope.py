@@ -99,7 +99,7 @@ def _decoded(text: str) -> bytes:
     return base64.b64decode(text, validate=True)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def _loaded(raw: bytes) -> Ed25519PublicKey:
     return Ed25519PublicKey.from_public_bytes(raw)
 

@@ -21,6 +21,7 @@ from privacy.exposure import SCHEMA_SHA256
 from privacy.findings import BrokenError, Verification
 from privacy.key_rotation import follow
 from privacy.ledger import Charges
+from privacy.mask_keys import check_recorded
 from privacy.merkle import EMPTY_ROOT, MerkleTree, root_of
 from privacy.permission import Permissions
 from privacy.receipts import Attestation
@@ -293,6 +294,8 @@ class EvidenceReader:
                 self._permissions.withdrawn(record)
             case "roster":
                 self._permissions.masked(record)
+                if "/silo/" in record["self"]:
+                    check_recorded(record, [key for _, key in self.keys] if whole else ())
             case "run" if whole:
                 self._permissions.joined(record)
             case "schema":

@@ -12,7 +12,7 @@ different rosters do not cancel each other's masks.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal
@@ -31,10 +31,10 @@ from securesystemslib.signer import Signature  # type: ignore[attr-defined]
 
 from privacy.canonical import read_canonical, write_canonical
 from privacy.configuration import StrictModel, explain
-from privacy.envelope import from_message, key_id, seal, to_json, to_message, unseal
+from privacy.envelope import from_json, from_message, key_id, seal, to_json, to_message, unseal
 from privacy.errors import IdentityError, JournalError, RefusedError
 from privacy.masking import mask, pair_keys
-from privacy.pki import Credentials, Identity, fingerprint, identity_of_certificate
+from privacy.pki import Credentials, Identity, fingerprint, identity_named_by, identity_of_certificate
 from protos.medsilo.v1 import journal_pb2
 
 MASK_KEY = "application/vnd.medsilo.mask-key+json"
@@ -144,9 +144,9 @@ def certify(
     )
 
 
-def read_certified(message: journal_pb2.MaskKey, occasion: Occasion, *, ca_pem: bytes) -> CertifiedKey:
+def read_certified(message: journal_pb2.MaskKey, occasion: Occasion, *, ca_pem: bytes | None) -> CertifiedKey:
     """The mask key in a message; raises ``RefusedError`` unless it is a silo's of this federation, for this round, and
-    both signatures and the certificate hold."""
+    both signatures and the certificate hold. Without ``ca_pem`` nobody asks who issued the certificate, and when."""
     statement = from_message(message.statement)
     try:
         identity, audit_key, voucher = _vouched(message.voucher.SerializeToString(), ca_pem)
@@ -183,7 +183,7 @@ def round_of(message: journal_pb2.MaskKey) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _vouched(voucher: bytes, ca_pem: bytes) -> tuple[Identity, bytes, dsse.Envelope]:
+def _vouched(voucher: bytes, ca_pem: bytes | None) -> tuple[Identity, bytes, dsse.Envelope]:
     """Whose audit key a voucher (as it travels) is for, the key, and the voucher.
 
     Remembered: silos show the same one every round. A certificate that expires meanwhile is turned away by TLS.
@@ -192,7 +192,7 @@ def _vouched(voucher: bytes, ca_pem: bytes) -> tuple[Identity, bytes, dsse.Envel
     try:
         document = Voucher.model_validate(read_canonical(envelope.payload))
         pem = document.certificate.encode()
-        identity = identity_of_certificate(pem, ca_pem)
+        identity = identity_named_by(pem) if ca_pem is None else identity_of_certificate(pem, ca_pem)
         key = x509.load_pem_x509_certificate(pem).public_key()
         if envelope.payload_type != VOUCHER or not isinstance(key, ec.EllipticCurvePublicKey):
             raise RefusedError("a mask key's audit key is not vouched for")
@@ -215,7 +215,7 @@ class Roster:
         self.sha256 = hashlib.sha256(b"".join(key.digest for key in self.keys.values())).digest()
 
     @classmethod
-    def read(cls, messages: Iterable[journal_pb2.MaskKey], occasion: Occasion, *, ca_pem: bytes) -> Roster:
+    def read(cls, messages: Iterable[journal_pb2.MaskKey], occasion: Occasion, *, ca_pem: bytes | None) -> Roster:
         """A roster as it came; raises ``RefusedError`` if a statement does not hold, or a silo stands in it twice."""
         keys = [read_certified(message, occasion, ca_pem=ca_pem) for message in messages]
         for what, values in (("silo", [k.silo for k in keys]), ("key", [k.mask_key for k in keys])):
@@ -271,3 +271,29 @@ class Roster:
     def statements(self) -> list[dict[str, Any]]:
         """The silos' signed statements, for the journal."""
         return [{"statement": to_json(key.statement), "voucher": to_json(key.voucher)} for key in self.keys.values()]
+
+
+def check_recorded(record: Mapping[str, Any], audit_keys: Collection[bytes]) -> None:
+    """Checks a silo's ``roster`` record by itself: every signature, that all statements are for its run and round and
+    of the same models, and that names and hash are theirs. Who issued the certificates the record does not tell.
+
+    ``audit_keys``: the silo's own so far, one of which signed its statement; empty where they are not known.
+
+    Raises ``RefusedError`` or ``JournalError`` that says what does not hold.
+    """
+    occasion = Occasion(record["federation"], record["run"], bytes.fromhex(record["plan_sha256"]), int(record["round"]))
+    messages = [
+        journal_pb2.MaskKey(
+            statement=to_message(from_json(one["statement"])), voucher=to_message(from_json(one["voucher"]))
+        )
+        for one in record["statements"]
+    ]
+    roster = Roster.read(messages, occasion, ca_pem=None)
+    described = roster.describe()
+    if {name: record[name] for name in described} != described:
+        raise JournalError("the roster's names or hash are not those of its signed statements")
+    own = roster.keys.get(Identity.parse(record["self"]).name)
+    if own is None or (audit_keys and own.audit_key not in audit_keys):
+        raise JournalError("the roster holds no statement that the journal's owner signed")
+    if any(key.received_sha256 != own.received_sha256 for key in roster.keys.values()):
+        raise JournalError("the roster's silos were given different models to train from")

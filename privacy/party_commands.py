@@ -14,6 +14,7 @@ from privacy.key_rotation import rotate
 from privacy.logs import LogFormat
 from privacy.party import PartyConfig
 from privacy.pki import KeyPaths, create_keys, load_audit_key
+from privacy.rehearsed import read_rehearsals
 from privacy.report import Answer, Attendance, SharedAccuracy
 from privacy.report_builder import build_report, verify_journal
 from privacy.report_pages import Format, print_report, write_report
@@ -67,6 +68,7 @@ def report_on(
         answers=answers,
         accuracies=accuracies,
         attendance=attendance,
+        rehearsals=read_rehearsals(party.state / "rehearsal"),
     )
     written = write_report(found, folder or party.state / "report", formats)
     print_report(found, out)

@@ -316,6 +316,15 @@ def identity_of_certificate(pem: bytes, ca_pem: bytes) -> Identity:
     return Identity.parse(_single_uri(certificate, Path("the peer's certificate")))
 
 
+def identity_named_by(pem: bytes) -> Identity:
+    """Whom a certificate names, whoever issued it and whenever; raises ``IdentityError`` if it names nobody."""
+    try:
+        certificate = x509.load_pem_x509_certificate(pem)
+    except ValueError as error:
+        raise IdentityError(f"the certificate cannot be read: {error}") from None
+    return Identity.parse(_single_uri(certificate, Path("the certificate")))
+
+
 def fingerprint(pem: bytes) -> str:
     """SHA-256 of a certificate, as hex."""
     return x509.load_pem_x509_certificate(pem).fingerprint(hashes.SHA256()).hex()

@@ -47,8 +47,10 @@ class ModelPlan(StrictModel):
 class TrainingPlan(StrictModel):
     """Local training of one round.
 
-    ``epochs``: passes over the silo's images. ``batch_size``: images of a step. ``optimizer``, ``learning_rate``:
-    of the steps. ``momentum``: of ``sgd``. ``weight_decay``: of either.
+    ``epochs``: passes over the silo's images. ``batch_size``: images of a step. ``optimizer``, ``learning_rate``: of
+    the steps. ``momentum``: of ``sgd``. ``weight_decay``: of either. ``keep_optimizer_state``: what the optimiser
+    remembers of its steps (Adam's moments, momentum) stays at the silo and goes on in its next round; otherwise every
+    training begins with a fresh optimiser.
     """
 
     epochs: int = Field(default=10, ge=1, le=100_000)
@@ -57,6 +59,15 @@ class TrainingPlan(StrictModel):
     learning_rate: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
     momentum: float = Field(default=0.0, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    keep_optimizer_state: bool = False
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Where nothing is kept it is written, and hashed, as before one could keep it."""
+        content: dict[str, Any] = serialise(self)
+        if not content["keep_optimizer_state"]:
+            del content["keep_optimizer_state"]
+        return content
 
 
 class MethodPlan(StrictModel):

@@ -14,6 +14,7 @@ from privacy.journal import RECORDS, read_lines, read_records
 from privacy.loss import privacy_losses
 from privacy.merkle import MerkleTree
 from privacy.pki import Identity
+from privacy.rehearsed import Rehearsed
 from privacy.report import (
     BEFORE,
     Answer,
@@ -57,11 +58,12 @@ def build_report(
     answers: Sequence[Answer] = (),
     accuracies: Sequence[SharedAccuracy] = (),
     attendance: Sequence[Attendance] = (),
+    rehearsals: Sequence[Rehearsed] = (),
 ) -> Report:
     """Reads a journal and says what it shows.
 
     ``public_key``: the owner's audit key, Ed25519, 32 bytes. ``run`` limits the report to one run. ``answers``,
-    ``accuracies`` and ``attendance`` are what a coordinator keeps beside its journal.
+    ``accuracies`` and ``attendance`` are what a coordinator keeps beside its journal, ``rehearsals`` what a silo keeps.
 
     Raises ``JournalError`` if there is no journal or a record cannot be read, ``ConfigurationError`` for a run that is
     not on record.
@@ -109,6 +111,7 @@ def build_report(
         accuracies=[accuracy for accuracy in accuracies if run in (None, accuracy.run)],
         attendance=[one for one in attendance if run in (None, one.run)],
         privacy=privacy_losses(sums.charged, sums.consents),
+        rehearsals=[rehearsal for rehearsal in rehearsals if run in (None, rehearsal.run)],
     )
 
 

@@ -174,7 +174,10 @@ def _risk_in_short(report: Report) -> Answered:
     telling = report.telling()
     if not telling:
         return Answered(question, "None known", ["Nothing that says anything about patients left."], "good")
-    reasons = [sentence for classes, sentence in SHORT_RISK if telling & set(classes)]
+    plain = report.plain()
+    reasons = [
+        bare if plain & set(classes) else noised for classes, bare, noised in SHORT_RISK if telling & set(classes)
+    ]
     if report.privacy and not report.without_privacy():
         return Answered(question, "Some, within a proven limit", [*reasons, *report.privacy_statements()], "attention")
     if report.privacy:

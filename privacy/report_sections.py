@@ -11,7 +11,6 @@ from privacy.report_blocks import Block, Fold, Heading, Paragraph, Picture, Sect
 from privacy.report_plots import Strip, bars_by_round
 from privacy.report_words import (
     NAME,
-    RISK,
     TELLING,
     capital,
     grouped,
@@ -415,6 +414,10 @@ def _risk(report: Report) -> Iterator[Block]:
     yield Heading("Privacy loss")
     for statement in report.privacy_statements():
         yield Paragraph(statement)
+    if report.rehearsals:
+        yield Heading("Tried out here")
+        for rehearsal in report.rehearsals:
+            yield Paragraph(str(rehearsal))
     yield Heading("Kind by kind")
     back = {exposure for run in report.runs for exposure in run.came_back} & set(TELLING)
     yield Table(
@@ -428,7 +431,7 @@ def _risk(report: Report) -> Iterator[Block]:
                     + ["to other hospitals"] * (exposure in back and exposure != Exposure.DERIVED_ACCURACY)
                     + ["measured by the coordinator"] * (exposure == Exposure.DERIVED_ACCURACY)
                 ),
-                RISK[exposure],
+                report.risk(exposure),
             ]
             for exposure in in_order(telling | back)
         ],

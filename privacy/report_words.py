@@ -152,30 +152,63 @@ RISK: dict[Exposure, str] = {
 }
 """What someone who holds content of a class could still do with it, no noise having been added."""
 
+NOISED_RISK: dict[Exposure, str] = {
+    Exposure.MODEL_PARAMETERS_EXTRACTOR: "Noise was added in training: how surely anyone can tell whether one given "
+    "{unit} was used has that limit. What a hospital's images have in common it does not hide.",
+    Exposure.MODEL_PARAMETERS_CLASSIFIER: "Noise was added in training: what it tells about one {unit} has that limit. "
+    "How often each kind of finding occurs in the hospital can still be estimated, roughly.",
+    Exposure.CLASSIFIER_GRADIENT: "They are of training steps with noise: the finding of one {unit} cannot be read off "
+    "beyond that limit. The shares of the findings can still be estimated, roughly.",
+    Exposure.DATA_IDENTIFIER: "An average over all training images, with noise: two of them, from before and after "
+    "one {unit} was added, do not give its part away beyond that limit. It describes the images as a whole, and as the "
+    "same numbers are sent in every run, those who compare notes see that it is the same hospital.",
+    Exposure.LOCAL_METRICS: "The count of test images that the model was right on, with noise: what it tells about one "
+    "{unit} of the test images has that limit.",
+    Exposure.DERIVED_ACCURACY: "It is measured with public images on a model that was trained with noise, and tells "
+    "nothing that the model does not; it does rank the hospitals.",
+    Exposure.PEER_DERIVED: "Part of what each hospital sent, with its noise, reaches the other hospitals: what it "
+    "tells about one {unit} has that limit there too.",
+    Exposure.MODEL_GRADIENT: "It follows from models that were trained with noise: what it tells about one {unit} has "
+    "that limit. The shares of the findings can still be estimated, roughly.",
+    Exposure.PARAMETER_MASK: "It follows from models that were trained with noise: what it tells about one {unit} has "
+    "that limit. It shows which hospitals are alike.",
+    Exposure.MASKED_UPDATE: "Each hospital added noise before it masked: what the sum tells about one {unit} has that "
+    "limit even if the masks were lifted.",
+}
+"""The same of content with noise on it, for which a limit is stated; ``{unit}`` is what that limit is of."""
+
 SHORT_RISK = (
     (
         (Exposure.MODEL_PARAMETERS_EXTRACTOR, Exposure.MODEL_PARAMETERS_CLASSIFIER, Exposure.MODEL_GRADIENT),
         "Someone who holds the models can sometimes find out whether a given image was used to train them, and how "
         "often each finding occurs in the hospital.",
+        "How often each finding occurs in the hospital can be estimated from the models, roughly; what they tell about "
+        "single images has a limit, as noise was added in training.",
     ),
     (
         (Exposure.CLASSIFIER_GRADIENT,),
         "How often each finding occurs can be read directly off the gradients.",
+        "How often each finding occurs can be estimated from the gradients, roughly, as they have noise.",
     ),
     (
         (Exposure.RUNNING_STATISTICS, Exposure.DATA_IDENTIFIER, Exposure.PROTOTYPES),
         "Averages over the hospital's images left too. Over few images they come close to single ones.",
+        "An average over the hospital's images left too, with noise: it describes them as a whole, and there is a "
+        "limit to what it tells about single ones.",
     ),
     (
         (Exposure.MASKED_UPDATE,),
         "The sum of several hospitals' models may tell something about the images of all of them together, not whose.",
+        "The sum of several hospitals' models tells something about the images of all of them together; about single "
+        "images only up to a limit, as each hospital added noise.",
     ),
     (
         (Exposure.LABEL_COUNTS, Exposure.SAMPLE_COUNT, Exposure.LOCAL_METRICS, Exposure.PEER_RATINGS),
         "The figures that left describe the collection as a whole, not single patients.",
+        "The figures that left describe the collection as a whole, not single patients.",
     ),
 )
-"""For page one: one sentence for each group of classes of which something left."""
+"""For page one: a sentence for each group of classes of which something left: without noise, and all with noise."""
 
 NO_DIFFERENTIAL_PRIVACY = (
     "No differential privacy was used: no noise was added to what left, so no limit can be stated to what could be "

@@ -46,7 +46,7 @@ from silo.display import Display
 from silo.ending import Ending, conclude_alone, refuse_withdrawn
 from silo.masking import Masking
 from silo.run_state import Measured, RunState
-from silo.training import LocalSite, Measurement, Progress, choose_device
+from silo.training import OPTIMIZER, LocalSite, Measurement, Progress, choose_device
 from silo.uplink import LateError, Uplink
 
 if TYPE_CHECKING:
@@ -328,7 +328,9 @@ class _Participation:
         )
         self._half: SiloHalf = make(plan.method.name, plan.method.parameters).silo_half(self._site)
         self._state = RunState(config.runs / plan.run, plan, config.name, dataset)
-        self._half.memory = self._state.memory()
+        for group, tensors in self._state.memory().items():
+            kept = self._site.optimizers if group.startswith(OPTIMIZER) else self._half.memory
+            kept[group] = tensors
         self._received = dict(self._state.received)
         self._last: Measurement | Measured | None = self._state.measured[-1] if self._state.measured else None
 
@@ -414,7 +416,7 @@ class _Participation:
 
     def _save(self, round_number: int, start: dict[int, Measurement | None], measured: Measurement | None) -> None:
         self._state.save(
-            self._half.memory,
+            {**self._half.memory, **self._site.optimizers},
             trained_rounds=round_number + 1,
             measurements={**start, round_number + 1: measured},
             received=self._received,
@@ -427,7 +429,7 @@ class _Participation:
             self._half.finish(_without_start(payload))
             last = {rounds: self._measure(rounds)} if payload or not self._state.measured else {}
             self._state.save(
-                self._half.memory,
+                {**self._half.memory, **self._site.optimizers},
                 trained_rounds=self._state.trained_rounds,
                 measurements={**start, **last},
                 received=self._received,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import torch
 
-from algorithms.datasets import ImageDataset, largest_group, load_npz
+from algorithms.datasets import largest_group, load_npz
 from algorithms.masked_methods import check_masks, encode_upload, masked_payload
 from algorithms.method import Method, local_metrics
 from algorithms.models import build, state_of
@@ -16,10 +16,11 @@ from algorithms.private_methods import DERIVED, NOISED, PUBLIC, RELEASED, mechan
 from algorithms.registry import make
 from algorithms.tensors import Part, Payload
 from algorithms.transfer import CHUNK, chunk_message, manifest
-from privacy.accounting import Guarantee, epsilon, shown
+from privacy.accounting import Event, Guarantee, epsilon, shown
 from privacy.consent import Consent, ConsentFile, Missing
 from privacy.door import NONCE_BYTES
 from privacy.exposure import Exposure, attribute, field_exposure
+from privacy.kept_releases import KeptReleases
 from privacy.ledger import Ledger, Subject
 from privacy.plan import RunPlan
 from protos.medsilo.v1 import coordinator_pb2 as wire
@@ -29,6 +30,7 @@ from silo.training import LocalSite
 from silo.uplink import WAIT_SECONDS
 
 _HARMLESS = (Exposure.PROTOCOL, Exposure.IDENTITY, Exposure.INITIAL_MODEL)
+PAID = "already paid for this data set: the same noised numbers are sent again"
 COUNTED = "noisy counts of the test images, which have an account of their own"
 _UPDATE = wire.SubmitUpdateRequest.DESCRIPTOR.full_name
 
@@ -123,6 +125,8 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
         for exposure, count in attribution.classes.items():
             classes[exposure] = classes.get(exposure, 0) + count
     allowed = consent.consent.classes
+    ledger = Ledger(config.ledgers, Subject(dataset.fingerprint, plan.privacy.unit)) if plan.privacy else None
+    paid = _paid(plan, method, ledger)
     content = tuple(
         Leaving(
             exposure,
@@ -130,7 +134,7 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
             count,
             {name: size for name, size in fields.items() if field_exposure(_UPDATE, name) == exposure},
             exposure in allowed and not missing,
-            privacy_loss(plan, method, exposure),
+            privacy_loss(plan, method, exposure, paid),
         )
         for exposure, count in sorted(classes.items(), key=lambda item: list(Exposure).index(item[0]))
     )
@@ -143,7 +147,7 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
     )
     leaving = method.uploads | {Exposure.MASKED_UPDATE}
     other_rounds = tuple(exposure for exposure in plan.required if exposure in leaving - set(classes))
-    spent, after = _account(config, plan, consent.consent, dataset)
+    spent, after = _account(plan, consent.consent, ledger, paid)
     return Inspection(
         plan,
         messages,
@@ -158,8 +162,8 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
     )
 
 
-def privacy_loss(plan: RunPlan, method: Method, exposure: Exposure) -> PrivacyLoss:
-    """What a class of content costs in a run of this plan."""
+def privacy_loss(plan: RunPlan, method: Method, exposure: Exposure, paid: Collection[str] = frozenset()) -> PrivacyLoss:
+    """What a class of content costs in a run of this plan; ``paid``: contents of releases that are kept."""
     if exposure in _HARMLESS:
         return PrivacyLoss(0.0, "nothing about patients")
     if plan.privacy is None:
@@ -168,26 +172,38 @@ def privacy_loss(plan: RunPlan, method: Method, exposure: Exposure) -> PrivacyLo
         return PrivacyLoss(metrics.epsilon * metrics.releases, COUNTED)
     if exposure == Exposure.MASKED_UPDATE:
         # Masks hide who sent what; what the sum tells is limited by what limits the updates.
-        return max((privacy_loss(plan, method, e) for e in method.uploads), key=lambda loss: loss.epsilon)
+        return max((privacy_loss(plan, method, e, paid) for e in method.uploads), key=lambda loss: loss.epsilon)
     by = mechanism(method, exposure)
     if by == PUBLIC:
         return PrivacyLoss(0.0, by)
     if by == RELEASED:
         (content,) = [one.content for one in planned_averages(method, plan.rounds) if one.exposure == exposure]
+        if content in paid:
+            return PrivacyLoss(0.0, PAID)
         release = plan.privacy.release(content)
         assert release is not None, "check_promise comes first"
         return PrivacyLoss(epsilon([release.event(release.times)], delta=plan.privacy.delta), by)
     return PrivacyLoss(plan.privacy.epsilon if by in (NOISED, DERIVED) else math.inf, by)
 
 
+def _paid(plan: RunPlan, method: Method, ledger: Ledger | None) -> frozenset[str]:
+    """The plan's releases that were drawn for these images before, and cost nothing when they are sent again."""
+    if plan.privacy is None or ledger is None:
+        return frozenset()
+    kept = KeptReleases(ledger)
+    lasting = {average.content for average in planned_averages(method, plan.rounds) if average.lasting}
+    return frozenset(one.content for one in plan.privacy.releases if one.content in lasting and kept.find(one))
+
+
 def _account(
-    config: SiloConfig, plan: RunPlan, consent: Consent, dataset: ImageDataset
+    plan: RunPlan, consent: Consent, ledger: Ledger | None, paid: Collection[str]
 ) -> tuple[Guarantee | None, Guarantee | None]:
-    if plan.privacy is None:
+    if plan.privacy is None or ledger is None:
         return None, None
-    ledger = Ledger(config.ledgers, Subject(dataset.fingerprint, plan.privacy.unit))
     delta = budget_of(consent, plan.privacy).delta
-    return ledger.guarantee(delta), ledger.guarantee(delta, extra=plan.privacy.events)
+    extra: list[Event] = [plan.privacy.training(plan.privacy.steps)]
+    extra += [one.event(one.times) for one in plan.privacy.releases if one.content not in paid]
+    return ledger.guarantee(delta), ledger.guarantee(delta, extra=extra)
 
 
 def _no_training(*_: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import asdict
 from pathlib import Path
@@ -36,11 +37,13 @@ _ATTACKERS = {
 
 
 def write_page(found: Rehearsal, config: SiloConfig) -> Path:
-    """Writes ``STATE/rehearsal/RUN.html``, for the silo's own user only, and returns its path."""
+    """Writes ``STATE/rehearsal/RUN.html``, for the silo's own user only, and returns its path; beside it ``RUN.json``,
+    of which ``silo report`` tells the result."""
     folder = config.state / "rehearsal"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / f"{found.plan.run}.html"
     write_atomically(path, page(make_document(found)), mode=0o600)
+    write_atomically(path.with_suffix(".json"), json.dumps(as_json(found), indent=2).encode(), mode=0o600)
     return path
 
 
@@ -73,7 +76,7 @@ def make_document(found: Rehearsal) -> Document:
                 Section("words", "Words used here", [Terms(_terms(found))]),
             ],
             evidence=f"Made from {grouped(found.units)} training {_units(found)} and the plan `{plan.sha256.hex()}`. "
-            "The result stays here: it is in no message, journal or report.",
+            "The result stays here: it is in no message and no journal. The silo's own report tells the last one.",
         )
     )
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from algorithms.datasets import ImageDataset, ImageSplit, image_hashes, to_tensor
-from algorithms.method import Correction, Objective, Vectors, Watch, derive_seed
+from algorithms.method import Correction, Memory, Objective, Vectors, Watch, derive_seed
 from algorithms.models import Layout
 from algorithms.private_methods import check_model
 from privacy.errors import ConfigurationError, DataError, RefusedError, TrainingError
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 EVALUATION_BATCH = 1024
 REPORT_SECONDS = 0.5
+OPTIMIZER = "optimizer-"
+"""What the names of groups of kept optimisers' states begin with, before the phase."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,10 @@ class LocalSite:
     ``charge`` is called before each training and each average, and raises if the account does not allow it; images are
     given to nobody. ``noise`` is where the noise comes from, a source of its own by default; ``kept`` is where noised
     averages that last are kept.
+
+    ``optimizers`` is what the runtime keeps across rounds and restarts, beside the half's memory, where the plan says
+    so: for each phase the optimiser's state as ``KIND/PARAMETER``, in a group whose name begins with ``OPTIMIZER``.
+    With privacy it is made from noised gradients alone. Modules of a method's own begin anew in every round.
     """
 
     def __init__(
@@ -118,6 +124,7 @@ class LocalSite:
         self._dataset = dataset
         self._train = _on(device, dataset.train)
         self._test = _on(device, dataset.test)
+        self.optimizers: Memory = {}
         self._reserved: tuple[Tensor, Tensor] | None = None
         self._private: PrivateTrainer | None = None
         self._averages: PrivateAverages | None = None
@@ -176,7 +183,7 @@ class LocalSite:
         loss_of = objective or _cross_entropy
         chosen = self._chosen(trainable)
         trained = [*chosen.values(), *(extra.parameters() if extra is not None else ())]
-        optimizer = make_optimizer(trained, self.training)
+        optimizer = self._optimizer(trained, chosen, phase)
         correct = correction.bind(chosen) if correction is not None else _nothing
         self._model.train()
         epochs = epochs or self.training.epochs
@@ -205,6 +212,7 @@ class LocalSite:
                 if not (finite and torch.isfinite(total)):
                     raise diverged(round_number, epoch, mean)
                 self._progress(Progress(round_number, epoch + 1, epochs, step, len(batches), mean))
+        self._keep(optimizer, chosen, phase)
         return steps
 
     def _fit_privately(
@@ -218,7 +226,7 @@ class LocalSite:
         watch: Watch | None,
     ) -> int:
         chosen = self._chosen(trainable)
-        optimizer = make_optimizer(list(chosen.values()), self.training)
+        optimizer = self._optimizer(list(chosen.values()), chosen, phase)
         epochs = epochs or self.training.epochs
         steps, per_epoch = private.plan.steps_of(epochs), private.plan.steps_of(1)
         # Dropout and the like may be foreseen: the guarantee holds for every choice of theirs.
@@ -250,7 +258,31 @@ class LocalSite:
                 progress=progress,
                 watch=watch,
             )
+        self._keep(optimizer, chosen, phase)
         return steps
+
+    def _optimizer(
+        self, trained: Sequence[nn.Parameter], chosen: Mapping[str, nn.Parameter], phase: str
+    ) -> torch.optim.Optimizer:
+        """An optimiser of ``trained``, with what is kept of the phase's last one."""
+        optimizer = make_optimizer(trained, self.training)
+        for key, tensor in self.optimizers.get(OPTIMIZER + phase, {}).items():
+            kind, name = key.split("/", 1)
+            if name in chosen:
+                optimizer.state[chosen[name]][kind] = tensor.to(chosen[name].device, copy=True)
+        return optimizer
+
+    def _keep(self, optimizer: torch.optim.Optimizer, chosen: Mapping[str, nn.Parameter], phase: str) -> None:
+        if not self.training.keep_optimizer_state:
+            return
+        kept = {
+            f"{kind}/{name}": tensor.detach().to("cpu", copy=True)
+            for name, parameter in chosen.items()
+            for kind, tensor in optimizer.state[parameter].items()
+            if isinstance(tensor, Tensor)
+        }
+        if kept:
+            self.optimizers[OPTIMIZER + phase] = kept
 
     def average(self, content: str, vectors: Vectors, *, round_number: int, lasting: bool = False) -> Tensor:
         """See ``algorithms.method.Site``.

@@ -222,6 +222,7 @@ class Simulation:
             **self._identity(),
             "round": self.round,
             "silos": {name: writer.memory(half.memory) for name, half in self._halves.items()},
+            "optimizers": {name: writer.memory(site.optimizers) for name, site in self._sites.items()},
             "coordinator": writer.memory(self._coordinator.memory),
             "latest": {name: writer.payload(payload) for name, payload in self._latest.items()},
             "own": {name: writer.payload(payload) for name, payload in self._own.items()},
@@ -250,6 +251,7 @@ class Simulation:
         self.round = state["round"]
         for name, half in self._halves.items():
             half.memory = reader.memory(state["silos"][name])
+            self._sites[name].optimizers = reader.memory(state.get("optimizers", {}).get(name, {}))
         self._coordinator.memory = reader.memory(state["coordinator"])
         self._latest = {name: reader.payload(numbers) for name, numbers in state["latest"].items()}
         self._own = {name: reader.payload(numbers) for name, numbers in state["own"].items()}
@@ -290,13 +292,13 @@ class Simulation:
     def _as_received(self, name: str) -> State:
         """The personalised model that the silo would have if it took its download now; the half stays as it is."""
         half = self._halves[name]
-        memory = half.memory
+        memory, optimizers = half.memory, dict(self._sites[name].optimizers)
         half.memory = {g: {key: tensor.clone() for key, tensor in state.items()} for g, state in memory.items()}
         try:
             half.finish(Downloads(self._own, self._everyone).for_silo(name))
             return half.personal()
         finally:
-            half.memory = memory
+            half.memory, self._sites[name].optimizers = memory, optimizers
 
     def _received_bytes(self, name: str, download: Payload) -> dict[Exposure, int]:
         """Bytes by class of a download; a silo's first holds the starting model too."""

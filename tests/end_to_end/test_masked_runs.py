@@ -18,7 +18,10 @@ from algorithms.masked_methods import encode_upload
 from algorithms.models import Layout, build
 from algorithms.sharing import count_part, model_upload
 from coordinator.config import CoordinatorConfig
+from privacy.envelope import key_id
 from privacy.exposure import Exposure
+from privacy.ledger import ledgers
+from privacy.pki import load_audit_key
 from privacy.plan import SecureAggregationPlan
 
 Make = Callable[..., Federation]
@@ -142,3 +145,81 @@ def test_without_masks_the_same_search_finds_single_updates(federation: Make) ->
     assert in_memory > 0
     coordinator.terminate()
     one.finish(coordinator)
+
+
+def classes_of(one: Federation, name: str, number: int) -> set[str]:
+    """The classes of what a hospital's updates of a round held."""
+    sent = [r for r in one.messages(name, "sent") if r["rpc"] == "SubmitUpdate" and r["round"] == number]
+    return {c for r in sent for c in r["classes"]} - {"PROTOCOL", "IDENTITY"}
+
+
+def test_pfedsim_sends_sums_in_its_warm_up_and_single_models_after_it_where_the_consent_knows_both(
+    federation: Make,
+) -> None:
+    one = masked(federation, exposures=[*PLAIN, "MASKED_UPDATE"], run={"method": {"name": "pfedsim"}})
+    one.write_consent("hospital3", secure_aggregation={"minimum": 3})
+    coordinator = one.start_coordinator()
+    one.wait_to_say("coordinator", "listening")
+    others = [one.start_silo(name) for name in ("hospital1", "hospital2")]
+    one.ends_with(one.start_silo("hospital3"), 4)
+    assert "updates without masks from round 2 on" in " ".join(one.said("hospital3").split())
+    assert not classes_of(one, "hospital3", 0)
+    one.write_consent("hospital3")
+    one.finish(*others, one.start_silo("hospital3"), coordinator)
+
+    assert_every_round_counted_once(one)
+    assert_journals_sound(one)
+    expected = one.simulate()
+    for name in one.silos:
+        assert classes_of(one, name, 0) == {"MASKED_UPDATE"}
+        assert classes_of(one, name, 1) == {"MODEL_PARAMETERS_EXTRACTOR", "MODEL_PARAMETERS_CLASSIFIER"}
+        assert [r["round"] for r in one.records(name) if r["kind"] == "roster"] == [0]
+        model = load_file(one.run_folder(name) / "model.safetensors")
+        for key, tensor in model.items():
+            assert torch.allclose(tensor, expected[name][key], rtol=1e-5, atol=1e-6), f"{name}: {key}"
+    one.command("silo", "report", "--config", "hospital1.yaml", "--format", "json")
+    report = json.loads((one.folder / "state/hospital1/report/report.json").read_text())
+    (said,) = [run["what_left"] for run in report["runs"] if run["run"] == "test"]
+    assert said.startswith("masked: the coordinator saw only the sum of 3 silos; without masks: models")
+
+
+def test_a_masked_private_round_waits_for_a_hospital_that_refused_a_key_and_is_paid_for_once(federation: Make) -> None:
+    privacy = {"epsilon": 4.0, "delta": 1e-5, "clipping_norm": 1.0, "sampling_rate": 0.25}
+    one = masked(federation, run={"rounds": 1, "privacy": privacy})
+    keys = {n: key_id(load_audit_key(one.keys(n) / "audit.key").public_key().public_bytes_raw()) for n in one.silos}
+
+    def consent(name: str, audit_keys: dict[str, str]) -> None:
+        others = {other: key for other, key in audit_keys.items() if other != name}
+        one.write_consent(
+            name, secure_aggregation={"minimum": 3, "audit_keys": others}, privacy={"epsilon": 4.5, "delta": 1e-5}
+        )
+
+    for name in one.silos:
+        consent(name, keys)
+    consent("hospital3", {**keys, "hospital1": "ab" * 32})
+    coordinator = one.start_coordinator()
+    one.wait_to_say("coordinator", "listening")
+    others = [one.start_silo(name) for name in ("hospital1", "hospital2")]
+    one.ends_with(one.start_silo("hospital3"), 6)
+    assert not classes_of(one, "hospital3", 0), "nothing of its update has left"
+    (refusal,) = [r for r in one.records("hospital3") if r["kind"] == "refusal"]
+    assert "which the consent does not name" in refusal["reason"]
+    consent("hospital3", keys)
+    one.finish(*others, one.start_silo("hospital3"), coordinator)
+
+    assert_every_round_counted_once(one)
+    assert_journals_sound(one)
+    for name in one.silos:
+        (account,) = ledgers(one.folder / "state" / name / "ledger")
+        (charge,) = [entry.describe() for entry in account.entries()]
+        assert (charge["round"], charge["phase"]) == (0, "training")
+        assert classes_of(one, name, 0) == {"MASKED_UPDATE"}
+        first = next(r for r in one.messages(name, "sent") if r["rpc"] == "SubmitUpdate" and r["round"] == 0)
+        assert first["ledger"] == [charge]
+    one.command("silo", "report", "--config", "hospital3.yaml", "--format", "json")
+    report = json.loads((one.folder / "state/hospital3/report/report.json").read_text())
+    (said,) = [run["what_left"] for run in report["runs"] if run["run"] == "test"]
+    assert said == "masked: the coordinator saw only the sum of 3 silos"
+    # Masks make no number smaller: what the sum tells has the limit that each hospital's own noise gives it.
+    assert report["risks"]["MASKED_UPDATE"].startswith("With noise (run test: ε = 4.000 at δ = 1e-05")
+    assert 0 < report["privacy_loss"]["epsilon"] <= 4.001

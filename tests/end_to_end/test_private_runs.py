@@ -17,6 +17,7 @@ from test_runs import assert_every_round_counted_once, assert_journals_sound
 from algorithms.datasets import ImageDataset
 from privacy.accounting import DiscreteLaplace, GaussianRelease, SampledGaussian, epsilon
 from privacy.ledger import Budget, Ledger, Purpose, Subject, ledgers, replay
+from privacy.rehearsed import read_rehearsals
 
 Make = Callable[..., Federation]
 
@@ -157,8 +158,15 @@ def test_a_rehearsal_sends_nothing_and_costs_nothing(federation: Make) -> None:
     assert {record["rpc"] for record in one.messages("hospital1", "sent")} == {"GetPlan"}
     assert len(proxy.connections) == connections
     assert not list((one.folder / "state/hospital1/ledger").glob("*.jsonl")), "nothing is charged"
-    (page,) = (one.folder / "state/hospital1/rehearsal").iterdir()
-    assert page.stat().st_mode & 0o777 == 0o600
+    kept = sorted((one.folder / "state/hospital1/rehearsal").iterdir())
+    assert [path.name for path in kept] == ["test.html", "test.json"]
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in kept)
+    (told,) = read_rehearsals(kept[1].parent)
+    assert (told.run, told.verdict, told.epsilon_lower_bound) == (
+        "test",
+        found["verdict"],
+        found["epsilon_lower_bound"],
+    )
     for process in (silo, coordinator):
         process.kill()
 
@@ -185,7 +193,14 @@ def test_feddfq_pays_for_its_identifier_once_and_sends_the_same_bytes_in_the_nex
     assert not (one.folder / "state/hospital1/ledger").exists()
     one.run_to_the_end()
     run_again(one, "again")
+    plan.write_text(one.command("coordinator", "plan", "--config", "coordinator.yaml"))
+    again = json.loads(one.command("silo", "inspect", "--config", "hospital1.yaml", "--plan", str(plan), "--json"))
+    (identifier,) = [item["loss"] for item in again["content"] if item["exposure"] == "DATA_IDENTIFIER"]
+    assert identifier["epsilon"] == 0
+    assert identifier["mechanism"].startswith("already paid for this data set")
+    foreseen = again["privacy"]["after"]["epsilon"]
     one.run_to_the_end()
+    assert foreseen == pytest.approx(ledger(one, "hospital1").guarantee(1e-5).epsilon, abs=1e-9)
     assert_journals_sound(one)
     for name in one.silos:
         phases = [(e.purpose.run, e.purpose.round, e.purpose.phase) for e in ledger(one, name).entries()]

@@ -16,7 +16,7 @@ from privacy.exposure import Exposure
 from privacy.gate import PlanGate
 from privacy.journal import Journal
 from privacy.pki import Identity
-from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from privacy.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
 from privacy.report import Report
 from privacy.report_builder import build_report, verify_journal
 from protos.medsilo.v1 import coordinator_pb2 as wire
@@ -83,8 +83,11 @@ class Recorded:
         content = {"sha256": "cd" * 32, **consent.model_dump(mode="json"), **changes}
         self.door.note("consent", consent=content, data="tissue", data_sha256="ef" * 32, synthetic=synthetic)
 
-    def run(self, name: str, method: str = "diversifed", rounds: int = 3) -> None:
-        chosen = plan(name, method, rounds)
+    def run(
+        self, name: str, method: str = "diversifed", rounds: int = 3, privacy: Mapping[str, Any] | None = None
+    ) -> None:
+        promise = None if privacy is None else PrivacyPlan.model_validate(privacy)
+        chosen = plan(name, method, rounds).model_copy(update={"privacy": promise})
         self._plans[name] = chosen.sha256.hex()
         self.door.note("run", run=name, plan_sha256=chosen.sha256.hex(), plan=chosen.model_dump(mode="json"))
 

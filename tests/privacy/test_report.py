@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from recorded import COORDINATOR, MIXED_BODIES, MIXTURE, MODELS, OTHER, SILO, Content, Recorded, ordinary
 
-from privacy.errors import ConfigurationError, JournalError
+from privacy.errors import ConfigurationError, DataError, JournalError
 from privacy.exposure import Exposure
 from privacy.journal import RECORDS, read_checkpoints, read_records
+from privacy.rehearsed import read_rehearsals
 from privacy.report import Answer, Attendance, Flow, Report, Run, SharedAccuracy, Verification
 from privacy.report_builder import LISTED_REFUSALS
 from privacy.report_document import make_document
@@ -257,6 +258,44 @@ class TestPageOne:
         assert set(NAME) == set(Exposure)
         assert set(RISK) == set(TELLING)
 
+    def test_noised_content_is_told_from_plain_with_the_limit_that_it_has(self, tmp_path: Path) -> None:
+        """One run with noise and one without: each kind of content by itself, and no limit where there is none."""
+        promise = {
+            "epsilon": 8.0,
+            "delta": 1e-5,
+            "clipping_norm": 1.0,
+            "noise_multiplier": 2.0,
+            "sampling_rate": 0.1,
+            "steps": 20,
+            "releases": [{"content": "identifier", "bound": 3.0, "noise_multiplier": 10.0, "times": 1}],
+        }
+        content = {**MODELS, Exposure.DATA_IDENTIFIER: {"profile": 112}, Exposure.SAMPLE_COUNT: {"samples": 8}}
+        conditions = "(unit image, adjacency zero-out, accountant PLD)"
+        with Recorded(tmp_path) as recorded:
+            recorded.run("noised", method="feddfq", privacy=promise)
+            recorded.upload("noised", 0, {**content, Exposure.LOCAL_METRICS: {"accuracy": 4}})
+            alone = recorded.report()
+            first = answered(alone, "What risk remains?")
+            recorded.run("plain", method="feddfq")
+            recorded.upload("plain", 0, content)
+            both = recorded.report()
+        identifier, model = alone.risk(Exposure.DATA_IDENTIFIER), alone.risk(CLASSIFIER)
+        # One Gaussian release of noise multiplier 10 at δ = 1e-5, by the closed form of Balle and Wang (2018).
+        assert f"ε = 0.341 at δ = 1e-05 {conditions}, and with all else of the run 8" in identifier
+        assert f"ε = 8.000 at δ = 1e-05 {conditions}" in model
+        for told in (identifier, model):
+            assert "Without noise" not in told
+        assert "give away that patient's part" not in identifier
+        assert alone.risk(Exposure.SAMPLE_COUNT) == RISK[Exposure.SAMPLE_COUNT]
+        # The plan does not noise accuracies: what has no mechanism is called plain, whatever the run promises.
+        assert alone.risk(Exposure.LOCAL_METRICS) == RISK[Exposure.LOCAL_METRICS]
+        assert "with noise: it describes them as a whole" in first
+        assert "sometimes find out whether a given image was used" not in first
+        assert "(run noised" in both.risk(CLASSIFIER)
+        assert f"Without noise (run plain): {RISK[CLASSIFIER]}" in both.risk(CLASSIFIER)
+        assert "sometimes find out whether a given image was used" in answered(both, "What risk remains?")
+        assert json.loads(both.to_json())["risks"]["DATA_IDENTIFIER"] == both.risk(Exposure.DATA_IDENTIFIER)
+
     def test_the_glossary_holds_the_words_that_occur_and_no_others(self, tmp_path: Path) -> None:
         with ordinary(tmp_path) as recorded:
             document = make_document(recorded.report())
@@ -265,6 +304,38 @@ class TestPageOne:
         assert not {"gradient", "prototype", "running statistics"} & set(words)
         assert "gradient" in dict(glossary_of("gradients of the last layer"))
         assert set(words) <= set(GLOSSARY)
+
+    def test_the_last_rehearsal_stands_in_it_with_its_verdict_and_no_more_than_it_proves(self, tmp_path: Path) -> None:
+        result = {
+            "run": "spring",
+            "plan_sha256": "ab" * 32,
+            "made": "2026-01-31T12:30:00+00:00",
+            "verdict": "not refuted",
+            "unit": "image",
+            "canaries": 500,
+            "epsilon_lower_bound": 0.25,
+            "delta": 1e-5,
+            "confidence": 0.95,
+            "claimed": {"epsilon": 1.5, "delta": 1e-5, "unit": "image", "adjacency": "zero-out", "accountant": "PLD"},
+            "auc": 0.55,
+        }
+        folder = tmp_path / "rehearsal"
+        folder.mkdir()
+        (folder / "spring.json").write_text(json.dumps(result))
+        (folder / "summer.json").write_text(json.dumps({**result, "run": "summer"}))
+        with ordinary(tmp_path / "journal") as recorded:
+            without = recorded.report()
+            report = recorded.report(rehearsals=read_rehearsals(folder), run="spring")
+        (told,) = json.loads(report.to_json())["rehearsals"]
+        assert told.items() <= {**result, "made": "2026-01-31T12:30:00Z"}.items()
+        text = json.dumps(make_document(report).to_data(), ensure_ascii=False)
+        assert "made here on 2026-01-31 12:30 UTC with the plan abababababababab…: nothing was found" in text
+        assert "with 95% confidence" in text
+        assert "at least ε = 0.250 at δ = 1e-05; the plan's account of that round is ε = 1.500" in text
+        assert "Tried out here" not in json.dumps(make_document(without).to_data())
+        (folder / "summer.json").write_text("{}")
+        with pytest.raises(DataError, match=r"summer\.json: cannot be read as a rehearsal's result"):
+            read_rehearsals(folder)
 
 
 class TestManyRuns:

@@ -192,6 +192,49 @@ def test_the_optimiser_is_the_plans() -> None:
     assert sgd.defaults["momentum"] == 0.5
 
 
+@pytest.mark.parametrize("options", [{}, {"optimizer": "sgd", "momentum": 0.9}], ids=["adam", "momentum"])
+def test_a_kept_optimiser_goes_on_where_it_was_and_a_fresh_one_does_not(options: dict[str, Any]) -> None:
+    run = plan(epochs=1, batch_size=100, weight_decay=0.01, keep_optimizer_state=True, **options)
+    images, labels = site(run).train_data()
+    by_hand = build(run.model, seed=1)
+    optimizer = make_optimizer(list(by_hand.parameters()), run.training)
+    one = site(run)
+    for round_number in range(3):
+        # What the runtime saved is all that the next round is begun with.
+        saved = {group: {k: t.clone() for k, t in state.items()} for group, state in one.optimizers.items()}
+        one = site(run, model=one.model)
+        one.optimizers = saved
+        one.fit(round_number)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(by_hand(images), labels).backward()
+        optimizer.step()
+        torch.testing.assert_close(state_of(one.model), state_of(by_hand))  # the order of images is another
+    fresh = site(plan(epochs=1, batch_size=100, weight_decay=0.01, **options))
+    for round_number in range(3):
+        fresh.fit(round_number)
+    assert not fresh.optimizers
+    kept = state_of(by_hand)
+    assert any(not torch.allclose(t, kept[name]) for name, t in state_of(fresh.model).items())
+
+
+def test_each_phase_of_a_round_keeps_an_optimiser_of_its_own() -> None:
+    one = site(plan(keep_optimizer_state=True))
+    one.fit(0, trainable={"classifier.weight"}, phase="head")
+    one.fit(0, phase="body")
+    steps = {group: set(state) for group, state in one.optimizers.items()}
+    assert {key.split("/", 1)[1] for key in steps["optimizer-head"]} == {"classifier.weight"}
+    assert len(steps["optimizer-body"]) == 3 * len(list(one.model.parameters()))
+    assert one.optimizers["optimizer-head"]["step/classifier.weight"] == 2 * 3
+
+
+def test_a_plan_that_keeps_no_optimiser_has_the_hash_it_had_before_one_could() -> None:
+    assert "keep_optimizer_state" not in plan().canonical().decode()
+    kept = plan(keep_optimizer_state=True)
+    assert kept.sha256 != plan().sha256
+    assert RunPlan.from_message(kept.to_message()) == kept == RunPlan.model_validate_json(kept.model_dump_json())
+    assert RunPlan.from_message(plan().to_message()) == plan()
+
+
 def test_divergence_is_an_error_that_says_so() -> None:
     with pytest.raises(TrainingError, match=r"diverged in round 2, epoch 1.*smaller learning rate"):
         site(plan(optimizer="sgd", learning_rate=1e30)).fit(2)

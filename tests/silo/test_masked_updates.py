@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import rfc8785
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
@@ -17,13 +21,14 @@ from algorithms.registry import make
 from algorithms.tensors import Part, Payload
 from privacy.consent import Consent
 from privacy.door import Door
-from privacy.envelope import from_json, key_id, to_message
+from privacy.envelope import from_json, key_id, to_json, to_message
 from privacy.errors import RefusedError, TrainingError
 from privacy.exposure import Exposure
 from privacy.journal import Journal, read_records
-from privacy.mask_keys import CertifiedKey, Occasion, certify, read_certified, vouch
+from privacy.mask_keys import CertifiedKey, Occasion, Roster, certify, read_certified, vouch
 from privacy.pki import Identity, create_authority, create_keys, issue, load_audit_key, load_credentials
 from privacy.plan import PrivacyPlan, RunPlan, SecureAggregationPlan
+from privacy.verification import verify_evidence
 from privacy.withdrawal import History
 from protos.medsilo.v1 import journal_pb2
 from silo.inspection import privacy_loss
@@ -53,7 +58,7 @@ class Others:
 
     folder: Path
 
-    def key(self, name: str, number: int) -> CertifiedKey:
+    def key(self, name: str, number: int, received: bytes = RECEIVED) -> CertifiedKey:
         identity = Identity("test", "silo", name)
         place = self.folder / name
         if not place.exists():
@@ -66,7 +71,7 @@ class Others:
         return certify(
             X25519PrivateKey.generate(),
             occasion,
-            RECEIVED,
+            received,
             identity=identity,
             audit_key=(audit_key := load_audit_key(place / "audit.key")),
             voucher=vouch(credentials, audit_key),
@@ -228,3 +233,110 @@ def test_masks_leave_what_a_private_run_costs_as_it_is() -> None:
     promise = PrivacyPlan(epsilon=4, delta=1e-5, clipping_norm=1, noise_multiplier=2, sampling_rate=0.1, steps=40)
     private = PLAN.model_copy(update={"privacy": promise})
     assert privacy_loss(private, method, Exposure.MASKED_UPDATE).epsilon == 4
+
+
+def _first(note: dict[str, Any], silo: str) -> dict[str, Any]:
+    found: dict[str, Any] = note["statements"][note["silos"].index(silo)]
+    return found
+
+
+def _another_mask_key(note: dict[str, Any], _: Others) -> None:
+    envelope = _first(note, "b")["statement"]
+    document = json.loads(base64.b64decode(envelope["payload"]))
+    document["mask_key"] = "ab" * 32
+    envelope["payload"] = base64.b64encode(rfc8785.dumps(document)).decode()
+
+
+def _another_signature(note: dict[str, Any], others: Others) -> None:
+    _first(note, "b")["statement"]["signatures"] = to_json(others.key("b", 0).statement)["signatures"]
+
+
+def _another_silos_voucher(note: dict[str, Any], _: Others) -> None:
+    _first(note, "b")["voucher"] = _first(note, "c")["voucher"]
+
+
+def _a_voucher_that_was_touched(note: dict[str, Any], _: Others) -> None:
+    signature = _first(note, "b")["voucher"]["signatures"][0]
+    raw = bytearray(base64.b64decode(signature["sig"]))
+    raw[-1] ^= 1
+    signature["sig"] = base64.b64encode(raw).decode()
+
+
+def _a_statement_of_another_round(note: dict[str, Any], others: Others) -> None:
+    _first(note, "b")["statement"] = to_json(others.key("b", 1).statement)
+
+
+def _a_fresh_key_under_the_old_hash(note: dict[str, Any], others: Others) -> None:
+    _first(note, "b")["statement"] = to_json(others.key("b", 0).statement)
+
+
+def _a_name_without_a_statement(note: dict[str, Any], _: Others) -> None:
+    note["silos"].append("d")
+
+
+def _one_silo_twice(note: dict[str, Any], _: Others) -> None:
+    note["statements"].append(_first(note, "b"))
+
+
+def _no_statements(note: dict[str, Any], _: Others) -> None:
+    del note["statements"]
+
+
+def _not_for_the_owner(note: dict[str, Any], others: Others) -> None:
+    keys = [others.key(name, 0) for name in ("b", "c", "d")]
+    note.update(Roster(keys).describe(), statements=Roster(keys).statements())
+
+
+def _other_models(note: dict[str, Any], others: Others) -> None:
+    keys = [read_certified_json(_first(note, name)) for name in ("a", "b")]
+    keys.append(others.key("c", 0, received=b"n" * 32))
+    note.update(Roster(keys).describe(), statements=Roster(keys).statements())
+
+
+def read_certified_json(one: dict[str, Any]) -> CertifiedKey:
+    message = journal_pb2.MaskKey(**{part: to_message(from_json(envelope)) for part, envelope in one.items()})
+    return read_certified(message, Occasion("test", "r", PLAN.sha256, 0), ca_pem=None)
+
+
+@pytest.mark.parametrize(
+    ("tamper", "said"),
+    [
+        (None, None),
+        (_another_mask_key, "the signature does not hold"),
+        (_another_signature, "the signature does not hold"),
+        (_another_silos_voucher, "the signature does not hold"),
+        (_a_voucher_that_was_touched, "voucher is not signed with the key of its certificate"),
+        (_a_statement_of_another_round, "is for another run or round"),
+        (_a_fresh_key_under_the_old_hash, "names or hash are not those of its signed statements"),
+        (_a_name_without_a_statement, "names or hash are not those of its signed statements"),
+        (_one_silo_twice, "a silo stands in the roster twice"),
+        (_no_statements, "statements"),
+        (_not_for_the_owner, "no statement that the journal's owner signed"),
+        (_other_models, "different models to train from"),
+    ],
+)
+def test_a_roster_on_record_holds_for_others_who_check_it_and_a_changed_one_is_found(
+    begin: Callable[..., Masking],
+    others: Others,
+    tmp_path: Path,
+    tamper: Callable[[dict[str, Any], Others], None] | None,
+    said: str | None,
+) -> None:
+    """Its owner has changed it, and signed his journal as it then was."""
+    mask(begin(), others, "b", "c")
+    (note,) = notes(tmp_path, "roster")
+    if tamper is not None:
+        tamper(note, others)
+    key = load_audit_key(others.folder / "a" / "audit.key")
+    with contextlib.closing(Journal(tmp_path / "laid", key=key, origin="medsilo/test/silo/a")) as journal:
+        door = Door(journal, identity="spiffe://test/silo/a", federation="test", gate=Everything())
+        content = {k: v for k, v in note.items() if k in ("run", "plan_sha256", "round", *Roster([]).describe())}
+        door.note("roster", **content, **({"statements": note["statements"]} if "statements" in note else {}))
+        journal.checkpoint()
+    found = verify_evidence(tmp_path / "laid")
+    if said is None:
+        assert found.sound, found.problem
+    else:
+        assert not found.sound
+        assert said in str(found.problem)
+        assert found.index == next(r["index"] for r in read_records(tmp_path / "laid") if r["kind"] == "roster")

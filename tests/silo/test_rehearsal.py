@@ -22,6 +22,7 @@ from privacy.exposure import Exposure
 from privacy.membership import audit_scores
 from privacy.noise import NoiseSource
 from privacy.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
+from privacy.rehearsed import read_rehearsals
 from silo import cli, private_training, rehearsal
 from silo.config import SiloConfig
 from silo.private_training import clipped_sum
@@ -322,7 +323,10 @@ def test_the_page_is_whole_and_for_the_silos_own_user_only(config: SiloConfig, s
     assert "Nothing was found against it" in text
     assert "<script" not in text
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
-    assert [one.name for one in folder.iterdir()] == ["autumn.html"]
+    assert {one.name for one in folder.iterdir()} == {"autumn.html", "autumn.json"}
+    assert (folder / "autumn.json").stat().st_mode & 0o777 == 0o600
+    (told,) = read_rehearsals(folder)
+    assert (told.verdict, told.epsilon_lower_bound, told.claimed) == (sound.verdict, sound.audit.epsilon, sound.claim)
 
 
 def test_the_command_fails_when_the_promise_is_refuted_and_leaves_nothing_but_the_page(
@@ -344,7 +348,8 @@ def test_the_command_fails_when_the_promise_is_refuted_and_leaves_nothing_but_th
                 assert json.loads(said.out)["epsilon_lower_bound"] == found.audit.epsilon
             else:
                 assert make_document(found).answers[0].verdict in said.out
-    assert [str(p.relative_to(tmp_path / "state")) for p in (tmp_path / "state").rglob("*") if p.is_file()] == [
-        "rehearsal/autumn.html"
-    ]
+    assert {str(p.relative_to(tmp_path / "state")) for p in (tmp_path / "state").rglob("*") if p.is_file()} == {
+        "rehearsal/autumn.html",
+        "rehearsal/autumn.json",
+    }
     assert load_npz(tmp_path / "shard.npz").fingerprint == shard.fingerprint

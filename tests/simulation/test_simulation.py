@@ -53,10 +53,9 @@ def simulate(
         run="r",
         method=MethodPlan(name=method.name, parameters=method.parameters()),
         model=ModelPlan(name=model, input_shape=(3, 28, 28), classes=9),
-        training=TrainingPlan(epochs=1, batch_size=20),
         seed=1,
         required=method.required,
-        **{"rounds": 4, **changes},
+        **{"rounds": 4, "training": TrainingPlan(epochs=1, batch_size=20), **changes},
     )
     given = public and PublicImages(public, build(plan.model, seed=1), plan.model.input_shape)
     return Simulation(plan, method, shards, device=torch.device("cpu"), public=given or None)
@@ -196,7 +195,8 @@ def test_a_run_gone_on_with_from_a_file_has_the_bits_of_one_that_was_not_stopped
     public = cut_public(dataset, SETTING, shards, seed=1, per_class=2) if made.needs_public else None
 
     def fresh() -> Simulation:
-        return simulate(shards, made, public=public, model=model, participation=0.6, rounds=5)
+        training = TrainingPlan(epochs=1, batch_size=20, keep_optimizer_state=True)
+        return simulate(shards, made, public=public, model=model, participation=0.6, rounds=5, training=training)
 
     whole, stopped = fresh(), fresh()
     rows: dict[str, list[Any]] = {"whole": [], "parts": []}

@@ -58,20 +58,22 @@ class Model(_message.Message):
     def __init__(self, name: _Optional[str] = ..., input_shape: _Optional[_Iterable[int]] = ..., classes: _Optional[int] = ...) -> None: ...
 
 class Training(_message.Message):
-    __slots__ = ("epochs", "batch_size", "optimizer", "learning_rate", "momentum", "weight_decay")
+    __slots__ = ("epochs", "batch_size", "optimizer", "learning_rate", "momentum", "weight_decay", "keep_optimizer_state")
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     MOMENTUM_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
+    KEEP_OPTIMIZER_STATE_FIELD_NUMBER: _ClassVar[int]
     epochs: int
     batch_size: int
     optimizer: str
     learning_rate: float
     momentum: float
     weight_decay: float
-    def __init__(self, epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., optimizer: _Optional[str] = ..., learning_rate: _Optional[float] = ..., momentum: _Optional[float] = ..., weight_decay: _Optional[float] = ...) -> None: ...
+    keep_optimizer_state: bool
+    def __init__(self, epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., optimizer: _Optional[str] = ..., learning_rate: _Optional[float] = ..., momentum: _Optional[float] = ..., weight_decay: _Optional[float] = ..., keep_optimizer_state: _Optional[bool] = ...) -> None: ...
 
 class Privacy(_message.Message):
     __slots__ = ("epsilon", "delta", "unit", "adjacency", "accountant", "clipping_norm", "noise_multiplier", "sampling_rate", "steps", "releases", "metrics")
