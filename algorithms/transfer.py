@@ -16,6 +16,8 @@ from protos.medsilo.v1 import tensor_pb2
 
 CHUNK = (1 << 20) - 1024
 """Payload bytes of one chunk; the message around it stays below 1 MiB."""
+SMALLEST_CHUNK = 1 << 16
+"""Each message is a record on either side's disk: a transfer in crumbs would fill it."""
 WINDOW = 8
 """Messages that are recorded together: their records share one fsync, before the first of them is sent."""
 
@@ -133,6 +135,10 @@ class Receiver:
         exposure, left = self._due[0] if self._due else (None, 0)
         if exposure is None or name != exposure.chunk_field or len(data) > left:
             raise RefusedError(f"a chunk of {len(data)} bytes of {name} is not what the manifest announced next")
+        if len(data) < min(SMALLEST_CHUNK, left):
+            raise RefusedError(
+                f"{exposure}: a chunk of {len(data)} bytes; only the last may have fewer than {SMALLEST_CHUNK}"
+            )
         if dtype := self._dtype.get(exposure):
             if len(data) % DTYPES[dtype].itemsize:
                 raise RefusedError(f"{exposure}: a chunk of {len(data)} bytes splits a number of type {dtype}")

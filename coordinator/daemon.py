@@ -21,8 +21,9 @@ from privacy.door import Door
 from privacy.errors import JournalInUseError, LeaseLostError, MedsiloError
 from privacy.gate import PlanGate
 from privacy.journal import Journal
-from privacy.pki import Credentials, load_audit_key
+from privacy.pki import load_audit_key
 from privacy.plan import RunPlan
+from privacy.revocation import LiveCredentials
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ def _lead(
     plan: RunPlan,
     store: Store,
     journal: Journal,
-    credentials: Credentials | None,
+    credentials: LiveCredentials | None,
     stopped: threading.Event,
     failures: Sequence[MedsiloError],
     *,

@@ -9,16 +9,18 @@ from privacy.configuration import FilePath, StrictModel
 
 
 class TlsFiles(StrictModel):
-    """The federation's CA certificate, and this party's certificate and private key."""
+    """The federation's CA certificate, this party's certificate and private key, and the CA's revocation list, which
+    need not be there as long as nothing is revoked."""
 
     ca: FilePath
     certificate: FilePath
     key: FilePath
+    revoked: FilePath | None = None
 
     @classmethod
     def beside(cls, keys: Path) -> TlsFiles:
         """The files' usual places, in a party's folder of keys."""
-        return cls(ca=keys / "ca.pem", certificate=keys / "tls.pem", key=keys / "tls.key")
+        return cls(ca=keys / "ca.pem", certificate=keys / "tls.pem", key=keys / "tls.key", revoked=keys / "ca.crl")
 
 
 def is_loopback(address: str) -> bool:

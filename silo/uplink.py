@@ -28,8 +28,9 @@ from privacy.door import Call, Door, nonce
 from privacy.envelope import to_message
 from privacy.errors import IdentityError, MedsiloError, ReceiptError, RefusedError
 from privacy.mask_keys import CertifiedKey
-from privacy.pki import Credentials, fingerprint, identity_of_certificate
+from privacy.pki import Credentials, fingerprint
 from privacy.plan import RunPlan
+from privacy.revocation import LiveCredentials
 from protos.medsilo.v1 import coordinator_pb2 as wire
 from silo.config import SiloConfig
 
@@ -68,7 +69,7 @@ class Uplink:
     def __init__(
         self,
         config: SiloConfig,
-        credentials: Credentials | None,
+        credentials: LiveCredentials | None,
         door: Door,
         *,
         notice: Callable[[str], None],
@@ -83,6 +84,7 @@ class Uplink:
         self.bytes_sent = 0
         self._under_way: Any = None
         self._interrupted = threading.Event()
+        self._shown: Credentials | None = None
         self._channel = self._connect()
 
     def close(self) -> None:
@@ -110,7 +112,7 @@ class Uplink:
                 response = self._door.admit(self._unary(request, call), wire.GetPlanResponse, call)
             if self._credentials is not None:
                 certificate = response.coordinator_certificate
-                if identity_of_certificate(certificate, self._credentials.ca_pem) != self._config.coordinator_identity:
+                if self._credentials.identify(certificate) != self._config.coordinator_identity:
                     raise IdentityError(
                         f"the coordinator at {self._config.coordinator.address} shows the certificate of another "
                         f"party than {self._config.coordinator_identity.uri}"
@@ -355,6 +357,10 @@ class Uplink:
 
     @contextmanager
     def _calling(self, rpc: str, attempt: int, purpose: str) -> Iterator[Call]:
+        if self._credentials is not None and self._credentials.current != self._shown:
+            # A connection shows one certificate as long as it lasts.
+            self._channel.close()
+            self._channel = self._connect()
         call = Call(
             rpc=rpc,
             peer=self._peer,
@@ -390,7 +396,10 @@ class Uplink:
                     self._interrupted.clear()
                     if isinstance(error, _PassingError):
                         raise
-                    raise self._explain(error) from error
+                    explained = self._explain(error)
+                    if isinstance(explained, MedsiloError):
+                        explained.recorded = True  # what the other side refuses, its journal tells
+                    raise explained from error
         raise AssertionError("unreachable: the loop ends by returning or raising")
 
     def _before_pause(self, state: RetryCallState) -> None:
@@ -441,12 +450,13 @@ class Uplink:
         address = self._config.coordinator.address
         if self._credentials is None:
             return grpc.insecure_channel(address, options=options)
+        own = self._shown = self._credentials.current
         # The name in the certificate is the coordinator's identity, wherever its address is.
         options.append(("grpc.ssl_target_name_override", self._config.coordinator_identity.server_name))
         credentials = grpc.ssl_channel_credentials(
-            root_certificates=self._credentials.ca_pem,
-            private_key=self._credentials.private_key_pem,
-            certificate_chain=self._credentials.certificate_pem,
+            root_certificates=own.ca_pem,
+            private_key=own.private_key_pem,
+            certificate_chain=own.certificate_pem,
         )
         return grpc.secure_channel(address, credentials, options=options)
 
