@@ -135,15 +135,15 @@ class Receiver:
         exposure, left = self._due[0] if self._due else (None, 0)
         if exposure is None or name != exposure.chunk_field or len(data) > left:
             raise RefusedError(f"a chunk of {len(data)} bytes of {name} is not what the manifest announced next")
-        if len(data) < min(SMALLEST_CHUNK, left):
-            raise RefusedError(
-                f"{exposure}: a chunk of {len(data)} bytes; only the last may have fewer than {SMALLEST_CHUNK}"
-            )
         if dtype := self._dtype.get(exposure):
             if len(data) % DTYPES[dtype].itemsize:
                 raise RefusedError(f"{exposure}: a chunk of {len(data)} bytes splits a number of type {dtype}")
             if not all_finite(data, dtype):
                 raise RefusedError(f"{exposure}: holds NaN or infinite numbers")
+        if len(data) < min(SMALLEST_CHUNK, left):
+            raise RefusedError(
+                f"{exposure}: a chunk of {len(data)} bytes; only the last may have fewer than {SMALLEST_CHUNK}"
+            )
         self._sink.write(data)
         self._due[0] = (exposure, left - len(data))
 

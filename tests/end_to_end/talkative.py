@@ -12,5 +12,6 @@ def main() -> None:
     # The commands set a level of their own.
     logging.basicConfig = lambda **_: None  # type: ignore[assignment]
     logging.getLogger().setLevel(logging.DEBUG)
+    logging.getLogger(__name__).debug("this is said too")
     sys.argv = sys.argv[1:]
     importlib.import_module(f"{sys.argv[0]}.cli").main()
