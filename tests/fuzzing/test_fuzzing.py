@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from privacy.errors import JournalError
+from privacy.exposure import SCHEMA_FILES
+from privacy.stored_schema import StoredSchema
 from tests.fuzzing.parsers import PARSERS, Parser
 from tests.fuzzing.running import examine, input_of
 
@@ -51,3 +55,11 @@ def test_a_parser_with_a_defect_is_found_and_its_input_kept(
     assert outcome.failures[0].error.startswith(found)
     (kept,) = tmp_path.glob("*.bin")
     assert kept.read_bytes() == input_of(PARSERS["bad"](tmp_path), "bad", 0, outcome.failures[0].index)
+
+
+def test_a_stored_schema_with_a_name_that_is_no_text_is_refused() -> None:
+    """Found by the long form: protobuf gives such a name as bytes."""
+    files = [file.serialized_pb.replace(b".medsilo.v1.Envelope", b"\xffmedsilo.v1.Envelope") for file in SCHEMA_FILES]
+    schema = StoredSchema([base64.b64encode(file).decode() for file in files])
+    with pytest.raises(JournalError, match="its type has no name"):
+        schema.classes("medsilo.v1.GetTaskRequest", {"attestation.payload": 5})
