@@ -46,6 +46,10 @@ _FORMAT_HELP = (
     "uint8 images [n, H, W] or [n, H, W, C], integer labels [n] or [n, 1]"
 )
 
+# Images shrink to a tenth, empty ones to a hundredth; what shrinks more is made to fill the memory.
+_LARGEST_PACKED = 256 << 20
+_MOST_PACKED = 200
+
 # What reading an archive that is damaged, or made to do harm, has been seen to raise.
 _UNREADABLE = (
     OSError,
@@ -276,6 +280,9 @@ def _read_array(path: Path, arrays: Any, key: str) -> npt.NDArray[Any]:
     if key not in arrays:
         raise DataError(f"{path}: the key {key!r} is missing (there are: {', '.join(arrays)}). {_FORMAT_HELP}")
     try:
+        entry = arrays.zip.getinfo(f"{key}.npy")
+        if entry.file_size > max(_LARGEST_PACKED, _MOST_PACKED * entry.compress_size):
+            raise ValueError(f"{entry.compress_size} bytes would become {entry.file_size}")
         array = arrays[key]
     except _UNREADABLE as error:
         way_out = "save it as plain numbers or text" if "Object arrays" in str(error) else "copy it again"

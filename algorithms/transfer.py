@@ -16,6 +16,8 @@ from protos.medsilo.v1 import tensor_pb2
 
 CHUNK = (1 << 20) - 1024
 """Payload bytes of one chunk; the message around it stays below 1 MiB."""
+SMALLEST_CHUNK = 1 << 16
+"""Each message is a record on either side's disk: a transfer in crumbs would fill it."""
 WINDOW = 8
 """Messages that are recorded together: their records share one fsync, before the first of them is sent."""
 
@@ -138,6 +140,10 @@ class Receiver:
                 raise RefusedError(f"{exposure}: a chunk of {len(data)} bytes splits a number of type {dtype}")
             if not all_finite(data, dtype):
                 raise RefusedError(f"{exposure}: holds NaN or infinite numbers")
+        if len(data) < min(SMALLEST_CHUNK, left):
+            raise RefusedError(
+                f"{exposure}: a chunk of {len(data)} bytes; only the last may have fewer than {SMALLEST_CHUNK}"
+            )
         self._sink.write(data)
         self._due[0] = (exposure, left - len(data))
 

@@ -10,6 +10,7 @@ import typer
 
 from privacy.console import output
 from privacy.pki import create_authority, issue, issue_to_operator
+from privacy.revocation import LIST, revoke
 
 ca_app = typer.Typer(help="The federation's certificate authority.", no_args_is_help=True)
 _out = output()
@@ -63,3 +64,19 @@ def issue_certificate(
     identity = issue(authority, name, request, target, role=role.value, days=days)
     _out.print(f"{target}: certificate of {identity.uri}, valid for {days} days", soft_wrap=True)
     _out.print(f"Give it to {name} together with {authority / 'ca.pem'}.", soft_wrap=True)
+
+
+@ca_app.command(name="revoke")
+def revoke_certificates(
+    name: Annotated[str, typer.Argument(help="The party's name, for example hospital3.")],
+    authority: Annotated[Path, typer.Option("--authority", help="The CA's folder.")] = Path("ca"),
+    role: Annotated[IssuedRole, typer.Option("--role", help="What the party is.")] = IssuedRole.silo,
+    serial: Annotated[str | None, typer.Option("--serial", help="Only this certificate; default all so far.")] = None,
+) -> None:
+    """Revoke a party's certificates: no call with them is answered any more, on open connections neither."""
+    for found in revoke(authority, name, role=role.value, serial=serial):
+        _out.print(f"revoked: certificate {found} of {name}", soft_wrap=True)
+    _out.print(
+        f"Put {authority / LIST} beside the coordinator's ca.pem (state/coordinator/keys/{LIST}); it counts at once.",
+        soft_wrap=True,
+    )

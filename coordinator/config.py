@@ -210,9 +210,11 @@ class CoordinatorConfig(PartyConfig):
     ``run``: what is trained, and how. ``state``: folder for everything the coordinator keeps. ``store``: database URL,
     without a password; SQLite in the state folder by default. ``lease_seconds``: with PostgreSQL, how long after this
     coordinator's death another takes over. ``tls``: by default the files in ``state/keys``. ``insecure``: plain text,
-    only for a loopback address. ``keep_rounds``: how many past rounds' tensors stay on disk. ``public_data``: an
-    ``.npz`` of public images, for methods that measure models on them (FedPDC). ``enrolment``: a port for hospitals
-    that were invited; none by default. ``trusted_models``: users' own model factories that a plan may name.
+    only for a loopback address. ``keep_rounds``: how many past rounds' tensors stay on disk. ``message_seconds``: how
+    long one message (1 MiB at most) of a hospital's update or download may take; then its call is cut, and it tries
+    again. ``public_data``: an ``.npz`` of public images, for methods that measure models on them (FedPDC).
+    ``enrolment``: a port for hospitals that were invited; none by default. ``trusted_models``: users' own model
+    factories that a plan may name.
     """
 
     role = "coordinator"
@@ -226,6 +228,7 @@ class CoordinatorConfig(PartyConfig):
     run: RunConfig
     enrolment: EnrolmentConfig | None = None
     keep_rounds: int = Field(default=2, ge=1)
+    message_seconds: float = Field(default=300, ge=1, le=86_400, allow_inf_nan=False)
     public_data: FilePath | None = None
     trusted_models: tuple[str, ...] = ()
 

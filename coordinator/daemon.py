@@ -24,8 +24,9 @@ from privacy.durable import on_disk
 from privacy.errors import DiskError, JournalInUseError, LeaseLostError, MedsiloError
 from privacy.gate import PlanGate
 from privacy.journal import Journal
-from privacy.pki import Credentials, load_audit_key
+from privacy.pki import load_audit_key
 from privacy.plan import RunPlan
+from privacy.revocation import LiveCredentials
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ def _lead(
     plan: RunPlan,
     store: Store,
     journal: Journal,
-    credentials: Credentials | None,
+    credentials: LiveCredentials | None,
     stopped: threading.Event,
     failures: Sequence[MedsiloError],
     *,

@@ -34,6 +34,7 @@ from privacy.exposure import attribute
 from privacy.invitation import Statement
 from privacy.pki import Credentials, Identity, fingerprint, identity_of_certificate, issue
 from privacy.plan import RunPlan
+from privacy.revocation import LiveCredentials
 from protos.medsilo.v1 import enrolment_pb2 as wire
 
 log = logging.getLogger(__name__)
@@ -91,7 +92,7 @@ class EnrolmentService:
         plan: RunPlan,
         store: Store,
         door: Door,
-        credentials: Credentials,
+        credentials: LiveCredentials,
     ) -> None:
         self._config = config
         self._settings = settings
@@ -102,7 +103,7 @@ class EnrolmentService:
         self._invitations = Invitations(config.invitations)
         self._throttle = Throttle()
         self._one_by_one = threading.Lock()
-        _check_authority(settings.ca, credentials)
+        _check_authority(settings.ca, credentials.current)
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The service's methods over raw bytes."""
@@ -168,7 +169,7 @@ class EnrolmentService:
         own = (
             silo.uri,
             self._config.identity.uri,
-            fingerprint(self._credentials.ca_pem),
+            fingerprint(self._credentials.current.ca_pem),
             hashlib.sha256(request.certificate_request).hexdigest(),
         )
         for invitation in reversed(self._invitations.all()):
@@ -191,7 +192,7 @@ class EnrolmentService:
         response = wire.EnrolResponse(
             nonce=nonce(),
             certificate=self._certificate(silo, request.certificate_request, key),
-            coordinator_certificate=self._credentials.certificate_pem,
+            coordinator_certificate=self._credentials.current.certificate_pem,
             coordinator_audit_key=self._door.journal.public_key,
             rotations=self._door.rotations(),
             plan=self._plan.to_message(),
@@ -220,7 +221,7 @@ class EnrolmentService:
     def _issued(self, path: Path, silo: Identity, key: bytes) -> bytes | None:
         pem = path.read_bytes()
         try:
-            same = identity_of_certificate(pem, self._credentials.ca_pem) == silo
+            same = identity_of_certificate(pem, self._credentials.current.ca_pem) == silo
         except IdentityError:
             return None  # expired, or of an earlier CA
         found = x509.load_pem_x509_certificate(pem)
@@ -228,7 +229,7 @@ class EnrolmentService:
         return pem if same and lasting and _public_bytes(found.public_key()) == key else None
 
 
-def serve_enrolment(service: EnrolmentService, settings: EnrolmentConfig, credentials: Credentials) -> grpc.Server:
+def serve_enrolment(service: EnrolmentService, settings: EnrolmentConfig, credentials: LiveCredentials) -> grpc.Server:
     """A started gRPC server, to which callers show no certificate; raises ``MedsiloError`` if the address cannot be
     had.
 
@@ -245,9 +246,16 @@ def serve_enrolment(service: EnrolmentService, settings: EnrolmentConfig, creden
         ],
     )
     server.add_generic_rpc_handlers((service.handler(),))
-    chain = credentials.certificate_pem.rstrip() + b"\n" + credentials.ca_pem
+
+    def shown() -> grpc.ServerCertificateConfiguration:
+        own = credentials.current
+        chain = own.certificate_pem.rstrip() + b"\n" + own.ca_pem
+        return grpc.ssl_server_certificate_configuration([(own.private_key_pem, chain)])
+
     try:
-        server.add_secure_port(settings.listen, grpc.ssl_server_credentials([(credentials.private_key_pem, chain)]))
+        server.add_secure_port(
+            settings.listen, grpc.dynamic_ssl_server_credentials(shown(), shown, require_client_authentication=False)
+        )
     except RuntimeError as error:
         raise MedsiloError(
             f"cannot listen on {settings.listen} for enrolment: {error}; is another coordinator running there?"

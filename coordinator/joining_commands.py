@@ -113,7 +113,7 @@ def invite(
             table.add_row(one.silo, one.state, _time(one.made_at), _time(one.expires), _time(one.used_at))
         out.print(table)
         if credentials is not None:
-            out.print(f"SHA-256 of the CA's certificate: {fingerprint(credentials.ca_pem)}", soft_wrap=True)
+            out.print(f"SHA-256 of the CA's certificate: {fingerprint(credentials.current.ca_pem)}", soft_wrap=True)
         return
     if hospital is None:
         raise ConfigurationError("say which hospital is invited, for example: coordinator invite hospital1 --config …")

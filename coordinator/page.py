@@ -40,7 +40,9 @@ def serve_page(config: CoordinatorConfig, listen: str, token_file: Path | None, 
         look=overview.look,
         metrics=lambda: metrics(overview),
     )
-    server = PageServer(content, jinja2.PackageLoader("coordinator"), token=token, ca_pem=files.ca.read_bytes())
+    server = PageServer(
+        content, jinja2.PackageLoader("coordinator"), token=token, credentials=config.open_credentials()
+    )
     try:
         asyncio.run(_until_stopped(server, host.strip("[]"), int(port), context, lambda: ready(place)))
     finally:

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn
 
 import grpc
@@ -24,6 +24,7 @@ from algorithms.tensor_files import PayloadWriter
 from algorithms.tensors import TensorSpec
 from algorithms.transfer import MemorySink, Receiver, check_finite, check_parts, manifest, read_manifest, send
 from coordinator.config import CoordinatorConfig
+from coordinator.patience import Patience
 from coordinator.rounds import LateError, Rounds
 from coordinator.store import Store
 from privacy.door import Call, Door, nonce
@@ -32,8 +33,9 @@ from privacy.envelope import from_json, from_message, to_json, to_message
 from privacy.errors import IdentityError, MedsiloError, ReceiptError, RefusedError, StoreError
 from privacy.exposure import Exposure
 from privacy.mask_keys import CertifiedKey, Occasion, read_certified, round_of
-from privacy.pki import Credentials, Identity, fingerprint, identity_of_certificate
+from privacy.pki import Identity, fingerprint
 from privacy.receipts import OutOfStepError
+from privacy.revocation import LiveCredentials
 from privacy.withdrawal import Tombstone
 from protos.medsilo.v1 import coordinator_pb2 as wire
 
@@ -79,7 +81,7 @@ class CoordinatorService:
         rounds: Rounds,
         store: Store,
         door: Door,
-        credentials: Credentials | None,
+        credentials: LiveCredentials | None,
     ) -> None:
         self._config = config
         self._rounds = rounds
@@ -90,6 +92,7 @@ class CoordinatorService:
         self._audit_key = door.journal.public_key
         self._open_calls: Counter[str] = Counter()
         self._counting = threading.Lock()
+        self._patience = Patience(config.message_seconds)
 
     def handler(self) -> Any:
         """The service's methods over raw bytes."""
@@ -116,7 +119,7 @@ class CoordinatorService:
         response = wire.GetPlanResponse(
             nonce=nonce(),
             plan=self._plan.to_message(),
-            coordinator_certificate=self._credentials.certificate_pem if self._credentials else b"",
+            coordinator_certificate=self._credentials.current.certificate_pem if self._credentials else b"",
             coordinator_audit_key=self._audit_key,
             rotations=self._door.rotations(),
             time_ms=time.time_ns() // 1_000_000,
@@ -212,7 +215,9 @@ class CoordinatorService:
             task = wire.Task(nonce=nonce(), kind=order.kind, round=order.round, parts=manifest(payload))
             task.roster.extend(stated.to_message() for stated in order.roster)
             task.attestation.CopyFrom(self._door.attest(call.peer))
-            yield from send(self._door, call, wire.GetTaskResponse(task=task), payload)
+            for data in send(self._door, call, wire.GetTaskResponse(task=task), payload):
+                with self._not_forever(call, context):
+                    yield data
 
     def _mask_key(self, request: wire.GetTaskRequest, silo: str, call: Call) -> CertifiedKey | None:
         """The mask key that a silo states for the round that is open; None for an earlier one."""
@@ -222,7 +227,7 @@ class CoordinatorService:
         if round_of(request.mask_key) != number or not self._plan.is_masked(number):
             return None
         occasion = Occasion(self._config.federation, self._plan.run, self._plan.sha256, number)
-        key = read_certified(request.mask_key, occasion, ca_pem=self._credentials.ca_pem)
+        key = read_certified(request.mask_key, occasion, ca_pem=self._credentials.current.ca_pem)
         if key.silo != silo or key.audit_key != self._door.correspondence(call.peer).peer_key:
             raise RefusedError(
                 f"the mask key is {key.silo}'s, or not signed with the audit key that {silo} joined with"
@@ -230,7 +235,7 @@ class CoordinatorService:
         return key
 
     def _submit(self, stream: Iterator[bytes], call: Call, context: grpc.ServicerContext) -> bytes:
-        header = self._next(stream, call)
+        header = self._next(stream, call, context)
         if header is None or header.WhichOneof("frame") != "update":
             raise RefusedError("an update begins with its header")
         update = header.update
@@ -252,7 +257,7 @@ class CoordinatorService:
         with PayloadWriter(path, large, spares=self._rounds.spares) as writer:
             metrics = MemorySink({} if measured is None else {Exposure.LOCAL_METRICS: measured})
             receiver = Receiver(parts, _Split(parts, writer, metrics))
-            while (message := self._next(stream, call)) is not None:
+            while (message := self._next(stream, call, context)) is not None:
                 if message.WhichOneof("frame") != "chunk":
                     raise RefusedError("after its header an update holds chunks only")
                 receiver.take(message.chunk)
@@ -262,6 +267,7 @@ class CoordinatorService:
             self._rounds.check_norm(silo, update.round, written)
             if large:
                 writer.commit()
+        self._peer(context)  # once more: meanwhile its certificate may have been revoked
         # Durable, so that the receipt in the store never outlives the records that it is for.
         attestation = self._door.attest(call.peer, durable=True)
         receipt = to_json(from_message(attestation))
@@ -297,11 +303,28 @@ class CoordinatorService:
                 "that first (Attest)"
             )
 
-    def _next(self, stream: Iterator[bytes], call: Call) -> wire.SubmitUpdateRequest | None:
-        data = next(stream, None)
+    def _next(
+        self, stream: Iterator[bytes], call: Call, context: grpc.ServicerContext
+    ) -> wire.SubmitUpdateRequest | None:
+        with self._not_forever(call, context):
+            data = next(stream, None)
         if data is None:
             return None
         return self._door.admit(data, wire.SubmitUpdateRequest, call)
+
+    def _not_forever(self, call: Call, context: grpc.ServicerContext) -> AbstractContextManager[None]:
+        """Cuts the call if the silo neither sends nor takes a message in time."""
+
+        def cut() -> None:
+            words = f"no message went through for {self._patience.seconds:g} s; the call is cut"
+            log.warning("%s by %s: %s", call.rpc, call.peer, words)
+            context.cancel()
+            try:
+                self._store.refuse(call.peer, call.rpc, words)
+            except MedsiloError:
+                log.exception("the refusal could not be stored")
+
+        return self._patience.waiting(cut)
 
     def _identify(self, claimed: str, context: grpc.ServicerContext) -> str:
         """The silo that is calling: its certificate's name, which must be the one that it claims."""
@@ -328,7 +351,7 @@ class CoordinatorService:
         certificate = _certificate(context)
         if certificate is None:
             raise IdentityError("no certificate; silos show the one that `coordinator ca issue` made")
-        return identity_of_certificate(certificate, self._credentials.ca_pem)
+        return self._credentials.identify(certificate)
 
     def _call(self, rpc: str, context: grpc.ServicerContext) -> Call:
         self._store.check_serving()
@@ -474,12 +497,25 @@ class _Split:
         self._sinks[0] = (sink, left - len(data))
 
 
-def serve(service: CoordinatorService, config: CoordinatorConfig, credentials: Credentials | None) -> grpc.Server:
+def _shown_by(credentials: LiveCredentials) -> Any:
+    """What a new connection is met with: the certificate as it is now."""
+    now = credentials.current
+    return grpc.ssl_server_certificate_configuration(
+        [(now.private_key_pem, now.certificate_pem)], root_certificates=now.ca_pem
+    )
+
+
+def serve(service: CoordinatorService, config: CoordinatorConfig, credentials: LiveCredentials | None) -> grpc.Server:
     """A started gRPC server; raises ``MedsiloError`` if the address cannot be had."""
     workers = CALLS_PER_SILO * (len(config.silos) + 1)
     server = grpc.server(
         futures.ThreadPoolExecutor(max_workers=workers, thread_name_prefix="rpc"),
+        maximum_concurrent_rpcs=4 * workers,  # more are told to try again later: they would wait in memory
         options=[
+            # A call that is compressed is refused: tensors hardly get smaller, and zeros far larger.
+            ("grpc.compression_enabled_algorithms_bitset", 1),
+            ("grpc.max_concurrent_streams", 4 * CALLS_PER_SILO),
+            ("grpc.server_handshake_timeout_ms", 20_000),
             ("grpc.so_reuseport", 0),
             ("grpc.keepalive_time_ms", 60_000),
             ("grpc.keepalive_timeout_ms", 20_000),
@@ -498,10 +534,8 @@ def serve(service: CoordinatorService, config: CoordinatorConfig, credentials: C
         else:
             server.add_secure_port(
                 config.listen,
-                grpc.ssl_server_credentials(
-                    [(credentials.private_key_pem, credentials.certificate_pem)],
-                    root_certificates=credentials.ca_pem,
-                    require_client_auth=True,
+                grpc.dynamic_ssl_server_credentials(
+                    _shown_by(credentials), lambda: _shown_by(credentials), require_client_authentication=True
                 ),
             )
     except RuntimeError as error:

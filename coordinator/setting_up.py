@@ -150,7 +150,7 @@ def invite(config: CoordinatorConfig, silo: str, *, days: float) -> Invitation:
         federation=config.federation,
         coordinator=config.name,
         silo=silo,
-        ca_sha256=fingerprint(credentials.ca_pem),
+        ca_sha256=fingerprint(credentials.current.ca_pem),
         code=new_code(),
         expires=(datetime.now(UTC) + timedelta(days=days)).replace(microsecond=0),
     )

@@ -114,7 +114,7 @@ class Store:
     def __init__(self, url: str) -> None:
         self._lock = threading.Lock()
         self._lease: Lease | None = None
-        named = url
+        named = "whose URL stands there"  # not the URL: one that is mistyped may hold a password
         try:
             location = make_url(url)
             named = location.render_as_string()  # without a password

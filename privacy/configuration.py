@@ -29,14 +29,27 @@ FilePath = Annotated[Path, BeforeValidator(_beside_file)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 """A party's, federation's or run's name: lower-case letters, digits and hyphens."""
 
+_LONGEST_SHOWN = 200
 HIDDEN = "hidden"
 """The type of a mistake in a value that is not to be shown."""
 
 Model = TypeVar("Model", bound=StrictModel)
 
 
+_LARGEST_FILE = 1 << 19
+
+
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """Refuses a key that stands twice: the second would silently win."""
+    """Refuses a key that stands twice, of which the second would silently win, and aliases: a few lines of them stand
+    for more values than any memory holds."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """As ``yaml.composer`` has it; raises ``ComposerError`` for ``*name``."""
+        if self.check_event(yaml.events.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not used here", event.start_mark)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        return node
 
 
 def _mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -60,12 +73,25 @@ def load(path: Path, model: type[Model]) -> Model:
     Raises ``ConfigurationError`` naming the file and, one line each, every key that is wrong and why.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)  # noqa: S506 a SafeLoader
+        with path.open("rb") as file:
+            data = file.read(_LARGEST_FILE + 1)
+        if len(data) > _LARGEST_FILE:
+            raise ConfigurationError(f"{path}: is larger than {_LARGEST_FILE >> 10} KiB, so it is no configuration")
+        content = yaml.load(data.decode(), Loader=_UniqueKeyLoader)  # noqa: S506 a SafeLoader
     except FileNotFoundError:
         raise ConfigurationError(f"{path}: there is no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: cannot be read: {error}") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+    except (
+        yaml.YAMLError,
+        RecursionError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        LookupError,
+        ArithmeticError,
+    ) as error:
+        # PyYAML raises the last four for values such as a date of the year 0.
         hint = '\nAn IPv6 address needs quotes: "[2001:db8::5]:7443"' if "]:" in str(error) else ""
         raise ConfigurationError(f"{path}: is not valid YAML: {error}{hint}") from None
     if content is None:
@@ -93,8 +119,13 @@ def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
         elif mistake["type"] == "missing":
             lines.append(f"the key `{where}` is missing")
         else:
-            lines.append(f"`{where}`: {mistake['msg'].removeprefix('Value error, ')} (got {mistake['input']!r})")
+            lines.append(f"`{where}`: {mistake['msg'].removeprefix('Value error, ')} (got {_shown(mistake['input'])})")
     return lines
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
 
 
 def _keys_at(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:

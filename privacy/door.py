@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError, Message
 from privacy.envelope import from_json, from_message, key_id, to_json, to_message
 from privacy.errors import ConsentError, IdentityError, JournalError, MedsiloError, ReceiptError, RefusedError
 from privacy.exposure import SCHEMA_FILES, SCHEMA_SHA256, Attribution, Exposure, attribute
-from privacy.journal import Journal, read_records
+from privacy.journal import Journal, read_records, understanding
 from privacy.key_rotation import follow
 from privacy.receipts import Correspondence
 from privacy.retention import SentArchive
@@ -104,7 +104,8 @@ class Door:
         self._adding = threading.Lock()
         self._rotations: list[journal_pb2.Envelope] = []
         self.paid_by: Callable[[Call], list[dict[str, Any]]] = lambda _: []
-        self._resume()
+        with understanding(journal.directory):
+            self._resume()
 
     def through(self, gate: Gate) -> Door:
         """The same door with another gate."""
@@ -209,6 +210,7 @@ class Door:
                 records.append(self._record(data, message, attribution, call, "sent"))
             except (ConsentError, RefusedError) as error:
                 self._refuse(data, message, call, "sent", error)
+                error.recorded = True
                 raise
             sealed.append(data)
         with self.correspondence(call.peer).lock:
@@ -236,10 +238,14 @@ class Door:
                 correspondence.check(record)
             except (RefusedError, DecodeError) as error:
                 self._refuse(data, message, call, "received", error)
-                raise RefusedError(f"{call.rpc}: the message is not acceptable: {error}") from None
+                refused = RefusedError(f"{call.rpc}: the message is not acceptable: {error}")
+                refused.recorded = True
+                raise refused from None
             except (ReceiptError, JournalError) as error:
                 self._refuse(data, message, call, "received", error)
-                raise error if isinstance(error, ReceiptError) else ReceiptError(f"{call.rpc}: {error}") from None
+                denied = error if isinstance(error, ReceiptError) else ReceiptError(f"{call.rpc}: {error}")
+                denied.recorded = True
+                raise denied from None
             self._append([record], call, durable=durable)
         return message
 

@@ -18,16 +18,18 @@ class TlsFiles(StrictModel):
     """Where a party's proofs of who it is lie.
 
     ``ca``: the federation's CA certificate. ``certificate``, ``key``: this party's own, all three as PEM files.
+    ``revoked``: the CA's revocation list, which need not be there as long as nothing is revoked.
     """
 
     ca: FilePath
     certificate: FilePath
     key: FilePath
+    revoked: FilePath | None = None
 
     @classmethod
     def beside(cls, keys: Path) -> TlsFiles:
         """The files' usual places, in a party's folder of keys."""
-        return cls(ca=keys / "ca.pem", certificate=keys / "tls.pem", key=keys / "tls.key")
+        return cls(ca=keys / "ca.pem", certificate=keys / "tls.pem", key=keys / "tls.key", revoked=keys / "ca.crl")
 
 
 def split_address(address: str) -> tuple[str, int]:

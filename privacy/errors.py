@@ -10,6 +10,8 @@ class MedsiloError(Exception):
     """Base of every error that is the user's to mend; anything else is a defect and exits with 1."""
 
     exit_code = 1
+    recorded = False
+    """Whether the journal holds it already, or the other side's does."""
 
 
 class ConfigurationError(MedsiloError):

@@ -97,10 +97,11 @@ def check_certificate(party: PartyConfig) -> tuple[Finding, Credentials | None]:
             "certificate", "none: `insecure: true` speaks in plain text", "for trials on one machine only"
         ), None
     try:
-        own = party.open_credentials()
+        found_here = party.open_credentials()
     except MedsiloError as error:
         return bad("certificate", error), None
-    assert own is not None
+    assert found_here is not None
+    own = found_here.current
     days = (own.not_after - datetime.now(UTC)).days
     found = f"{own.identity.uri}, valid until {own.not_after:%Y-%m-%d} ({days} days)"
     if days < SOON_DAYS:

@@ -18,6 +18,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -65,7 +66,8 @@ class Journal:
             self._tiles: list[tuple[int, int]] = []
             self._party: dict[str, Any] = {}
             self._begin_file(directory / RECORDS)
-            lost = self._recover()
+            with understanding(directory):
+                lost = self._recover()
             self._checkpoints = os.open(directory / CHECKPOINTS, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         except BaseException:
             os.close(self._file)
@@ -350,6 +352,18 @@ def read_records(directory: Path) -> Iterator[dict[str, Any]]:
         yield _parse(line, index, directory)
 
 
+@contextmanager
+def understanding(directory: Path) -> Iterator[None]:
+    """Makes a ``JournalError`` of what a record that is not in form does to those who read it inside."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise JournalError(
+            f"{directory / RECORDS}: a record is not in form ({type(error).__name__}: {error!s:.200}); `audit verify` "
+            "says which. Restore the file from a backup, and keep this copy as evidence"
+        ) from error
+
+
 def read_lines(directory: Path) -> Iterator[bytes]:
     """The complete records of a journal as they stand in its files, in order."""
     for path in segments(directory):
@@ -362,9 +376,10 @@ def read_lines(directory: Path) -> Iterator[bytes]:
 def current_key(directory: Path) -> bytes | None:
     """The public audit key that a journal names last; None if it names none."""
     found = None
-    for record in read_records(directory):
-        if record["kind"] in ("key", "key-rotation"):
-            found = bytes.fromhex(record["public_key"])
+    with understanding(directory):
+        for record in read_records(directory):
+            if record["kind"] in ("key", "key-rotation"):
+                found = bytes.fromhex(record["public_key"])
     return found
 
 
@@ -420,9 +435,9 @@ def _lines(path: Path) -> Iterator[tuple[bytes, bool]]:
 def _parse(line: bytes, index: int, directory: Path) -> dict[str, Any]:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         record = None
-    if not isinstance(record, dict) or record.get("index") != index:
+    if not isinstance(record, dict) or record.get("index") != index or not isinstance(record.get("kind"), str):
         raise JournalError(
             f"{directory / RECORDS}: record {index} is damaged; restore the file from a backup, and keep this copy "
             "as evidence"

@@ -17,6 +17,7 @@ import itertools
 import json
 import math
 import os
+import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,6 +39,8 @@ _MOST_KINDS = 100
 """Of so many kinds of charges the sum is computed in a minute; an honest account has a few."""
 _MOST_NAMED = 5
 _SUFFIX = ".jsonl"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SPLITS = ("train", "test")
 
 
 @dataclass(frozen=True)
@@ -80,12 +83,13 @@ class Subject:
     @classmethod
     def read(cls, description: Mapping[str, Any]) -> Subject:
         """The subject of a description; raises ``ValueError`` or ``KeyError`` for anything else."""
-        unit = description["unit"]
+        unit, data_sha256, split = description["unit"], description["data_sha256"], description["split"]
         if unit not in get_args(Unit):
             raise ValueError(f"{unit!r} is not a unit of privacy")
-        return cls(
-            str(description["data_sha256"]), unit, str(description["split"]), Adjacency(description["adjacency"])
-        )
+        # Both become a part of the ledger's path.
+        if not _SHA256.fullmatch(data_sha256) or split not in _SPLITS:
+            raise ValueError(f"{data_sha256!r:.80}, {split!r:.80} is no version and split of a data set")
+        return cls(data_sha256, unit, split, Adjacency(description["adjacency"]))
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from aiohttp import web
 
 from privacy.durable import write_atomically
 from privacy.errors import ConfigurationError, IdentityError, MedsiloError
-from privacy.pki import identity_of_certificate
+from privacy.revocation import LiveCredentials
 
 log = logging.getLogger(__name__)
 
@@ -100,8 +100,8 @@ def tls_context(*, certificate: Path, key: Path, ca: Path) -> ssl.SSLContext:
 class PageServer:
     """Serves one page.
 
-    ``ca_pem``: the CA whose operators are let in; none without it. ``hosts``: names (with port) under which the page
-    may be asked for, where another name in its place is an attack (a page on loopback).
+    ``credentials``: the party's, by whose CA operators are let in; none without them. ``hosts``: names (with port)
+    under which the page may be asked for, where another name in its place is an attack (a page on loopback).
     """
 
     def __init__(
@@ -110,12 +110,12 @@ class PageServer:
         templates: jinja2.BaseLoader,
         *,
         token: str,
-        ca_pem: bytes | None = None,
+        credentials: LiveCredentials | None = None,
         hosts: frozenset[str] = frozenset(),
     ) -> None:
         self._content = content
         self._token = token
-        self._ca_pem = ca_pem
+        self._credentials = credentials
         self._hosts = hosts
         self._sessions: dict[str, float] = {}
         self._watchers = 0
@@ -196,10 +196,10 @@ class PageServer:
             return True
         tls = request.transport.get_extra_info("ssl_object") if request.transport else None
         certificate = tls.getpeercert(binary_form=True) if tls is not None else None
-        if certificate is None or self._ca_pem is None:
+        if certificate is None or self._credentials is None:
             return False
         try:
-            identity = identity_of_certificate(ssl.DER_cert_to_PEM_cert(certificate).encode(), self._ca_pem)
+            identity = self._credentials.identify(ssl.DER_cert_to_PEM_cert(certificate).encode())
         except IdentityError:
             return False
         return identity.role == "operator"

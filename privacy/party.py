@@ -7,7 +7,8 @@ from typing import ClassVar, Self
 
 from privacy.configuration import FilePath, Name, StrictModel, load
 from privacy.endpoint import TlsFiles
-from privacy.pki import Credentials, Identity, Role, load_credentials
+from privacy.pki import Identity, Role
+from privacy.revocation import LiveCredentials
 
 
 class PartyConfig(StrictModel):
@@ -56,12 +57,9 @@ class PartyConfig(StrictModel):
         """Where certificate and key are."""
         return self.tls or TlsFiles.beside(self.keys)
 
-    def open_credentials(self) -> Credentials | None:
+    def open_credentials(self) -> LiveCredentials | None:
         """The party's certificate and key, read and checked; None with ``insecure: true``.
 
         Raises ``IdentityError`` if they are missing, damaged, expired or another party's.
         """
-        if self.insecure:
-            return None
-        files = self.tls_files
-        return load_credentials(ca=files.ca, certificate=files.certificate, key=files.key, expected=self.identity)
+        return None if self.insecure else LiveCredentials(self.tls_files, self.identity)

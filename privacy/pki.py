@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InternalError, InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -175,6 +175,18 @@ def replace_audit_key(directory: Path) -> None:
     _write_audit_public(directory / "audit.pub", key)
 
 
+def authority_of(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey, str]:
+    """The CA in a folder: its certificate, its key and its federation; raises ``IdentityError`` if they do not fit."""
+    ca = _load_certificate(directory / "ca.pem", "make a CA with `coordinator ca init`")
+    ca_key = _load_tls_key(directory / "ca.key")
+    if ca_key.public_key() != ca.public_key():
+        raise IdentityError(
+            f"{directory / 'ca.key'}: is not the key of {directory / 'ca.pem'}; put back the two files that "
+            "`coordinator ca init` made together"
+        )
+    return ca, ca_key, _single_uri(ca, directory / "ca.pem").removeprefix("spiffe://")
+
+
 def issue(authority: Path, name: str, request: Path, out: Path, *, role: Role = "silo", days: int = 365) -> Identity:
     """Signs a party's request and writes the certificate.
 
@@ -182,21 +194,14 @@ def issue(authority: Path, name: str, request: Path, out: Path, *, role: Role = 
     it asks for is left out. Raises ``IdentityError`` for a request that is not ``name``'s in that role, not of this
     federation, or not signed by its own key.
     """
-    ca = _load_certificate(authority / "ca.pem", "make a CA with `coordinator ca init`")
-    ca_key = _load_tls_key(authority / "ca.key")
-    if ca_key.public_key() != ca.public_key():
-        raise IdentityError(
-            f"{authority / 'ca.key'}: is not the key of {authority / 'ca.pem'}; put back the two files that "
-            "`coordinator ca init` made together"
-        )
-    federation = _single_uri(ca, authority / "ca.pem").removeprefix("spiffe://")
+    ca, ca_key, federation = authority_of(authority)
     try:
         asked = x509.load_pem_x509_csr(request.read_bytes())
     except FileNotFoundError:
         raise IdentityError(
             f"{request}: there is no such file; it is made by `silo keys` (or `coordinator keys`) at its owner's"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, *UNUSABLE) as error:
         raise IdentityError(f"{request}: is not a certificate request (PEM): {error}") from None
     key = _requested_key(asked, request)
     if not asked.is_signature_valid:
@@ -306,8 +311,7 @@ def load_credentials(*, ca: Path, certificate: Path, key: Path, expected: Identi
 def identity_of_certificate(pem: bytes, ca_pem: bytes) -> Identity:
     """Whose certificate it is; raises ``IdentityError`` if the CA did not sign it or its time is over."""
     try:
-        certificate = x509.load_pem_x509_certificate(pem)
-        root = x509.load_pem_x509_certificate(ca_pem)
+        certificate, root = _read_certificate(pem), _read_certificate(ca_pem)
     except ValueError as error:
         raise IdentityError(f"the peer's certificate cannot be read: {error}") from None
     _check_signature(certificate, root, "the peer's certificate was issued by another CA")
@@ -344,7 +348,7 @@ def load_audit_public(path: Path) -> bytes:
         key = serialization.load_pem_public_key(path.read_bytes())
     except OSError as error:
         raise IdentityError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, UnsupportedAlgorithm) as error:
+    except UNUSABLE as error:
         raise IdentityError(f"{path}: is not a public key (PEM): {error}") from None
     if not isinstance(key, Ed25519PublicKey):
         raise IdentityError(f"{path}: is not an Ed25519 key; a party's audit.pub is meant")
@@ -433,7 +437,7 @@ def _key_usage(*, certificates: bool) -> x509.KeyUsage:
 def _single_uri(holder: x509.Certificate | x509.CertificateSigningRequest, where: Path) -> str:
     try:
         names = holder.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError):
+    except (x509.ExtensionNotFound, *UNUSABLE):
         names = x509.SubjectAlternativeName([])
     uris: Sequence[str] = names.get_values_for_type(x509.UniformResourceIdentifier)
     if len(uris) != 1:
@@ -444,7 +448,7 @@ def _single_uri(holder: x509.Certificate | x509.CertificateSigningRequest, where
 def _check_signature(certificate: x509.Certificate, root: x509.Certificate, complaint: str) -> None:
     try:
         certificate.verify_directly_issued_by(root)
-    except (ValueError, TypeError, InvalidSignature):
+    except (*UNUSABLE, InvalidSignature):
         raise IdentityError(
             f"{complaint} ({certificate.issuer.rfc4514_string()}; trusted is {root.subject.rfc4514_string()}, SHA-256 "
             f"{root.fingerprint(hashes.SHA256()).hex()[:16]}…); all parties of a federation need one and the same CA"
@@ -465,9 +469,27 @@ def _check_dates(certificate: x509.Certificate, where: str, remedy: str) -> None
         )
 
 
+UNUSABLE = (
+    *(ValueError, TypeError, UnsupportedAlgorithm, InternalError, x509.InvalidVersion),
+    *(x509.DuplicateExtension, x509.UnsupportedGeneralNameType),
+)
+"""What reading a certificate, request or key that is damaged has been seen to raise."""
+
+
+def _read_certificate(pem: bytes) -> x509.Certificate:
+    """Raises ``ValueError`` for what is none. All its parts are read now: some would fail only when they are used."""
+    try:
+        certificate = x509.load_pem_x509_certificate(pem)
+        _ = certificate.public_key(), certificate.issuer, certificate.subject, certificate.extensions
+        _ = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    except UNUSABLE as error:
+        raise ValueError(str(error)) from None
+    return certificate
+
+
 def _load_certificate(path: Path, remedy: str) -> x509.Certificate:
     try:
-        return x509.load_pem_x509_certificate(path.read_bytes())
+        return _read_certificate(path.read_bytes())
     except FileNotFoundError:
         raise IdentityError(f"{path}: there is no such file; {remedy}") from None
     except (OSError, ValueError) as error:
@@ -488,7 +510,7 @@ def _load_private(path: Path, remedy: str) -> _PrivateKey:
         key = serialization.load_pem_private_key(path.read_bytes(), password=None)
     except FileNotFoundError:
         raise IdentityError(f"{path}: there is no such file; {remedy}") from None
-    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+    except (OSError, *UNUSABLE) as error:
         raise IdentityError(f"{path}: is not a private key (PEM): {error}") from None
     return cast("_PrivateKey", key)
 

@@ -67,7 +67,7 @@ class SentArchive:
                 size = int.from_bytes(length, "big")
                 sealed = file.read(size) if _NONCE < size <= _LONGEST else b""
                 try:
-                    if len(sealed) != size:
+                    if not _NONCE < len(sealed) == size:
                         raise InvalidTag
                     yield self._cipher.decrypt(sealed[:_NONCE], sealed[_NONCE:], _place(call_id, frame))
                 except InvalidTag:

@@ -52,7 +52,10 @@ class StoredSchema:
         for path, count in fields.items():
             name = known.get(path)
             if name is None:
-                name = known[path] = self._class(message_type, path)
+                try:
+                    name = known[path] = self._class(message_type, path)
+                except TypeError:  # as above: a type's name that is not UTF-8
+                    raise JournalError(f"field {path:.200} of {message_type:.200}: its type has no name") from None
             if type(count) is not int or count < 1:
                 raise JournalError(f"field {path} of {message_type} has {count!r:.40} bytes")
             found[name] = found.get(name, 0) + count

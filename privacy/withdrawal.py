@@ -20,7 +20,7 @@ from securesystemslib import dsse
 from privacy.configuration import StrictModel, explain
 from privacy.envelope import seal, unseal
 from privacy.errors import ConsentError, JournalError, RefusedError
-from privacy.journal import RECORDS, read_records
+from privacy.journal import RECORDS, read_records, understanding
 
 WITHDRAWAL = "application/vnd.medsilo.withdrawal+json"
 """The tombstone's payload type."""
@@ -117,7 +117,8 @@ class History:
     @classmethod
     def read(cls, journal: Path) -> History:
         """From a journal's folder; there may be none yet."""
-        return cls.of(read_records(journal) if (journal / RECORDS).exists() else ())
+        with understanding(journal):
+            return cls.of(read_records(journal) if (journal / RECORDS).exists() else ())
 
     @classmethod
     def of(cls, records: Iterable[Mapping[str, Any]]) -> History:

@@ -28,7 +28,7 @@ from algorithms.transfer import check_finite
 from privacy.consent import ConsentFile, Missing, today
 from privacy.door import Door
 from privacy.durable import on_disk
-from privacy.errors import BudgetError, ConsentError, DataError, MedsiloError, RefusedError, TrainingError
+from privacy.errors import BudgetError, ConsentError, DataError, MedsiloError, ReceiptError, RefusedError, TrainingError
 from privacy.exposure import Exposure
 from privacy.gate import ConsentGate
 from privacy.journal import Journal
@@ -115,7 +115,7 @@ def _train(config: SiloConfig, display: Display, day: Callable[[], date]) -> Out
         joined = False
         try:
             plan, gate, account, counts = _agree(config, uplink, gate, dataset, door, history, display)
-            masking = _masking(plan, credentials, audit_key, consent, door, history)
+            masking = _masking(plan, credentials.current if credentials else None, audit_key, consent, door, history)
             participation = _Participation(
                 config, plan, gate, dataset, device, uplink, display, account, counts, masking
             )
@@ -125,6 +125,10 @@ def _train(config: SiloConfig, display: Display, day: Callable[[], date]) -> Out
                 joined = True
                 with _ending_with_the_budget():
                     participation.run()
+        except (RefusedError, ReceiptError) as error:
+            if not error.recorded:
+                door.note("refusal", peer=config.coordinator_identity.uri, direction="received", reason=str(error))
+            raise
         except ConsentError as error:
             if not joined and not isinstance(error, EndedError):
                 raise  # the plan was declined
@@ -445,11 +449,11 @@ class _Participation:
         if Exposure.INITIAL_MODEL not in payload:
             raise RefusedError("the coordinator did not send the starting model")
         initial = payload_tensors(payload, [Exposure.INITIAL_MODEL])
-        expected = {name: tensor.shape for name, tensor in self._site.model.state_dict().items()}
-        if {name: tensor.shape for name, tensor in initial.items()} != expected:
+        expected = {name: (tensor.shape, tensor.dtype) for name, tensor in self._site.model.state_dict().items()}
+        if {name: (tensor.shape, tensor.dtype) for name, tensor in initial.items()} != expected:
             raise RefusedError(
-                f"the starting model does not have the names and shapes of {self._plan.model.name}; coordinator and "
-                "silo need matching releases of the model's code"
+                f"the starting model does not have the names, shapes and types of {self._plan.model.name}; coordinator "
+                "and silo need matching releases of the model's code"
             )
         if self._masking is not None:
             self._received["start"] = digest({Exposure.INITIAL_MODEL: payload[Exposure.INITIAL_MODEL]}).hex()

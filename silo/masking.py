@@ -89,7 +89,9 @@ class Masking:
         except RefusedError as error:
             refusal = f"round {round_number + 1} is not masked for the coordinator's roster: {error}"
             self._door.note("refusal", **about, peer=self._plan.coordinator_identity.uri, reason=refusal)
-            raise RefusedError(refusal) from None
+            refused = RefusedError(refusal)
+            refused.recorded = True
+            raise refused from None
         _, numbers = encode_upload(upload, self._masks, len(roster))
         self._door.note("roster", **about, **roster.describe(), statements=roster.statements())
         self._masked_for[round_number] = frozenset(roster.silos)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,12 @@ from safetensors.torch import save_file
 from algorithms.transfer import MemorySink, Receiver, read_manifest
 from privacy.errors import DataError, RefusedError
 from privacy.exposure import Exposure
-from privacy.journal import read_records
+from privacy.journal import read_records, understanding
 from privacy.retention import SentArchive
 from protos.medsilo.v1 import coordinator_pb2 as wire
 from silo.config import SiloConfig
+
+_FILE_NAME = re.compile(r"[a-z0-9-]{1,63}-[0-9]{1,9}-[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -60,14 +63,18 @@ def open_rounds(config: SiloConfig, folder: Path, *, run: str | None, round_numb
     """
     archive = config.sent_archive
     uploads: dict[str, _Upload] = {}
-    for record in read_records(config.journal):
-        if record["kind"] != "message" or record["direction"] != "sent" or record["rpc"] != "SubmitUpdate":
-            continue
-        if run not in (None, record["run"]) or round_number not in (None, record["round"]):
-            continue
-        upload = uploads.setdefault(record["call_id"], _Upload(record["run"], record["round"], record["time"], []))
-        upload.digests.append(record["sha256"])
-        upload.length += record["length"]
+    with understanding(config.journal):
+        for record in read_records(config.journal):
+            if record["kind"] != "message" or record["direction"] != "sent" or record["rpc"] != "SubmitUpdate":
+                continue
+            if run not in (None, record["run"]) or round_number not in (None, record["round"]):
+                continue
+            name = f"{record['run']}-{record['round']:d}-{record['call_id']}"
+            if not _FILE_NAME.fullmatch(name):
+                raise ValueError(f"{name!r:.100} is no run, round and call")
+            upload = uploads.setdefault(record["call_id"], _Upload(record["run"], record["round"], record["time"], []))
+            upload.digests.append(record["sha256"])
+            upload.length += record["length"]
     if not uploads:
         raise DataError(f"{config.journal}: no upload of that run and round stands in the journal")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)

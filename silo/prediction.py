@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,12 @@ from silo.run_state import DESCRIPTION, MODEL
 
 PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 _BATCH = 256
+_MOST_PIXELS = 50_000_000
+# What Pillow has been seen to raise for damaged pictures.
+_UNREADABLE = (
+    *(OSError, SyntaxError, ValueError, TypeError, EOFError, LookupError, ArithmeticError, MemoryError, struct.error),
+    *(UnidentifiedImageError, Image.DecompressionBombError, NotImplementedError, AttributeError, RuntimeError),
+)
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,8 @@ def predict(folder: Path, images: Path, *, trusted: tuple[str, ...] = ()) -> lis
 def find_run(runs: Path, run: str | None) -> Path:
     """The folder of the named run, or of the one whose model is newest; raises ``DataError`` if there is none."""
     if run is not None:
+        if run != Path(run).name or "\0" in run:
+            raise DataError(f"{run!r:.80} is not the name of a run")
         if not (runs / run / MODEL).exists():
             raise DataError(f"{runs / run}: holds no model; `silo train` writes one after every round")
         return runs / run
@@ -113,7 +123,10 @@ def _picture(path: Path, channels: int, height: int, width: int) -> np.ndarray:
         raise DataError(f"pictures have 1 or 3 channels; this model takes {channels}: give an .npz")
     try:
         with Image.open(path) as picture:
+            # A small file can say that it is a very large picture, and unpacked it is one.
+            if math.prod(picture.size) > _MOST_PIXELS:
+                raise ValueError(f"{picture.size[0]} × {picture.size[1]} pixels are more than {_MOST_PIXELS:,}")
             scaled = picture.convert("L" if channels == 1 else "RGB").resize((width, height))
-    except (OSError, UnidentifiedImageError) as error:
+    except _UNREADABLE as error:
         raise DataError(f"{path}: cannot be read as a picture: {error}") from None
     return np.asarray(scaled, dtype=np.uint8).reshape(height, width, channels)

@@ -11,9 +11,9 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -46,7 +46,7 @@ class _Progress(BaseModel):
     plan_sha256: str
     trained_rounds: int
     finished: bool
-    files: dict[str, str]
+    files: dict[str, Annotated[str, Field(pattern=r"^[^/\x00]+\.safetensors$")]]
     measured: list[Measured]
     received: dict[str, str] = {}
 
@@ -135,6 +135,8 @@ class RunState:
             return fresh
         try:
             progress = _Progress.model_validate_json(path.read_bytes())
+            if progress.files and PERSONAL not in progress.files:
+                raise ValueError("it names no personalised model")
         except ValueError as error:
             raise self._damaged(path, str(error)) from None
         if progress.plan_sha256 != self._plan.sha256.hex():

@@ -113,7 +113,7 @@ def is_enrolled(config: SiloConfig, invitation: Invitation) -> bool:
         own = config.open_credentials()
     except IdentityError:
         return False
-    return own is not None and own.not_after - datetime.now(UTC) > timedelta(days=SOON_DAYS)
+    return own is not None and own.current.not_after - datetime.now(UTC) > timedelta(days=SOON_DAYS)
 
 
 def obtain_certificate(config: SiloConfig, invitation: Invitation, ca: bytes) -> float:

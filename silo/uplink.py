@@ -31,8 +31,9 @@ from privacy.endpoint import is_loopback
 from privacy.envelope import to_message
 from privacy.errors import IdentityError, MedsiloError, ReceiptError, RefusedError
 from privacy.mask_keys import CertifiedKey
-from privacy.pki import Credentials, fingerprint, identity_of_certificate
+from privacy.pki import Credentials, fingerprint
 from privacy.plan import RunPlan
+from privacy.revocation import LiveCredentials
 from protos.medsilo.v1 import coordinator_pb2 as wire
 from silo.channel import channel_credentials, open_channel
 from silo.config import SiloConfig
@@ -77,7 +78,7 @@ class Uplink:
     def __init__(
         self,
         config: SiloConfig,
-        credentials: Credentials | None,
+        credentials: LiveCredentials | None,
         door: Door,
         *,
         notice: Callable[[str], None],
@@ -92,6 +93,7 @@ class Uplink:
         self.bytes_sent = 0
         self._under_way: Any = None
         self._interrupted = threading.Event()
+        self._shown: Credentials | None = None
         self._channel = self._connect()
 
     def close(self) -> None:
@@ -119,7 +121,7 @@ class Uplink:
                 response = self._door.admit(self._unary(request, call), wire.GetPlanResponse, call)
             if self._credentials is not None:
                 certificate = response.coordinator_certificate
-                if identity_of_certificate(certificate, self._credentials.ca_pem) != self._config.coordinator_identity:
+                if self._credentials.identify(certificate) != self._config.coordinator_identity:
                     raise IdentityError(
                         f"the coordinator at {self._config.coordinator.address} shows the certificate of another "
                         f"party than {self._config.coordinator_identity.uri}"
@@ -364,6 +366,10 @@ class Uplink:
 
     @contextmanager
     def _calling(self, rpc: str, attempt: int, purpose: str) -> Iterator[Call]:
+        if self._credentials is not None and self._credentials.current != self._shown:
+            # A connection shows one certificate as long as it lasts.
+            self._channel.close()
+            self._channel = self._connect()
         call = Call(
             rpc=rpc,
             peer=self._peer,
@@ -399,7 +405,10 @@ class Uplink:
                     self._interrupted.clear()
                     if isinstance(error, _PassingError):
                         raise
-                    raise self._explain(error) from error
+                    explained = self._explain(error)
+                    if isinstance(explained, MedsiloError):
+                        explained.recorded = True  # what the other side refuses, its journal tells
+                    raise explained from error
         raise AssertionError("unreachable: the loop ends by returning or raising")
 
     def _before_pause(self, state: RetryCallState) -> None:
@@ -472,7 +481,10 @@ class Uplink:
             self._notice(
                 f"{', '.join(named)} in the environment: not followed; a proxy counts if the configuration has `proxy:`"
             )
-        credentials = None if self._credentials is None else channel_credentials(self._credentials)
+        credentials = None
+        if self._credentials is not None:
+            self._shown = self._credentials.current
+            credentials = channel_credentials(self._shown)
         return open_channel(address, self._config.coordinator_identity, credentials, proxy=proxy)
 
 

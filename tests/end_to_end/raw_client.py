@@ -207,6 +207,14 @@ class HalfSent:
         self._client.door.ended(self._recorded)
         return answer
 
+    def go_on_never(self) -> None:
+        """Waits for what the coordinator makes of that."""
+        try:
+            self._call.result(timeout=60)
+        finally:
+            self._go.set()
+            self._client.door.ended(self._recorded)
+
     def give_up(self) -> None:
         self._call.cancel()
         self._go.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -232,6 +233,7 @@ class Impostor:
         self.plan = RawClient(one, "hospital1").plan
         self.tamper = tamper or {}
         self.seen: list[tuple[str, bytes]] = []
+        self.earlier = b""
         self._door = one.door(party)
         self._certificate = (one.keys(party) / "tls.pem").read_bytes()
         handlers = {
@@ -265,6 +267,8 @@ class Impostor:
         """The impostor's attestation, as the breach has it."""
         if breach == f"no receipt in {call.rpc}":
             return None
+        if breach == "another silo's task":
+            call = dataclasses.replace(call, peer="spiffe://test/silo/hospital1")
         word = self._door.attest(call.peer, since=since)
         if breach == f"a receipt for other bytes in {call.rpc}":
             document = json.loads(word.payload)
@@ -310,6 +314,12 @@ class Impostor:
                 state["classifier.bias"][0] = float("nan")
             if kind == "a class that is not announced":
                 payload[Exposure.LABEL_COUNTS] = Part.of({"counts": torch.zeros(9)})
+            if kind == "another type":
+                state["classifier.bias"] = state["classifier.bias"].double()
+                payload = {Exposure.INITIAL_MODEL: Part.of(state)}
+            if kind == "an answer of before":
+                yield self.earlier
+                return
             if kind == "another model":
                 payload = {Exposure.INITIAL_MODEL: Part.of({"classifier.bias": torch.zeros(9)})}
             task = wire.Task(nonce=nonce(), kind=wire.TASK_KIND_TRAIN, round=0, parts=manifest(payload))
@@ -317,7 +327,8 @@ class Impostor:
                 task.round = 99
             if (word := self._word(call, kind)) is not None:
                 task.attestation.CopyFrom(word)
-            yield self._door.release([wire.GetTaskResponse(task=task)], call)[0]
+            (self.earlier,) = self._door.release([wire.GetTaskResponse(task=task)], call)
+            yield self.earlier
             for exposure, part in payload.items():
                 chunks = list(part.chunks(1 << 16))
                 for chunk in chunks[: len(chunks) - (kind == "a download cut short")]:
@@ -370,20 +381,30 @@ def test_a_coordinator_that_does_not_keep_to_the_plan_gets_no_model(
         "hospital3": ("a class that is not announced", "LABEL_COUNTS, which the plan does not announce"),
     }
     more = {
-        "hospital1": ("another model", "does not have the names and shapes"),
+        "hospital1": ("another model", "does not have the names, shapes and types"),
         "hospital2": ("a round beyond the end", "round 99 lies beyond the plan's 3 rounds"),
         "hospital3": ("a download cut short", "bytes short in INITIAL_MODEL"),
     }
+    still_more = {
+        "hospital1": ("another type", "does not have the names, shapes and types"),
+        "hospital2": ("another silo's task", "came from spiffe://test/coordinator/coordinator"),
+        "hospital3": ("an answer of before", "spiffe://test/coordinator/coordinator"),
+    }
     one = federation()
     server = impostor(one, "coordinator")
-    for by_silo in (breaches, more):
+    for by_silo in (breaches, more, still_more):
         server.tamper = {silo: kind for silo, (kind, _) in by_silo.items()}
         processes = {name: one.start_silo(name) for name in one.silos}
         for name, process in processes.items():
             code = process.wait(timeout=PATIENCE)
             kind, words = by_silo[name]
-            assert code == 6, f"{kind}: {code}\n{one.said(name)}"
+            receipt = kind in ("another silo's task", "an answer of before")
+            assert code == (9 if receipt else 6), f"{kind}: {code}\n{one.said(name)}"
             assert words in one.said(name).replace("\n", " "), f"{kind}: {one.said(name)}"
+            # It stands in the hospital's journal, once for each of its sessions so far.
+            refusals = [r for r in one.records(name) if r["kind"] == "refusal"]
+            assert words in refusals[-1]["reason"], kind
+            assert len(refusals) == 1 + [breaches, more, still_more].index(by_silo), kind
     assert {rpc for rpc, _ in server.seen} <= {"GetPlan", "Join", "GetTask"}
     for name in one.silos:
         assert {c for r in one.messages(name, "sent") for c in r["classes"]} == {"PROTOCOL", "IDENTITY"}

@@ -8,6 +8,7 @@ import pty
 import re
 import select
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -180,11 +181,14 @@ def test_somebody_in_between_with_another_certificate_is_found_out(machines: Mac
 def test_an_enrolment_that_was_killed_goes_on_with_the_same_command(machines: Machines) -> None:
     """Killed again and again, each time a few steps on disk later than the last."""
     line = machines.begin()
-    words = ["silo", "init", line, "--data", str(machines.images), "--yes-to", "fedavg"]
+    # The last word tells the harness whose state folder it is whose steps count.
+    shutil.copy(machines.images, machines.place("hospital") / "hospital1.npz")
+    words = ["silo", "init", line, "--yes-to", "fedavg", "--data", "hospital1.npz"]
     killed = 0
     for at in range(1, 200, 3):
         said = machines.folder / "killed.out"
-        code = Forked(["deadly", str(at), "before", *words], machines.place("hospital"), said).wait(PATIENCE)
+        command = ["deadly", f"kill:disk:{at}:before", *words]
+        code = Forked(command, machines.place("hospital"), said).wait(PATIENCE)
         if code == 0:
             break
         assert code == -9, said.read_text()
