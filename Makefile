@@ -23,6 +23,7 @@ check: ## style, types, schemas, import contracts
 	$(BIN)/python -m protos.generate --check
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	$(BIN)/python -m supply_chain.pins
 
 docs: ## the documentation as a site, in build/site

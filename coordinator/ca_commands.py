@@ -23,6 +23,14 @@ class IssuedRole(StrEnum):
     coordinator = "coordinator"
 
 
+class HeldRole(StrEnum):
+    """The roles that a certificate can have."""
+
+    silo = "silo"
+    coordinator = "coordinator"
+    operator = "operator"
+
+
 @ca_app.command()
 def init(
     federation: Annotated[str, typer.Option("--federation", help="The federation's name.")],
@@ -70,7 +78,7 @@ def issue_certificate(
 def revoke_certificates(
     name: Annotated[str, typer.Argument(help="The party's name, for example hospital3.")],
     authority: Annotated[Path, typer.Option("--authority", help="The CA's folder.")] = Path("ca"),
-    role: Annotated[IssuedRole, typer.Option("--role", help="What the party is.")] = IssuedRole.silo,
+    role: Annotated[HeldRole, typer.Option("--role", help="What the party is.")] = HeldRole.silo,
     serial: Annotated[str | None, typer.Option("--serial", help="Only this certificate; default all so far.")] = None,
 ) -> None:
     """Revoke a party's certificates: no call with them is answered any more, on open connections neither."""
