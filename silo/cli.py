@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -98,7 +99,8 @@ def train(config: Config, log: Log = LogFormat.TEXT) -> None:
     from silo.display import Display
 
     settings = SiloConfig.read(config)
-    signal.signal(signal.SIGTERM, _end)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end)
     service_manager.watch(lambda: True)
     service_manager.notify("READY=1")
     with Display(out, as_json=log is LogFormat.JSON) as display:
@@ -118,8 +120,12 @@ def train(config: Config, log: Log = LogFormat.TEXT) -> None:
     out.print(f"What left: silo report --config {config}", soft_wrap=True)
 
 
-def _end(_number: int, _frame: FrameType | None) -> None:
-    sys.exit(128 + signal.SIGTERM)  # on its way out it closes the journal
+def _end(number: int, _frame: FrameType | None) -> None:
+    # At once: whatever is under way, nothing is lost by it. An exception out of a handler can leave gRPC waiting for
+    # ever for a call that it interrupted.
+    shown = b"\x1b[?25h\n" if sys.stdout.isatty() else b""  # the cursor, which the progress bar hides
+    os.write(sys.stderr.fileno(), shown + b"stopped; the same command goes on from here\n")
+    os._exit(128 + number)
 
 
 @app.command()
