@@ -11,6 +11,7 @@ from concurrent import futures
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -74,9 +75,10 @@ class Coordinator:
         self.store = Store(self.config.database)
         settings = self.config.enrolment
         service = EnrolmentService(self.config, settings, self.config.plan(), self.store, door, credentials)
-        shown = (
-            credentials if chain is None else replace(credentials, certificate_pem=chain, private_key_pem=key or b"")
-        )
+        shown: Any = credentials
+        if chain is not None:
+            forged = replace(credentials.current, certificate_pem=chain, private_key_pem=key or b"")
+            shown = SimpleNamespace(current=forged)
         self.server = serve_enrolment(service, settings, shown)
 
     def invite(self, silo: str = "hospital1") -> Invitation:
@@ -119,7 +121,7 @@ def test_an_invited_hospital_gets_its_certificate_and_both_journals_hold_the_exc
     config = join(invitation, tmp_path / "one")
     found = config.open_credentials()
     assert found is not None
-    assert found.identity.uri == "spiffe://test/silo/hospital1"
+    assert found.current.identity.uri == "spiffe://test/silo/hospital1"
     assert is_enrolled(config, invitation)
     own = [record for record in read_records(config.journal) if record["kind"] == "message"]
     assert [(r["rpc"], r["direction"], set(r["classes"])) for r in own] == [
@@ -395,8 +397,8 @@ def test_a_certificate_that_ends_is_renewed_by_another_invitation_even_after_a_c
     rotate(config.keys, config.journal, origin=config.journal_origin, identity=config.identity)
     renewed = join(invitation, tmp_path / "one").open_credentials()
     assert renewed is not None
-    assert renewed.certificate_pem not in (first, ending)
-    assert renewed.private_key_pem == (config.keys / "tls.key").read_bytes()
+    assert renewed.current.certificate_pem not in (first, ending)
+    assert renewed.current.private_key_pem == (config.keys / "tls.key").read_bytes()
     assert is_enrolled(config, invitation)
 
 
@@ -416,7 +418,7 @@ def test_nothing_but_the_message_is_told_when_enrolling(coordinator: Coordinator
     handler = grpc.unary_unary_rpc_method_handler(look)
     service = grpc.method_handlers_generic_handler("medsilo.v1.EnrolmentService", {"Enrol": handler})
     server.add_generic_rpc_handlers((service,))
-    pair = (own.private_key_pem, own.certificate_pem + own.ca_pem)
+    pair = (own.current.private_key_pem, own.current.certificate_pem + own.current.ca_pem)
     port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
     server.start()
     with pytest.raises(RefusedError, match="seen"):

@@ -55,8 +55,8 @@ def answer(error: Exception, *, store_fails: bool = False) -> tuple[grpc.StatusC
 
     plan = SimpleNamespace(run="r", sha256=bytes(32), method=SimpleNamespace(name="fedavg"))
     service = CoordinatorService(
-        SimpleNamespace(federation="test", message_seconds=300),  # type: ignore[arg-type]
-        SimpleNamespace(plan=plan),  # type: ignore[arg-type]
+        SimpleNamespace(federation="test", message_seconds=300, state=Path("state")),  # type: ignore[arg-type]
+        SimpleNamespace(plan=plan, fail=lambda _: None),  # type: ignore[arg-type]
         SimpleNamespace(refuse=refuse, check_serving=lambda: None),  # type: ignore[arg-type]
         SimpleNamespace(journal=SimpleNamespace(public_key=b""), ended=lambda _: None),  # type: ignore[arg-type]
         None,

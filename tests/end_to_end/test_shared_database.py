@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from federation import Federation
 from postgres_cluster import PASSWORD, Cluster
@@ -59,7 +60,8 @@ def test_when_the_coordinator_dies_in_mid_round_another_takes_over_and_counts_ev
 
     found = first_round(looking)
     looking.close()
-    assert [found[name] for name in one.silos[:2]] == [accepted[name] for name in one.silos[:2]]
+    # What the round's end adds: how each update compares with the others'.
+    assert [replace(found[name], change=None) for name in one.silos[:2]] == [accepted[name] for name in one.silos[:2]]
     assert_nothing_lost(one)
     assert "round 1 of 2 has ended" in one.said("standby")
     for party in ("silo audit verify --config hospital1.yaml", "coordinator audit verify --config standby.yaml"):

@@ -15,7 +15,7 @@ from algorithms.diversifed import DiversiFed
 from algorithms.fedavg import FedAvg
 from algorithms.method import Method
 from privacy.door import Call, Door, nonce
-from privacy.errors import ConsentError, JournalError, RefusedError
+from privacy.errors import ConsentError, DiskError, RefusedError
 from privacy.exposure import Exposure
 from privacy.gate import PlanGate
 from privacy.journal import Journal, read_records
@@ -176,7 +176,7 @@ def test_a_failing_disk_is_a_journal_error_and_nothing_is_released(door: Door, m
     monkeypatch.setattr("privacy.journal.os.fsync", fail)
     header = wire.SubmitUpdateRequest(update=wire.Update(nonce=nonce(), silo="a"))
     try:
-        with pytest.raises(JournalError, match="Input/output error"):
+        with pytest.raises(DiskError, match="input/output error"):
             door.release([header], call())
     finally:
         monkeypatch.setattr("privacy.journal.os.fsync", real)

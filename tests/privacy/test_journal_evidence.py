@@ -138,10 +138,10 @@ except JournalError as error:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 2**60])
 def test_a_record_that_cannot_be_written_leaves_no_trace(tmp_path: Path, value: Any) -> None:
     with open_journal(tmp_path) as journal:
-        journal.append([{"number": 0}])
+        journal.append([{"kind": "note", "number": 0}])
         with pytest.raises(ValueError):
-            journal.append([{"number": 1}, {"number": value}])
-        assert journal.append([{"number": 1}]) == range(1, 2)
+            journal.append([{"kind": "note", "number": 1}, {"kind": "note", "number": value}])
+        assert journal.append([{"kind": "note", "number": 1}]) == range(1, 2)
     assert [record["number"] for record in read_records(tmp_path)] == [0, 1]
 
 

@@ -138,7 +138,7 @@ def test_a_label_of_its_own_gets_only_what_is_swept(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"setting": None}, "either one `setting:` or several"),
-        ({"settings": {"a": DIRICHLET}}, "either one `setting:` or several"),
+        ({"settings": {"a": dict(DIRICHLET)}}, "either one `setting:` or several"),
         ({"setting": {**DIRICHLET, "kind": "iid"}}, "kind is 'iid'; use one of practical, pathological"),
         ({"setting": {**DIRICHLET, "shards": 3}}, "dirichlet has no shards; it has alpha"),
         ({"setting": {**DIRICHLET, "alpha": 0}}, "setting dirichlet: alpha is 0"),
