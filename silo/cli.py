@@ -28,6 +28,7 @@ from privacy.report_pages import Format
 from privacy.report_words import readable_bytes
 from silo.config import SiloConfig
 from silo.consent_commands import approve, consent_app
+from silo.evaluation_commands import evaluate, export
 from silo.joining_commands import doctor, init
 from silo.plans import known_plan, read_plan
 
@@ -273,6 +274,10 @@ def predict(
     if known:
         right = sum(item.label == item.truth for item in known)
         Console(stderr=True).print(f"{right} of {len(known)} right ({100 * right / len(known):.1f} %)")
+
+
+app.command()(evaluate)
+app.command()(export)
 
 
 def _add_shard() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from PIL import Image, UnidentifiedImageError
 from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor, nn
 
-from algorithms.datasets import load_npz, to_tensor
+from algorithms.datasets import Images, load_npz, to_tensor
 from algorithms.models import build
 from privacy.errors import DataError
 from privacy.plan import ModelPlan
@@ -30,6 +32,19 @@ _UNREADABLE = (
     *(OSError, SyntaxError, ValueError, TypeError, EOFError, LookupError, ArithmeticError, MemoryError, struct.error),
     *(UnidentifiedImageError, Image.DecompressionBombError, NotImplementedError, AttributeError, RuntimeError),
 )
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedModel:
+    """A run's personalised model in evaluation mode, on the CPU, and what ``model.json`` says of it.
+
+    ``class_names``: one for each class of the architecture.
+    """
+
+    model: nn.Module
+    plan: ModelPlan
+    class_names: tuple[str, ...]
+    description: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -49,6 +64,20 @@ def predict(folder: Path, images: Path, *, trusted: tuple[str, ...] = ()) -> lis
     ``images``: a picture, a folder of pictures (each scaled to the model's size), or a MedMNIST ``.npz``, whose
     test images are taken. Raises ``DataError`` for files that are missing or do not fit.
     """
+    trained = open_model(folder, trusted=trusted)
+    names, pixels, truth = _read(images, trained.plan)
+    probabilities = torch.softmax(logits_of(trained.model, pixels), dim=1)
+    found: list[Prediction] = []
+    for number, (probability, label) in enumerate(
+        zip(*(one.tolist() for one in probabilities.max(dim=1)), strict=True)
+    ):
+        known = None if truth is None else int(truth[number])
+        found.append(Prediction(names[number], label, trained.class_names[label], probability, known))
+    return found
+
+
+def open_model(folder: Path, *, trusted: tuple[str, ...] = ()) -> TrainedModel:
+    """The model in a run's folder; raises ``DataError`` for files that are missing or do not fit each other."""
     description = _description(folder)
     plan = ModelPlan.model_validate(description["architecture"])
     model = build(plan, seed=0, trusted=trusted)
@@ -57,20 +86,18 @@ def predict(folder: Path, images: Path, *, trusted: tuple[str, ...] = ()) -> lis
     except (OSError, SafetensorError, RuntimeError) as error:
         raise DataError(f"{folder / MODEL}: does not hold this model: {error}") from None
     model.eval()
-    names, pixels, truth = _read(images, plan)
-    class_names = description["class_names"]
-    found: list[Prediction] = []
+    named = tuple(str(name) for name in description["class_names"])[: plan.classes]
+    names = named + tuple(f"class {number}" for number in range(len(named), plan.classes))
+    return TrainedModel(model, plan, names, description)
+
+
+def logits_of(model: nn.Module, images: Images, *, device: torch.device | None = None) -> Tensor:
+    """What a model in evaluation mode says of images, uint8 [n, H, W, C]: float32 [n, classes], on the CPU."""
     with torch.inference_mode():
-        for start in range(0, len(names), _BATCH):
-            batch = to_tensor(pixels[start : start + _BATCH])
-            probabilities, labels = torch.softmax(model(batch), dim=1).max(dim=1)
-            for offset, (probability, label) in enumerate(
-                zip(probabilities.tolist(), labels.tolist(), strict=True), start=start
-            ):
-                name = class_names[label] if label < len(class_names) else str(label)
-                known = None if truth is None else int(truth[offset])
-                found.append(Prediction(names[offset], label, name, probability, known))
-    return found
+        parts = [
+            model(to_tensor(images[start : start + _BATCH]).to(device)).cpu() for start in range(0, len(images), _BATCH)
+        ]
+    return torch.cat(parts)
 
 
 def find_run(runs: Path, run: str | None) -> Path:

@@ -90,6 +90,12 @@ def test_three_hospitals_train_together_and_each_keeps_the_record_of_what_left(f
         }  # fmt: skip
     predicted = one.command("silo", "predict", "--config", "hospital1.yaml", "--images", "hospital1.npz")
     assert predicted.count("hospital1.npz#") == 30
+    records = one.records("hospital1")
+    evaluated = json.loads(one.command("silo", "evaluate", "--config", "hospital1.yaml", "--json"))
+    kept = json.loads((one.run_folder("hospital1") / "results.json").read_text())["measured"]
+    assert evaluated["accuracy"]["value"] == pytest.approx(kept[-1]["accuracy"])
+    assert evaluated["compared"]["accuracy"]["value"] == pytest.approx(kept[0]["accuracy"])
+    assert one.records("hospital1") == records, "an evaluation is no part of the record"
     inspected = json.loads(one.command("silo", "inspect", "--config", "hospital1.yaml", "--json"))
     upload = [r for r in one.messages("hospital1", "sent") if r["rpc"] == "SubmitUpdate" and r["round"] == 0]
     # The first round's number is not on the wire (zero is protobuf's default), so the dry run is exact; what it leaves

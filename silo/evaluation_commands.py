@@ -1,0 +1,80 @@
+"""``silo evaluate`` and ``silo export``: what the hospital's own model can do, and the model for other programs."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from privacy.console import output
+from silo.config import SiloConfig
+
+out = output()
+
+Config = Annotated[Path, typer.Option("--config", "-c", help="The hospital's configuration (YAML).")]
+Run = Annotated[str | None, typer.Option("--run", help="Which run's model; by default the newest.")]
+
+
+class ExportFormat(StrEnum):
+    """ONNX, or PyTorch's own (``torch.export``); spelled as in ``--format``."""
+
+    ONNX = "onnx"
+    PT2 = "pt2"
+
+
+def evaluate(
+    config: Config,
+    run: Run = None,
+    images: Annotated[
+        Path | None, typer.Option("--images", help="An .npz whose test images to take; by default the hospital's own.")
+    ] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            "--compare",
+            help="Another run to compare with; by default separate training (method `local`), else the start.",
+        ),
+    ] = None,
+    samples: Annotated[
+        int, typer.Option("--samples", min=0, max=12, help="Images of each kind on the page; 0 for none.")
+    ] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")] = False,
+) -> None:
+    """Show what this hospital's model can do on its own test images: figures, pictures, model card. Sends nothing."""
+    from privacy.report_pages import print_page_one
+    from silo import evaluation  # PyTorch and scikit-learn take seconds to load
+    from silo.evaluation_page import as_json as machine_readable
+    from silo.evaluation_page import make_document, write_page
+
+    settings = SiloConfig.read(config)
+    found = evaluation.evaluate(settings, run=run, images=images, against=compare, samples=samples)
+    written = write_page(found, settings)
+    if as_json:
+        typer.echo(json.dumps(machine_readable(found), indent=2))
+        return
+    print_page_one(make_document(found), out)
+    for path in written:
+        out.print(str(path), markup=False, soft_wrap=True)
+
+
+def export(
+    config: Config,
+    path: Annotated[Path, typer.Option("--out", help="The file to write.")],
+    kind: Annotated[
+        ExportFormat, typer.Option("--format", help="ONNX, or PyTorch's own (`torch.export`).")
+    ] = ExportFormat.ONNX,
+    run: Run = None,
+) -> None:
+    """Write this hospital's model as one file for other programs, checked against the model. Sends nothing."""
+    from silo import exporting
+
+    made = exporting.export(SiloConfig.read(config), path, kind, run=run)
+    out.print(
+        f"{made.path}: on {made.images} test images its probabilities differ from the model's by at most "
+        f"{made.difference:.1e}. Whoever gets the file can try to work out what it was trained on.",
+        markup=False,
+        soft_wrap=True,
+    )
