@@ -257,7 +257,10 @@ def load_npz(path: Path | str) -> ImageDataset:
 def _opened(path: Path) -> Iterator[Any]:
     try:
         if not path.exists():
-            raise DataError(f"{path}: there is no such file; check the path, or make shards with 'silo shard'")
+            raise DataError(
+                f"{path}: there is no such file; check the path, make it from images with 'silo prepare', or cut "
+                "shards with 'silo shard'"
+            )
         arrays = np.load(path, allow_pickle=False)
     except (PermissionError, IsADirectoryError) as error:
         raise DataError(f"{path}: cannot be opened ({error.strerror}); give a file that this user may read") from error
