@@ -25,7 +25,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional as F
 
 from algorithms.fedfomo import PeerCoordinator, peer_models
 from algorithms.method import (
@@ -127,7 +126,7 @@ class AppleSilo(SiloHalf):
 
         def objective(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
             core = {name: p for name, p in model.named_parameters() if p.requires_grad}
-            loss = F.cross_entropy(functional_call(model, combination.of(core), (images,)), labels)
+            loss = site.loss(functional_call(model, combination.of(core), (images,)), labels)
             distance = combination.relationships - 1 / len(names)
             return loss + strength / 2 * distance.square().sum()
 

@@ -194,7 +194,11 @@ class FedDBESilo(SiloHalf):
         # The features are caught before they are shifted: hooks run in the order in which they are registered.
         with Features(site.model) as features, shift.before(classifier):
             objective = regularised(
-                lambda: features.last, consensus.to(device), weight=method.mean_weight, momentum=method.momentum
+                lambda: features.last,
+                consensus.to(device),
+                loss=site.loss,
+                weight=method.mean_weight,
+                momentum=method.momentum,
             )
             site.fit(round_number, objective=objective, extra=shift)
         self.memory[_SHIFT] = {_SHIFT: shift.vector.detach().to("cpu", copy=True)}
@@ -239,12 +243,20 @@ class FedDBECoordinator(CoordinatorHalf):
         return Downloads(everyone={Exposure.PEER_DERIVED: average})
 
 
-def regularised(features: Callable[[], Tensor], consensus: Tensor, *, weight: float, momentum: float) -> Objective:
+def regularised(
+    features: Callable[[], Tensor],
+    consensus: Tensor,
+    *,
+    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    weight: float,
+    momentum: float,
+) -> Objective:
     """The loss of one round's training; it remembers the running mean from batch to batch.
 
     Args:
         features: gives the last batch's features ``[n, F]``, unshifted, with their gradient's history.
         consensus: m, ``[F]``.
+        loss: of logits and labels.
         weight: κ.
         momentum: μ.
     """
@@ -252,13 +264,13 @@ def regularised(features: Callable[[], Tensor], consensus: Tensor, *, weight: fl
 
     def objective(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
         nonlocal running
-        loss = F.cross_entropy(model(images), labels)
+        value = loss(model(images), labels)
         mean = features().mean(dim=0)
         if running is not None:
             # Past batches are numbers: a gradient through them would need their graphs.
             mean = (1 - momentum) * running + momentum * mean
         running = mean.detach()
-        return loss + weight * F.mse_loss(mean, consensus)
+        return value + weight * F.mse_loss(mean, consensus)
 
     return objective
 

@@ -18,7 +18,6 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from algorithms.method import (
     PERSONAL,
@@ -123,7 +122,7 @@ class FedPDCSilo(SiloHalf):
         if method.mode == "proximal":
             site.fit(round_number, correction=Correction(strength, centre))
         else:
-            site.fit(round_number, objective=_objective(method.mode, strength))
+            site.fit(round_number, objective=_objective(site, method.mode, strength))
         self.memory[TRAINED] = state_of(site.model)
 
     def rehearse(self) -> None:
@@ -227,9 +226,9 @@ def adaptive_penalty(round_number: int) -> float:
     return 0.5 * round_number
 
 
-def _objective(mode: str, strength: float) -> Objective:
+def _objective(site: Site, mode: str, strength: float) -> Objective:
     def loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-        entropy = F.cross_entropy(model(images), labels)
+        entropy = site.loss(model(images), labels)
         return entropy + strength if mode == "literal" else (1 + strength) * entropy
 
     return loss

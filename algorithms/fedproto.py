@@ -113,7 +113,7 @@ class FedProtoSilo(SiloHalf):
             received = load_parameters(download, Exposure.PEER_DERIVED, self.specs)
             device = site.train_data()[0].device
             targets, present = received[_MEANS].to(device), received[_PRESENT].to(device) != 0
-            site.fit(round_number, objective=_TowardsPrototypes(targets, present, self.method.prototype_weight))
+            site.fit(round_number, objective=_TowardsPrototypes(site, targets, present, self.method.prototype_weight))
         else:
             site.fit(round_number)
         self.memory[PERSONAL] = state_of(site.model)
@@ -142,6 +142,7 @@ class FedProtoSilo(SiloHalf):
 class _TowardsPrototypes:
     """The loss of a batch; ``targets`` ``[C, F]``, ``present`` ``bool [C]``."""
 
+    site: Site
     targets: Tensor
     present: Tensor
     weight: float
@@ -150,7 +151,7 @@ class _TowardsPrototypes:
         with Features(model) as features:
             logits = model(images)
         distances = (features.last - self.targets[labels]).square().mean(dim=1)
-        return F.cross_entropy(logits, labels) + self.weight * (distances * self.present[labels]).mean()
+        return self.site.loss(logits, labels) + self.weight * (distances * self.present[labels]).mean()
 
 
 class FedProtoCoordinator(CoordinatorHalf):

@@ -17,7 +17,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from algorithms.method import PERSONAL, Federation, Site, State, subset
 from algorithms.models import Features, classifier_of, state_of
@@ -80,8 +79,8 @@ class FedRoDSilo(PartialSharingSilo):
         def objective(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
             with Features(model) as features:
                 generic = model(images)
-            balanced = F.cross_entropy(generic + log_prior, labels)
-            return balanced + F.cross_entropy(generic.detach() + head(features.last.detach()), labels)
+            balanced = site.loss(generic + log_prior, labels)
+            return balanced + site.loss(generic.detach() + head(features.last.detach()), labels)
 
         site.fit(round_number, objective=objective, extra=head)
         trained = state_of(site.model)

@@ -135,13 +135,18 @@ class Site(Protocol):
         Args:
             round_number: enters the order of the images.
             correction: added to every gradient.
-            objective: the loss of a batch; the mean cross entropy by default.
+            objective: the loss of a batch; ``loss`` of the model's logits by default.
             trainable: names of the parameters to train, the others stay as they are; all by default.
             extra: a module of the method's own that is trained along with the model (on the model's device).
             epochs: instead of the plan's.
             phase: several trainings in one round take different phases, and with them different orders.
             watch: is shown every step's gradients, as they are before the correction.
         """
+        ...
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The plan's loss of a batch (logits ``[b, classes]``, labels ``[b]``), for objectives of a method's own: the
+        mean cross entropy, weighted by class where the plan says so."""
         ...
 
     def average(self, content: str, vectors: Vectors, *, round_number: int, lasting: bool = False) -> Tensor:

@@ -5,6 +5,7 @@ A model maps ``Tensor[batch, C, H, W]`` to logits ``Tensor[batch, classes]``.
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections import OrderedDict
 from collections.abc import Callable
@@ -227,7 +228,8 @@ def build(plan: ModelPlan, *, seed: int | None = None, trusted: tuple[str, ...] 
     dotted path ``package.module:callable`` to a user's own factory ``(input_shape, classes) -> nn.Module``.
     A dotted path runs code of this machine that somebody else named, so it must stand in ``trusted``.
 
-    Raises ``ConfigurationError`` for an unknown name, an untrusted path, or a factory that does not fit.
+    Raises ``ConfigurationError`` for an unknown name, an untrusted path, or a factory whose model does not fit: it does
+    not take such images, gives no logits ``[batch, classes]``, or its last linear layer is not its classifier.
     """
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
@@ -236,7 +238,31 @@ def build(plan: ModelPlan, *, seed: int | None = None, trusted: tuple[str, ...] 
     model.train()
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigurationError(f"model {plan.name}: it has no trainable parameters")
+    if ":" in plan.name:
+        _check_fits(model, plan)
     return model
+
+
+def _check_fits(model: nn.Module, plan: ModelPlan) -> None:
+    """Tries a copy on two black images, in training mode, where some models of torchvision give more than logits."""
+    shape = "×".join(map(str, plan.input_shape))
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        try:
+            logits = copy.deepcopy(model)(torch.zeros(2, *plan.input_shape))
+        except Exception as error:  # whatever somebody's own code raises
+            raise ConfigurationError(f"model {plan.name!r} does not take images of {shape}: {error}") from error
+    found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if found != [2, plan.classes]:
+        raise ConfigurationError(
+            f"model {plan.name!r} should give a tensor [2, {plan.classes}] for two images of {shape} (a number for "
+            f"each class, in training as well), and gives {found}"
+        )
+    path, classifier = classifier_of(model)
+    if isinstance(classifier, nn.Linear) and classifier.out_features != plan.classes:
+        raise ConfigurationError(
+            f"model {plan.name!r}: its last linear layer, {path}, gives {classifier.out_features} numbers, not "
+            f"{plan.classes}; methods take that layer for the classifier, so assign the classifier last in __init__"
+        )
 
 
 def _make(plan: ModelPlan, trusted: tuple[str, ...]) -> nn.Module:

@@ -91,7 +91,7 @@ class MoonSilo(PartialSharingSilo):
                 _features(before, images),
                 temperature=self.moon.temperature,
             )
-            return F.cross_entropy(logits, labels) + self.moon.contrastive_weight * contrast
+            return self.site.loss(logits, labels) + self.moon.contrastive_weight * contrast
 
         return objective
 

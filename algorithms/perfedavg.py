@@ -73,7 +73,7 @@ class PerPartialSharingSilo(TwoModelSilo):
         for support, query in pairs(site.batches(round_number)):
             start = [parameter.detach().clone() for parameter in parameters]
             self._step(support)
-            gradients = mean_gradients(site.model, *query)
+            gradients = mean_gradients(site, *query)
             with torch.no_grad():
                 for parameter, origin, gradient in zip(parameters, start, gradients, strict=True):
                     parameter.copy_(origin - method.step_size * gradient)
@@ -95,7 +95,7 @@ class PerPartialSharingSilo(TwoModelSilo):
         self.memory[PERSONAL] = state_of(self.site.model)
 
     def _step(self, batch: Batch) -> None:
-        gradients = mean_gradients(self.site.model, *batch)
+        gradients = mean_gradients(self.site, *batch)
         with torch.no_grad():
             for parameter, gradient in zip(trained_parameters(self.site.model).values(), gradients, strict=True):
                 parameter.sub_(gradient, alpha=self.method.inner_rate)

@@ -13,7 +13,6 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from algorithms.ditto import GLOBAL, TwoModelSilo
 from algorithms.fedavg import FedAvg
@@ -93,7 +92,7 @@ class PFedMeSilo(TwoModelSilo):
         w = [parameter.detach().clone() for parameter in theta.values()]
         for images, labels in site.batches(round_number):
             for _ in range(method.inner_steps):
-                gradients = mean_gradients(site.model, images, labels)
+                gradients = mean_gradients(site, images, labels)
                 with torch.no_grad():
                     for parameter, gradient, centre in zip(theta.values(), gradients, w, strict=True):
                         gradient = gradient + method.proximal_weight * (parameter - centre)
@@ -138,10 +137,10 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def mean_gradients(model: nn.Module, images: Tensor, labels: Tensor) -> list[Tensor]:
-    """The mean cross entropy's gradients for ``trained_parameters``, zeros for those that play no part."""
-    parameters = list(trained_parameters(model).values())
-    loss = F.cross_entropy(model(images), labels)
+def mean_gradients(site: Site, images: Tensor, labels: Tensor) -> list[Tensor]:
+    """The gradients of a batch's loss for ``trained_parameters``, zeros for those that play no part."""
+    parameters = list(trained_parameters(site.model).values())
+    loss = site.loss(site.model(images), labels)
     found = torch.autograd.grad(loss, parameters, allow_unused=True)
     return [
         torch.zeros_like(p) if gradient is None else gradient for p, gradient in zip(parameters, found, strict=True)

@@ -154,6 +154,11 @@ class RunConfig(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _training_fits(self) -> RunConfig:
+        self.training.check(self.model.input_shape, private=self.privacy is not None)
+        return self
+
+    @model_validator(mode="after")
     def _seen(self) -> RunConfig:
         if self.secure_aggregation is not None and self.max_update_norm is not None:
             raise ValueError(

@@ -14,6 +14,7 @@ from pydantic import (
     ValidationError,
     field_validator,
     model_serializer,
+    model_validator,
 )
 
 from privacy.accounting import Adjacency, DiscreteLaplace, Event, GaussianRelease, Guarantee, SampledGaussian, Unit
@@ -44,13 +45,38 @@ class ModelPlan(StrictModel):
         return shape
 
 
+class AugmentationPlan(StrictModel):
+    """One random change of the training images, drawn anew for each image at every step.
+
+    ``kind``: which. ``amount``: how strong at most: the probability of ``horizontal_flip`` and ``vertical_flip``; the
+    degrees of a ``rotation`` to either side; the pixels by which a ``crop`` moves the image in either direction; the
+    share by which ``brightness``, ``contrast`` and ``saturation`` go up or down, at most 1; the share of the colour
+    circle by which ``hue`` turns, at most 0.5. What comes in over an edge is the image's mirror.
+    """
+
+    kind: Literal["horizontal_flip", "vertical_flip", "rotation", "crop", "brightness", "contrast", "saturation", "hue"]
+    amount: float = Field(gt=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _in_range(self) -> AugmentationPlan:
+        most = {"rotation": 180.0, "crop": 4095.0, "hue": 0.5}.get(self.kind, 1.0)
+        if self.amount > most:
+            raise ValueError(f"the amount of {self.kind} should be at most {most:g}, not {self.amount:g}")
+        if self.kind == "crop" and self.amount != int(self.amount):
+            raise ValueError(f"crop moves by whole pixels, not {self.amount:g}")
+        return self
+
+
 class TrainingPlan(StrictModel):
     """Local training of one round.
 
     ``epochs``: passes over the silo's images. ``batch_size``: images of a step. ``optimizer``, ``learning_rate``: of
     the steps. ``momentum``: of ``sgd``. ``weight_decay``: of either. ``keep_optimizer_state``: what the optimiser
     remembers of its steps (Adam's moments, momentum) stays at the silo and goes on in its next round; otherwise every
-    training begins with a fresh optimiser.
+    training begins with a fresh optimiser. ``augmentation``: random changes of the images before every step, one after
+    the other; none by default. ``class_weights``: ``balanced`` lets an image of class c count n / (K · n_c), by the
+    silo's own n training images, the K classes that it has, and its n_c images of the class; the weights stay at the
+    silo.
     """
 
     epochs: int = Field(default=10, ge=1, le=100_000)
@@ -60,13 +86,37 @@ class TrainingPlan(StrictModel):
     momentum: float = Field(default=0.0, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     keep_optimizer_state: bool = False
+    augmentation: tuple[AugmentationPlan, ...] = ()
+    class_weights: Literal["balanced"] | None = None
+
+    @field_validator("augmentation")
+    @classmethod
+    def _once_each(cls, steps: tuple[AugmentationPlan, ...]) -> tuple[AugmentationPlan, ...]:
+        if len({step.kind for step in steps}) < len(steps):
+            raise ValueError("a kind of change should be named once")
+        return steps
+
+    def check(self, input_shape: tuple[int, int, int], *, private: bool) -> None:
+        """Raises ``ValueError`` for what images of this shape (C, H, W), or a run with privacy, cannot have."""
+        channels, height, width = input_shape
+        for step in self.augmentation:
+            if step.kind in ("saturation", "hue") and channels != 3:
+                raise ValueError(f"augmentation: {step.kind} needs RGB images, and these have {channels} channel(s)")
+            if step.kind == "crop" and step.amount >= min(height, width):
+                raise ValueError(f"augmentation: crop by {step.amount:g} pixels needs images larger than that")
+        if private and self.class_weights is not None:
+            raise ValueError(
+                "class_weights are made from a silo's label counts, which have no mechanism of differential privacy: "
+                "leave them out, or train without privacy"
+            )
 
     @model_serializer(mode="wrap")
     def _without_nothing(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Where nothing is kept it is written, and hashed, as before one could keep it."""
+        """What is not asked for is not written, so that a plan without it is hashed as before there was any."""
         content: dict[str, Any] = serialise(self)
-        if not content["keep_optimizer_state"]:
-            del content["keep_optimizer_state"]
+        for later in ("keep_optimizer_state", "augmentation", "class_weights"):
+            if not content[later]:
+                del content[later]
         return content
 
 
@@ -222,6 +272,11 @@ class RunPlan(StrictModel):
                 del content[part]
         return content
 
+    @model_validator(mode="after")
+    def _training_fits(self) -> RunPlan:
+        self.training.check(self.model.input_shape, private=self.privacy is not None)
+        return self
+
     def is_masked(self, round_number: int) -> bool:
         """Whether silos send that round's updates under masks."""
         return self.secure_aggregation is not None and round_number < self.secure_aggregation.rounds
@@ -280,7 +335,7 @@ class RunPlan(StrictModel):
                 "input_shape": tuple(message.model.input_shape),
                 "classes": message.model.classes,
             },
-            "training": {name: getattr(message.training, name) for name in TrainingPlan.model_fields},
+            "training": _training_fields(message.training),
             "rounds": message.rounds,
             "seed": message.seed,
             "participation": message.participation,
@@ -301,6 +356,13 @@ class RunPlan(StrictModel):
         except (ValueError, RecursionError) as error:
             raise RefusedError(f"the plan has no canonical form: {error}") from None
         return plan
+
+
+def _training_fields(message: plan_pb2.Training) -> dict[str, Any]:
+    fields = {name: getattr(message, name) for name in TrainingPlan.model_fields}
+    fields["augmentation"] = tuple({"kind": step.kind, "amount": step.amount} for step in message.augmentation)
+    fields["class_weights"] = message.class_weights or None
+    return fields
 
 
 def _privacy_fields(message: plan_pb2.Privacy) -> dict[str, Any]:

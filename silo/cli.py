@@ -31,12 +31,14 @@ from silo.consent_commands import approve, consent_app
 from silo.evaluation_commands import evaluate, export
 from silo.joining_commands import doctor, init
 from silo.plans import known_plan, read_plan
+from silo.prepare_command import prepare, read_window
 
 app = application("A hospital's side of a federation: trains on its own images, decides and records what leaves.")
 app.add_typer(consent_app, name="consent")
 app.command()(init)
 app.command()(doctor)
 app.command()(approve)
+app.command()(prepare)
 out = output()
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The hospital's configuration (YAML).")]
@@ -252,16 +254,21 @@ def page(
 @app.command()
 def predict(
     config: Config,
-    images: Annotated[Path, typer.Option("--images", help="A picture, a folder of pictures, or an .npz.")],
+    images: Annotated[Path, typer.Option("--images", help="A picture or DICOM file, a folder of such, or an .npz.")],
     run: Annotated[str | None, typer.Option("--run", help="Which run's model; by default the newest.")] = None,
     output: Annotated[Path | None, typer.Option("--out", help="Write CSV there instead of printing it.")] = None,
+    window: Annotated[
+        str | None,
+        typer.Option("--window", help="DICOM: CENTRE/WIDTH, if `silo prepare` was given one.", show_default=False),
+    ] = None,
 ) -> None:
     """Classify images with this hospital's personalised model. Sends nothing."""
     from silo import prediction
 
     settings = SiloConfig.read(config)
     folder = prediction.find_run(settings.runs, run)
-    found = prediction.predict(folder, images, trusted=settings.trusted_models)
+    shown = None if window is None else read_window(window)
+    found = prediction.predict(folder, images, trusted=settings.trusted_models, window=shown)
     target = output.open("w", newline="", encoding="utf-8") if output else sys.stdout
     writer = csv.writer(target)
     writer.writerow(["image", "class", "name", "probability", "truth"])

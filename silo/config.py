@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -31,6 +32,8 @@ class SiloConfig(PartyConfig):
     one; the environment's is not followed. ``state``: folder for keys, journal and models; keep it on a disk that is
     backed up. ``shard``: the hospital's images (MedMNIST's ``.npz`` form). ``consent``: the consent file; without one
     nothing may leave. ``tls``: by default the files in ``state/keys``. ``device``: auto, cpu, cuda or cuda:N.
+    ``precision``: in which numbers training computes: float32, or bfloat16, which many GPUs compute faster; simulation
+    and daemons give the same bits with float32 alone, and a run with differential privacy is refused otherwise.
     ``threads``: CPU threads of training; PyTorch's choice by default, and fewer where several silos share a machine.
     ``insecure``: plain text, only to a loopback address. ``trusted_models``: own model factories that a plan may name.
     ``keep_sent_days``: keep what was sent, encrypted with the silo's own key, for so many days (`silo audit open`); by
@@ -45,6 +48,7 @@ class SiloConfig(PartyConfig):
     shard: FilePath
     consent: FilePath | None = None
     device: str = "auto"
+    precision: Literal["float32", "bfloat16"] = "float32"
     threads: int | None = Field(default=None, ge=1)
     trusted_models: tuple[str, ...] = ()
     keep_sent_days: float | None = Field(default=None, gt=0)

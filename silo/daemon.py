@@ -326,6 +326,7 @@ class _Participation:
             build(plan.model, seed=plan.seed, trusted=config.trusted_models),
             plan,
             device=device,
+            precision=config.precision,
             progress=self._progress,
             charge=account.charge if account is not None else None,
             kept=account.kept if account is not None else None,

@@ -189,7 +189,10 @@ def _readable(data: Path | None, asking: bool) -> Path:
     from algorithms.datasets import load_npz
 
     while True:
-        path = (data or Path(_ask(asking, "The hospital's images (.npz)", "say where they are: --data"))).expanduser()
+        path = (
+            data
+            or Path(_ask(asking, "The hospital's images (.npz)", "make them with `silo prepare` and say where: --data"))
+        ).expanduser()
         try:
             load_npz(path)
         except DataError as error:

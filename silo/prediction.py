@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
 from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -22,16 +19,10 @@ from algorithms.datasets import Images, load_npz, to_tensor
 from algorithms.models import build
 from privacy.errors import DataError
 from privacy.plan import ModelPlan
+from silo.image_files import PICTURES, Window, is_image, read_image
 from silo.run_state import DESCRIPTION, MODEL
 
-PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 _BATCH = 256
-_MOST_PIXELS = 50_000_000
-# What Pillow has been seen to raise for damaged pictures.
-_UNREADABLE = (
-    *(OSError, SyntaxError, ValueError, TypeError, EOFError, LookupError, ArithmeticError, MemoryError, struct.error),
-    *(UnidentifiedImageError, Image.DecompressionBombError, NotImplementedError, AttributeError, RuntimeError),
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,14 +49,18 @@ class Prediction:
     truth: int | None
 
 
-def predict(folder: Path, images: Path, *, trusted: tuple[str, ...] = ()) -> list[Prediction]:
+def predict(
+    folder: Path, images: Path, *, trusted: tuple[str, ...] = (), window: Window | None = None
+) -> list[Prediction]:
     """Classifies images with the model in a run's folder.
 
-    ``images``: a picture, a folder of pictures (each scaled to the model's size), or a MedMNIST ``.npz``, whose
-    test images are taken. Raises ``DataError`` for files that are missing or do not fit.
+    ``images``: a picture or DICOM file, a folder of such (each scaled to the model's size), or a MedMNIST ``.npz``,
+    whose test images are taken. ``window``: as the training images were shown (``silo.image_files``).
+
+    Raises ``DataError`` for files that are missing or do not fit.
     """
     trained = open_model(folder, trusted=trusted)
-    names, pixels, truth = _read(images, trained.plan)
+    names, pixels, truth = _read(images, trained.plan, window)
     probabilities = torch.softmax(logits_of(trained.model, pixels), dim=1)
     found: list[Prediction] = []
     for number, (probability, label) in enumerate(
@@ -125,7 +120,7 @@ def _description(folder: Path) -> dict[str, Any]:
     return dict(description)
 
 
-def _read(images: Path, plan: ModelPlan) -> tuple[list[str], np.ndarray, np.ndarray | None]:
+def _read(images: Path, plan: ModelPlan, window: Window | None) -> tuple[list[str], np.ndarray, np.ndarray | None]:
     channels, height, width = plan.input_shape
     if images.suffix == ".npz":
         test = load_npz(images).test
@@ -136,24 +131,12 @@ def _read(images: Path, plan: ModelPlan) -> tuple[list[str], np.ndarray, np.ndar
             )
         return [f"{images.name}#{index}" for index in range(len(test))], test.images, test.labels
     if images.is_dir():
-        paths = sorted(path for path in images.iterdir() if path.suffix.lower() in PICTURES)
+        paths = sorted(path for path in images.iterdir() if path.is_file() and is_image(path))
     else:
         paths = [images]
     if not paths:
-        raise DataError(f"{images}: holds no pictures ({', '.join(PICTURES)})")
-    pixels = np.stack([_picture(path, channels, height, width) for path in paths])
+        raise DataError(f"{images}: holds no pictures ({', '.join(PICTURES)}) and no DICOM files")
+    pixels = np.stack(
+        [read_image(path, channels=channels, height=height, width=width, window=window) for path in paths]
+    )
     return [path.name for path in paths], pixels, None
-
-
-def _picture(path: Path, channels: int, height: int, width: int) -> np.ndarray:
-    if channels not in (1, 3):
-        raise DataError(f"pictures have 1 or 3 channels; this model takes {channels}: give an .npz")
-    try:
-        with Image.open(path) as picture:
-            # A small file can say that it is a very large picture, and unpacked it is one.
-            if math.prod(picture.size) > _MOST_PIXELS:
-                raise ValueError(f"{picture.size[0]} × {picture.size[1]} pixels are more than {_MOST_PIXELS:,}")
-            scaled = picture.convert("L" if channels == 1 else "RGB").resize((width, height))
-    except _UNREADABLE as error:
-        raise DataError(f"{path}: cannot be read as a picture: {error}") from None
-    return np.asarray(scaled, dtype=np.uint8).reshape(height, width, channels)

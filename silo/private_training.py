@@ -100,6 +100,7 @@ class PrivateTrainer:
         steps: int,
         correct: Callable[[], None],
         progress: Callable[[int, float], None],
+        augment: Callable[[Tensor], Tensor] = lambda images: images,
         watch: Watch | None = None,
     ) -> None:
         """Takes so many steps on the chosen parameters; all others of the model must not require gradients.
@@ -112,6 +113,9 @@ class PrivateTrainer:
             correct: adds to the noised gradients what does not depend on data.
             progress: is told the number of the step, from 1, and the mean cross entropy of its images (0 for none);
                 that number is not noised and must stay here.
+            augment: changes a step's images at random, each into one: a unit's gradient is clipped after that. What it
+                draws must depend on places in the sample alone, never on images; under zero-out adjacency the sample
+                is the same for both neighbours, so then the bound holds for every draw.
             watch: is shown every step's noised gradients, before the correction.
 
         Raises ``BudgetError`` before the first step if the account does not allow it.
@@ -132,7 +136,7 @@ class PrivateTrainer:
                 loss, count = 0.0, 0
                 for index, groups in self._batches(parameters):
                     where = torch.from_numpy(index).to(labels.device)
-                    found, part = clipped_sum(model, parameters, images[where], labels[where], groups, bound)
+                    found, part = clipped_sum(model, parameters, augment(images[where]), labels[where], groups, bound)
                     torch._foreach_add_(sums, found)
                     loss, count = loss + part, count + len(index)
                 noises = self._noises(parameters)

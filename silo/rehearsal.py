@@ -183,6 +183,7 @@ def rehearse(
         start,
         plan,
         device=device,
+        precision=config.precision,
         progress=progress,
         charge=charge,
         noise=noise,

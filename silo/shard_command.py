@@ -58,7 +58,8 @@ _OPTIONS = {
 
 def shard(
     source: Annotated[
-        str, typer.Option("--from", help="'pathmnist', 'synthetic', or the path of an .npz file.")
+        str,
+        typer.Option("--from", help="'pathmnist' (or 'pathmnist_64', …), 'synthetic', or the path of an .npz file."),
     ] = "pathmnist",
     out: Annotated[Path, typer.Option(help="The folder to write the shards into.")] = Path("shards"),
     setting: Annotated[SettingName, typer.Option(help="How to cut the data set.")] = SettingName.PRACTICAL,

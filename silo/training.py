@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from algorithms.models import Layout
 from algorithms.private_methods import check_model
 from privacy.errors import ConfigurationError, DataError, RefusedError, TrainingError
 from privacy.plan import RunPlan, TrainingPlan
+from silo.augmentation import Augmenter
 
 if TYPE_CHECKING:
     from privacy.kept_releases import KeptReleases
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 EVALUATION_BATCH = 1024
 REPORT_SECONDS = 0.5
+Precision = Literal["float32", "bfloat16"]
 OPTIMIZER = "optimizer-"
 """What the names of groups of kept optimisers' states begin with, before the phase."""
 
@@ -62,9 +64,13 @@ def choose_device(name: str) -> torch.device:
     """``auto`` takes CUDA where there is one; raises ``ConfigurationError`` for CUDA where there is none."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigurationError(f"device: {name}: this machine's PyTorch sees no CUDA device; use cpu or auto")
-    return torch.device(name)
+    device = torch.device(name)
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            seen = f"sees {count} CUDA device(s), cuda:0 the first" if count else "sees no CUDA device"
+            raise ConfigurationError(f"device: {name}: this machine's PyTorch {seen}; use another, cpu or auto")
+    return device
 
 
 def check_fits(dataset: ImageDataset, plan: RunPlan) -> None:
@@ -90,7 +96,9 @@ class LocalSite:
     a crash gives the same model. A plan with privacy is trained with DP-SGD, whose samples and noise nobody can repeat:
     ``charge`` is called before each training and each average, and raises if the account does not allow it; images are
     given to nobody. ``noise`` is where the noise comes from, a source of its own by default; ``kept`` is where noised
-    averages that last are kept.
+    averages that last are kept. ``precision``: in which numbers ``fit`` computes; parameters, gradients, the
+    optimiser and measurements stay float32 (automatic mixed precision). Raises ``ConfigurationError`` for another than
+    float32 with privacy.
 
     ``optimizers`` is what the runtime keeps across rounds and restarts, beside the half's memory, where the plan says
     so: for each phase the optimiser's state as ``KIND/PARAMETER``, in a group whose name begins with ``OPTIMIZER``.
@@ -105,6 +113,7 @@ class LocalSite:
         plan: RunPlan,
         *,
         device: torch.device,
+        precision: Precision = "float32",
         progress: Callable[[Progress], None] = lambda _: None,
         charge: Charge | None = None,
         noise: NoiseSource | None = None,
@@ -118,17 +127,24 @@ class LocalSite:
         self.num_classes = plan.model.classes
         self.training = plan.training
         self.rounds = plan.rounds
+        self._device, self._precision = device, precision
         self._model = model.to(device)
         self._seed = plan.seed
         self._progress = progress
         self._dataset = dataset
         self._train = _on(device, dataset.train)
         self._test = _on(device, dataset.test)
+        self._class_weights = self._weights_of_classes()
         self.optimizers: Memory = {}
         self._reserved: tuple[Tensor, Tensor] | None = None
         self._private: PrivateTrainer | None = None
         self._averages: PrivateAverages | None = None
         if plan.privacy is not None:
+            if precision != "float32":
+                raise ConfigurationError(
+                    f"precision: {precision}: run {plan.run} trains with differential privacy, whose bound on each "
+                    "gradient is shown for float32 alone; use precision: float32"
+                )
             if charge is None:
                 raise ValueError("a plan with privacy needs an account to charge")
             from silo.private_average import PrivateAverages
@@ -180,7 +196,8 @@ class LocalSite:
                     "gradients of those have no bound here. Use a method that trains on the cross entropy"
                 )
             return self._fit_privately(self._private, round_number, correction, trainable, epochs, phase, watch)
-        loss_of = objective or _cross_entropy
+        loss_of = objective or self._plain_loss
+        augment = self._augmenter(round_number, phase)
         chosen = self._chosen(trainable)
         trained = [*chosen.values(), *(extra.parameters() if extra is not None else ())]
         optimizer = self._optimizer(trained, chosen, phase)
@@ -195,7 +212,8 @@ class LocalSite:
                 total = torch.zeros((), device=self._train[0].device)
                 for step, index in enumerate(batches, start=1):
                     optimizer.zero_grad(set_to_none=True)
-                    loss = loss_of(self._model, images[index], labels[index])
+                    with torch.autocast(self._device.type, torch.bfloat16, enabled=self._precision == "bfloat16"):
+                        loss = loss_of(self._model, augment(images[index]), labels[index])
                     loss.backward()  # type: ignore[no-untyped-call]
                     if watch is not None:
                         watch(gradients_of(chosen))
@@ -256,6 +274,7 @@ class LocalSite:
                 steps=steps,
                 correct=correction.bind(chosen) if correction is not None else _nothing,
                 progress=progress,
+                augment=self._augmenter(round_number, phase),
                 watch=watch,
             )
         self._keep(optimizer, chosen, phase)
@@ -283,6 +302,27 @@ class LocalSite:
         }
         if kept:
             self.optimizers[OPTIMIZER + phase] = kept
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """See ``algorithms.method.Site``. With weights of classes the batch's mean is the weighted one: the sum of the
+        weighted cross entropies, divided by the sum of the weights."""
+        return F.cross_entropy(logits, labels, weight=self._class_weights)
+
+    def _plain_loss(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+        return self.loss(model(images), labels)
+
+    def _weights_of_classes(self) -> Tensor | None:
+        """``float32 [classes]``: n / (K · n_c) for each of the K classes that the silo has; None for no weights."""
+        if self.training.class_weights is None:
+            return None
+        labels = self._train[1]
+        counts = torch.bincount(labels, minlength=self.num_classes)
+        weights = len(labels) / (int((counts > 0).sum()) * counts.clamp(min=1))
+        return torch.where(counts > 0, weights, 0).float()
+
+    def _augmenter(self, round_number: int, phase: str) -> Augmenter:
+        seed = derive_seed(self._seed, "augmentation", phase, self.name, round_number)
+        return Augmenter(self.training.augmentation, seed=seed)
 
     def average(self, content: str, vectors: Vectors, *, round_number: int, lasting: bool = False) -> Tensor:
         """See ``algorithms.method.Site``.
@@ -321,9 +361,10 @@ class LocalSite:
         """See ``algorithms.method.Site``."""
         self._give_images()
         images, labels = self._train
+        augment = self._augmenter(round_number, phase)
         for order in self.orders(round_number, epochs or self.training.epochs, phase):
             for index in order:
-                yield images[index], labels[index]
+                yield augment(images[index]), labels[index]
 
     def train_data(self) -> tuple[Tensor, Tensor]:
         """See ``algorithms.method.Site``."""
@@ -343,6 +384,7 @@ class LocalSite:
         self._reserved = (images[aside], labels[aside])
         self._train = (images[rest], labels[rest])
         self.num_samples = len(rest)
+        self._class_weights = self._weights_of_classes()
 
     def reserved_data(self) -> tuple[Tensor, Tensor]:
         """See ``algorithms.method.Site``."""
@@ -420,10 +462,6 @@ def make_optimizer(parameters: Sequence[nn.Parameter], training: TrainingPlan) -
 
 def _on(device: torch.device, split: ImageSplit) -> tuple[Tensor, Tensor]:
     return to_tensor(split.images).to(device), torch.as_tensor(split.labels).to(device)
-
-
-def _cross_entropy(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(model(images), labels)
 
 
 @contextmanager

@@ -133,9 +133,10 @@ class Stacked(Engine):
 
     def takes(self, fit: Fit) -> bool:
         """What is plain and without buffers: batch normalisation's statistics would see the padding. Optimisers kept
-        from round to round are each silo's own."""
-        kept = fit.site.training.keep_optimizer_state
-        return fit.plain and not kept and next(fit.site.model.buffers(), None) is None
+        from round to round, changed images and weights of classes are each silo's own."""
+        training = fit.site.training
+        own = training.keep_optimizer_state or training.augmentation or training.class_weights
+        return fit.plain and not own and next(fit.site.model.buffers(), None) is None
 
     def train(self, fits: Sequence[Fit]) -> list[Trained]:
         """See ``Engine``."""

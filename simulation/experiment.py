@@ -229,12 +229,17 @@ class Run:
     def plan(self, dataset: ImageDataset) -> RunPlan:
         """The plan that daemons would be given."""
         variant, method = self.variant, self.variant.method
+        model = ModelPlan(name=variant.model, input_shape=dataset.image_shape, classes=dataset.num_classes)
+        try:
+            variant.training.check(model.input_shape, private=variant.privacy is not None)
+        except ValueError as error:
+            raise ConfigurationError(f"{self.title}: training: {error}") from None
         return RunPlan(
             federation="simulation",
             coordinator="coordinator",
             run=self.config.name,
             method=MethodPlan(name=method.name, parameters=method.parameters()),
-            model=ModelPlan(name=variant.model, input_shape=dataset.image_shape, classes=dataset.num_classes),
+            model=model,
             training=variant.training,
             rounds=self.config.rounds,
             seed=self.seed,

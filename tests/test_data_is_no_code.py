@@ -15,7 +15,7 @@ from PIL import Image
 from algorithms.datasets import load_npz, save_npz
 from privacy.configuration import StrictModel, load
 from privacy.errors import ConfigurationError, DataError
-from silo.prediction import _picture
+from silo.image_files import read_image
 from silo.synthetic import generate_tissue
 
 ROOT = Path(__file__).parents[1]
@@ -139,4 +139,4 @@ def test_a_picture_that_says_it_is_huge_is_refused_before_it_is_unpacked(tmp_pat
     Image.new("1", (10_000, 8_000)).save(path)
     assert path.stat().st_size < 20_000
     with pytest.raises(DataError, match="pixels are more than"):
-        _picture(path, 3, 28, 28)
+        read_image(path, channels=3, height=28, width=28)

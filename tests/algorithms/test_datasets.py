@@ -253,8 +253,28 @@ def test_only_the_published_file_is_called_pathmnist(tmp_path: Path, monkeypatch
     assert unofficial.class_names[0] == "adipose"
     assert unofficial.num_classes == 9
     digest = hashlib.md5(path.read_bytes()).hexdigest()
-    monkeypatch.setattr(datasets, "PATHMNIST_MD5", digest)
+    monkeypatch.setitem(datasets.PATHMNIST_MD5, 28, digest)
     assert load_pathmnist(tmp_path, download=False).name == "pathmnist"
+
+
+@pytest.mark.parametrize("size", [64, 128, 224])
+def test_pathmnists_larger_images_are_taken_by_their_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    from medmnist import INFO
+
+    assert datasets.PATHMNIST_MD5[size] == INFO["pathmnist"][f"MD5_{size}"]
+    large = {f"{split}_images": np.zeros((9, size, size, 3), dtype=np.uint8) for split in ("train", "val", "test")}
+    labels = {f"{split}_labels": np.arange(9)[:, None] for split in ("train", "val", "test")}
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".medmnist").mkdir()
+    path = write(tmp_path / ".medmnist" / f"pathmnist_{size}.npz", **large, **labels)
+    monkeypatch.setitem(datasets.PATHMNIST_MD5, size, hashlib.md5(path.read_bytes()).hexdigest())
+    dataset = open_dataset(f"pathmnist_{size}")
+    assert (dataset.name, dataset.image_shape) == (f"pathmnist_{size}", (3, size, size))
+    path.rename(path.with_name("pathmnist.npz"))
+    with pytest.raises(DataError, match="are not RGB of 28×28 pixels"):
+        open_dataset("pathmnist")
 
 
 def test_pathmnist_that_is_absent_says_where_to_put_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,12 +290,12 @@ def test_pathmnist_that_is_absent_says_where_to_put_it(tmp_path: Path, monkeypat
     with pytest.raises(DataError, match="cannot be downloaded") as caught:
         load_pathmnist(tmp_path)
     assert where in str(caught.value)
-    assert datasets.PATHMNIST_MD5 in str(caught.value)
+    assert datasets.PATHMNIST_MD5[28] in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_download_with_another_checksum_is_discarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def download(*, split: str, download: bool, root: str) -> None:
+    def download(*, split: str, download: bool, root: str, size: int) -> None:
         write(Path(root) / "pathmnist.npz")
 
     monkeypatch.setattr("medmnist.PathMNIST", download)

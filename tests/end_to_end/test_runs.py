@@ -106,8 +106,11 @@ def test_three_hospitals_train_together_and_each_keeps_the_record_of_what_left(f
 
 
 def test_a_silo_killed_in_mid_training_loses_nothing(federation: Make) -> None:
-    """Nor of what its optimiser remembers of the rounds before, where the plan has that kept."""
-    one = federation(run={"training": {"epochs": 60, "batch_size": 16, "keep_optimizer_state": True}})
+    """Nor of what its optimiser remembers of the rounds before, where the plan has that kept; and the round it repeats
+    changes images and weighs classes as before."""
+    changes = [{"kind": "horizontal_flip", "amount": 0.5}, {"kind": "rotation", "amount": 10}]
+    training = {"epochs": 60, "batch_size": 16, "keep_optimizer_state": True, "class_weights": "balanced"}
+    one = federation(run={"training": {**training, "augmentation": changes}})
     coordinator = one.start_coordinator()
     first, second, third = (one.start_silo(name) for name in one.silos)
     one.wait_to_say("coordinator", "round 2 of 3 is open")

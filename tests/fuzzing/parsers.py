@@ -64,7 +64,7 @@ from privacy.withdrawal import History, Tombstone  # noqa: E402
 from protos.medsilo.v1 import coordinator_pb2 as wire  # noqa: E402
 from protos.medsilo.v1 import journal_pb2, tensor_pb2  # noqa: E402
 from silo.config import SiloConfig  # noqa: E402
-from silo.prediction import _picture  # noqa: E402
+from silo.image_files import read_image  # noqa: E402
 from silo.run_state import RunState  # noqa: E402
 from silo.synthetic import generate_tissue  # noqa: E402
 from simulation.experiment import ExperimentConfig  # noqa: E402
@@ -456,7 +456,9 @@ def pictures(folder: Path) -> Parser:
         image.save(target, format=form)
         examples.append(target.getvalue())
     return Parser(
-        in_file(folder, lambda path: _picture(path, 3, 8, 8), "input.png"), examples, (b"IHDR", b"IDAT", b"II*\x00")
+        in_file(folder, lambda path: read_image(path, channels=3, height=8, width=8), "input.png"),
+        examples,
+        (b"IHDR", b"IDAT", b"II*\x00"),
     )
 
 

@@ -289,3 +289,45 @@ def test_a_large_lambda_holds_the_model_at_z(weight: float) -> None:
     half.train(1, {Exposure.PEER_DERIVED: Part.of(z)})
     end = sum(((half.personal()[name] - z[name]) ** 2).sum().item() for name in z)
     assert (end < 0.05 * start) == (weight > 0)
+
+
+class Typed(Recording):
+    """Keeps the type of numbers that it computes with."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        found = super().forward(images)
+        self.types = {found.dtype}
+        return found
+
+
+def test_mixed_precision_computes_in_sixteen_bits_and_keeps_thirty_two() -> None:
+    states = []
+    for precision, computed in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
+        torch.manual_seed(3)
+        model = Typed()
+        one = site(plan(keep_optimizer_state=True), model=model, precision=precision)
+        one.fit(0)
+        assert model.types == {computed}
+        states.append(state_of(model))
+        kept = [*states[-1].values(), *one.optimizers["optimizer-training"].values()]
+        assert {tensor.dtype for tensor in kept} == {torch.float32}
+        one.measure(states[-1])
+        assert model.types == {torch.float32}
+    exact, mixed = states
+    assert not equal(exact, mixed)
+    torch.testing.assert_close(mixed["linear.weight"], exact["linear.weight"], rtol=0, atol=5e-3)
+
+
+def test_mixed_precision_is_refused_under_differential_privacy() -> None:
+    from test_private_training import private_plan, private_site
+
+    with pytest.raises(ConfigurationError, match="shown for float32 alone; use precision: float32"):
+        private_site(private_plan(), precision="bfloat16")
+
+
+def test_a_gpu_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_device("cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(ConfigurationError, match=r"cuda:2: this machine's PyTorch sees 2 CUDA device"):
+        choose_device("cuda:2")

@@ -58,7 +58,7 @@ class Model(_message.Message):
     def __init__(self, name: _Optional[str] = ..., input_shape: _Optional[_Iterable[int]] = ..., classes: _Optional[int] = ...) -> None: ...
 
 class Training(_message.Message):
-    __slots__ = ("epochs", "batch_size", "optimizer", "learning_rate", "momentum", "weight_decay", "keep_optimizer_state")
+    __slots__ = ("epochs", "batch_size", "optimizer", "learning_rate", "momentum", "weight_decay", "keep_optimizer_state", "augmentation", "class_weights")
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,8 @@ class Training(_message.Message):
     MOMENTUM_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
     KEEP_OPTIMIZER_STATE_FIELD_NUMBER: _ClassVar[int]
+    AUGMENTATION_FIELD_NUMBER: _ClassVar[int]
+    CLASS_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     epochs: int
     batch_size: int
     optimizer: str
@@ -73,7 +75,17 @@ class Training(_message.Message):
     momentum: float
     weight_decay: float
     keep_optimizer_state: bool
-    def __init__(self, epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., optimizer: _Optional[str] = ..., learning_rate: _Optional[float] = ..., momentum: _Optional[float] = ..., weight_decay: _Optional[float] = ..., keep_optimizer_state: _Optional[bool] = ...) -> None: ...
+    augmentation: _containers.RepeatedCompositeFieldContainer[Augmentation]
+    class_weights: str
+    def __init__(self, epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., optimizer: _Optional[str] = ..., learning_rate: _Optional[float] = ..., momentum: _Optional[float] = ..., weight_decay: _Optional[float] = ..., keep_optimizer_state: _Optional[bool] = ..., augmentation: _Optional[_Iterable[_Union[Augmentation, _Mapping]]] = ..., class_weights: _Optional[str] = ...) -> None: ...
+
+class Augmentation(_message.Message):
+    __slots__ = ("kind", "amount")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    AMOUNT_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    amount: float
+    def __init__(self, kind: _Optional[str] = ..., amount: _Optional[float] = ...) -> None: ...
 
 class Privacy(_message.Message):
     __slots__ = ("epsilon", "delta", "unit", "adjacency", "accountant", "clipping_norm", "noise_multiplier", "sampling_rate", "steps", "releases", "metrics")

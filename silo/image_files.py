@@ -1,0 +1,188 @@
+"""One picture or DICOM file as 8-bit pixels of a model's size.
+
+    read_image(Path("slide.png"), channels=3, height=28, width=28)   # uint8 [28, 28, 3]
+
+``silo prepare`` and ``silo predict`` read with the same function, so a model sees at work what it was trained on. Of a
+DICOM file the pixels are read and what it takes to show them; names, dates and the like are not parsed at all.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from algorithms.datasets import Images
+from privacy.errors import ConfigurationError, DataError
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
+DICOM = (".dcm", ".dicom")
+_MOST_PIXELS = 50_000_000
+# What Pillow and pydicom have been seen to raise for damaged files.
+_UNREADABLE = (
+    *(OSError, SyntaxError, ValueError, TypeError, EOFError, LookupError, ArithmeticError, MemoryError, struct.error),
+    *(UnidentifiedImageError, Image.DecompressionBombError, NotImplementedError, AttributeError, RuntimeError),
+)
+# Nothing else of a DICOM file is parsed. None of these says whose the image is.
+_SHOWN_BY = [
+    *("SamplesPerPixel", "PhotometricInterpretation", "PlanarConfiguration", "NumberOfFrames", "Rows", "Columns"),
+    *("BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "PixelData", "BurnedInAnnotation"),
+    *("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence", "WindowCenter", "WindowWidth", "VOILUTFunction"),
+    *("VOILUTSequence", "RedPaletteColorLookupTableDescriptor", "GreenPaletteColorLookupTableDescriptor"),
+    *("BluePaletteColorLookupTableDescriptor", "RedPaletteColorLookupTableData", "GreenPaletteColorLookupTableData"),
+    *("BluePaletteColorLookupTableData",),
+]
+
+Window = tuple[float, float]
+"""Centre and width of the values of a DICOM image, after rescaling, that are shown from black to white."""
+
+
+def is_image(path: Path) -> bool:
+    """Whether a file is one to read, by its name; a file without a suffix, by its first bytes (DICOM)."""
+    if path.suffix:
+        return path.suffix.lower() in (*PICTURES, *DICOM)
+    return _is_dicom(path) and path.name.upper() != "DICOMDIR"
+
+
+def read_image(path: Path, *, channels: int, height: int, width: int, window: Window | None = None) -> Images:
+    """A file's pixels, scaled to the given size: uint8 ``[height, width, channels]``.
+
+    The picture is stretched to the size (bicubic, with anti-aliasing), colour becomes grey or grey three equal
+    channels as ``channels`` (1 or 3) says. Greys of 16 bits become 8 by the high byte.
+
+    A monochrome DICOM image is rescaled as it says (modality LUT), then what lies in ``window`` is shown from black to
+    white; without one, in the file's own first window or VOI LUT; and if it has neither, from its smallest to its
+    largest value (PS3.3, C.11.1 and C.11.2). MONOCHROME1 is turned round, so that small is black everywhere.
+
+    Raises ``DataError`` naming the file if it cannot be read, says that it has more than 50 million pixels, holds
+    several frames, or says that something is written into the image (BurnedInAnnotation).
+    """
+    if channels not in (1, 3):
+        raise DataError(f"pictures have 1 or 3 channels; this model takes {channels}: give an .npz")
+    dicom = path.suffix.lower() in DICOM or (not path.suffix and _is_dicom(path))
+    try:
+        picture = _dicom(path, window) if dicom else _picture(path)
+        scaled = picture.convert("L" if channels == 1 else "RGB").resize((width, height))
+    except _UNREADABLE as error:
+        raise DataError(f"{path}: cannot be read as a picture: {error}") from None
+    return np.asarray(scaled, dtype=np.uint8).reshape(height, width, channels)
+
+
+def read_patient(path: Path) -> str:
+    """The patient id that a DICOM file tells; raises ``DataError`` naming a file that tells none."""
+    try:
+        found = _pydicom().dcmread(_checked(path), stop_before_pixels=True, specific_tags=["PatientID"])
+        patient = str(found.get("PatientID") or "").strip()
+    except _UNREADABLE as error:
+        raise DataError(f"{path}: cannot be read as DICOM: {error}") from None
+    if not patient:
+        raise DataError(f"{path}: tells no patient (PatientID); list the files with their patients in a CSV")
+    return patient
+
+
+def _picture(path: Path) -> Image.Image:
+    with Image.open(path) as picture:
+        # A small file can say that it is a very large picture, and unpacked it is one.
+        _check_size(*picture.size)
+        upright = ImageOps.exif_transpose(picture)
+        if upright.mode == "F":
+            raise ValueError("its pixels are fractions, of which nobody knows the range; save 8 or 16 bits")
+        if upright.mode.startswith("I"):
+            values = np.asarray(upright).astype(np.int64)
+            if values.min() < 0 or values.max() > 0xFFFF:
+                raise ValueError("its pixels have more than 16 bits; save 8 or 16")
+            return Image.fromarray((values >> 8).astype(np.uint8))
+        upright.load()
+        return upright
+
+
+def _check_size(width: int, height: int) -> None:
+    if math.prod((width, height)) > _MOST_PIXELS:
+        raise ValueError(f"{width} × {height} pixels are more than {_MOST_PIXELS:,}")
+
+
+def _is_dicom(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(132)[128:] == b"DICM"
+    except OSError:
+        return False
+
+
+def _checked(path: Path) -> Path:
+    if not _is_dicom(path):
+        raise ValueError("it is no DICOM file")
+    return path
+
+
+def _pydicom() -> Any:
+    try:
+        import pydicom  # an extra: most hospitals' images come as pictures
+    except ImportError:
+        raise ConfigurationError("DICOM files need the package pydicom: pip install 'medsilo[dicom]'") from None
+    return pydicom
+
+
+def _dicom(path: Path, window: Window | None) -> Image.Image:
+    pydicom = _pydicom()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what a file of another make does differently; what counts is checked here
+        found = pydicom.dcmread(_checked(path), specific_tags=_SHOWN_BY)
+        for needed in ("Rows", "Columns", "PhotometricInterpretation", "BitsAllocated", "PixelData"):
+            if needed not in found:
+                raise ValueError(f"it is DICOM without {needed}, so no image")
+        _check_size(found.Columns, found.Rows)
+        if (frames := int(found.get("NumberOfFrames") or 1)) != 1:
+            raise ValueError(f"it holds {frames} frames; export each as a file of its own, with a label of its own")
+        if found.get("BurnedInAnnotation") == "YES":
+            raise ValueError(
+                "it says that something is written into the image (BurnedInAnnotation), which may be a name; blank it "
+                "and say NO there"
+            )
+        pixels = pydicom.pixels.pixel_array(found)
+        if found.PhotometricInterpretation == "PALETTE COLOR":
+            pixels = pydicom.pixels.apply_color_lut(pixels, found)
+            bits = found.RedPaletteColorLookupTableDescriptor[2]
+            pixels = (pixels >> (bits - 8)).astype(np.uint8)
+        elif found.PhotometricInterpretation in ("MONOCHROME1", "MONOCHROME2"):
+            pixels = _shown(pixels, found, window)
+        elif pixels.dtype != np.uint8 or pixels.shape[2:] != (3,):
+            raise ValueError(
+                f"its pixels are {found.PhotometricInterpretation}, {pixels.dtype} of shape {list(pixels.shape)}; "
+                "export grey, or RGB with 8 bits"
+            )
+    return Image.fromarray(pixels)
+
+
+def _shown(pixels: npt.NDArray[Any], found: Dataset, window: Window | None) -> npt.NDArray[np.uint8]:
+    """Monochrome pixels as they are shown: 0 is black, 255 white."""
+    from pydicom.pixels.processing import apply_modality_lut, apply_voi, apply_windowing
+
+    values = apply_modality_lut(pixels, found)
+    # From here on the values stand for themselves; windows map them to 0 … 255.
+    for applied in ("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence"):
+        if applied in found:
+            delattr(found, applied)
+    found.BitsStored, found.PixelRepresentation = 8, 0
+    if window is not None:
+        found.WindowCenter, found.WindowWidth = window
+        found.VOILUTFunction = "LINEAR"
+    if found.get("WindowCenter") is not None and found.get("WindowWidth") is not None:
+        shown = apply_windowing(values, found)
+    elif found.get("VOILUTSequence"):
+        top = 2 ** found.VOILUTSequence[0].LUTDescriptor[2] - 1
+        shown = apply_voi(values.astype(np.int64), found) * (255 / top)
+    else:
+        low, high = float(values.min()), float(values.max())
+        shown = (values.astype(np.float64) - low) * (255 / (high - low or 1.0))
+    grey: npt.NDArray[np.uint8] = np.clip(np.rint(shown), 0, 255).astype(np.uint8)
+    return 255 - grey if found.PhotometricInterpretation == "MONOCHROME1" else grey
