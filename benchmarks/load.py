@@ -83,7 +83,73 @@ def main() -> None:
 
 def many_silos(folder: Path, options: argparse.Namespace) -> dict[str, object]:
     """Rounds of many silos with a small model."""
-    raise NotImplementedError
+    names = prepare(folder, options.silos, rounds=options.rounds, method=options.method)
+    coordinator = start_coordinator(folder)
+    idle = state_of(coordinator.pid)
+    Path(f"/proc/{coordinator.pid}/clear_refs").write_text("5")  # the peak counts from here
+    crowds = [start_crowd(folder, names[first :: options.processes]) for first in range(options.processes)]
+    watched = watch(coordinator, crowds, folder, options.rounds)
+    durations = round_durations(folder)
+    return {
+        **options_of(options),
+        **watched,
+        "idle": idle,
+        "joining_seconds": round(joining_seconds(folder), 1),
+        "round_seconds": [round(seconds, 2) for seconds in durations],
+        "round_seconds_median": round(statistics.median(durations), 2),
+        "evidence": evidence(folder, [names[0], names[len(names) // 2], names[-1]]),
+    }
+
+
+def watch(
+    coordinator: subprocess.Popen[bytes], crowds: Sequence[subprocess.Popen[bytes]], folder: Path, rounds: int
+) -> dict[str, object]:
+    """Waits for a run's end, which must be good; the most that the coordinator had of everything."""
+    most: dict[str, float] = {}
+    loads = []
+    began = last = time.monotonic()
+    cpu_of_rounds: dict[int, float] = {}
+    while coordinator.poll() is None:
+        try:
+            found = state_of(coordinator.pid)
+        except (OSError, KeyError):
+            break  # it is just ending
+        most = {what: max(value, most.get(what, 0)) for what, value in found.items()}
+        loads.append(os.getloadavg()[0])
+        cpu_of_rounds.setdefault(rounds_opened(folder), found["cpu"])
+        if any(process.poll() for process in crowds):
+            sys.exit("\n".join(log.read_text()[-3000:] for log in folder.glob("*.log")))
+        if time.monotonic() - last > 5:
+            last = time.monotonic()
+            progress(f"{last - began:.0f} s, round {rounds_opened(folder)} of {rounds}: {found}")
+        time.sleep(0.2)
+    if any(process.wait() for process in (*crowds, coordinator)):
+        sys.exit("\n".join(log.read_text()[-3000:] for log in folder.glob("*.log")))
+    whole = [after - before for before, after in itertools.pairwise(cpu_of_rounds[n] for n in sorted(cpu_of_rounds))]
+    return {
+        "seconds": round(time.monotonic() - began, 1),
+        "most": most,
+        "cpu_seconds_of_rounds": [round(seconds, 2) for seconds in whole[1:]],
+        "load": [round(min(loads), 1), round(max(loads), 1)],
+    }
+
+
+def round_durations(folder: Path) -> list[float]:
+    """Seconds from each round's opening to the next one's, or to the run's end."""
+    with sqlite3.connect(folder / "state" / "coordinator" / "coordinator.db") as database:
+        found = database.execute("select opened_at from round order by number").fetchall()
+    database.close()
+    opened = [datetime.fromisoformat(at) for (at,) in found]
+    return [(after - before).total_seconds() for before, after in itertools.pairwise(opened)]
+
+
+def joining_seconds(folder: Path) -> float:
+    """From the first silo's answer to the plan until the first round."""
+    with sqlite3.connect(folder / "state" / "coordinator" / "coordinator.db") as database:
+        found = database.execute("select min(answered_at), max(answered_at) from member").fetchone()
+    database.close()
+    first, last = (datetime.fromisoformat(at) for at in found)
+    return (last - first).total_seconds()
 
 
 def large_model(folder: Path, options: argparse.Namespace) -> dict[str, object]:
