@@ -234,9 +234,7 @@ class Cutter:
         except OSError:
             writer.transport.abort()
             return
-        pumps = [
-            asyncio.create_task(pump(*ends)) for ends in ((reader, other_writer), (other_reader, writer))
-        ]
+        pumps = [asyncio.create_task(pump(*ends)) for ends in ((reader, other_writer), (other_reader, writer))]
         done, _ = await asyncio.wait(
             pumps, timeout=self._random.expovariate(1 / self._mean), return_when=asyncio.FIRST_COMPLETED
         )

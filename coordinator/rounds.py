@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -334,7 +334,8 @@ class Rounds:
                 raise
             if earlier is not None:
                 return earlier
-            self.store.deliver(
+            state = self._round
+            mine = self.store.deliver(
                 self.plan.run,
                 round_number,
                 silo,
@@ -345,7 +346,8 @@ class Rounds:
             )
             if self._masks is not None:
                 self._masks.offers.pop(silo, None)  # a key masks one update
-            self._refresh()
+            if state is not None:  # an update is taken in an open round only
+                self._round = replace(state, participants={**state.participants, silo: mine})
             self._changed.notify_all()
         return receipt
 
