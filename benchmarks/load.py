@@ -153,7 +153,29 @@ def joining_seconds(folder: Path) -> float:
 
 
 def large_model(folder: Path, options: argparse.Namespace) -> dict[str, object]:
-    raise NotImplementedError
+    """The coordinator's memory beside one large model: what it peaks at above what it has before anyone calls."""
+    model = {"name": options.model, "input_shape": [3, options.size, options.size], "classes": 9}
+    names = prepare(folder, options.silos, rounds=options.rounds, method=options.method, model=model)
+    coordinator = start_coordinator(folder)
+    idle = state_of(coordinator.pid)
+    Path(f"/proc/{coordinator.pid}/clear_refs").write_text("5")  # the peak counts from here
+    crowds = [start_crowd(folder, [name]) for name in names]
+    watched = watch(coordinator, crowds, folder, options.rounds)
+    (initial,) = folder.glob("state/coordinator/runs/*/initial.safetensors")
+    one = initial.stat().st_size
+    most: Any = watched["most"]
+    return {
+        **options_of(options),
+        "model_bytes": one,
+        **watched,
+        "idle": idle,
+        "peak_above_idle_models": {
+            "anonymous": round((most["anonymous"] - idle["anonymous"]) / one, 2),
+            "all": round((most["peak"] - idle["rss"]) / one, 2),
+        },
+        "round_seconds": [round(seconds, 1) for seconds in round_durations(folder)],
+        "evidence": evidence(folder, names[:1]),
+    }
 
 
 def soaked(folder: Path, options: argparse.Namespace) -> dict[str, object]:
@@ -405,7 +427,7 @@ def state_of(pid: int) -> dict[str, float]:
         "rss": 1024 * int(fields["VmRSS"][0]),
         "anonymous": 1024 * int(fields["RssAnon"][0]),
         "peak": 1024 * int(fields["VmHWM"][0]),
-        "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
+        "descriptors": len(list(Path(f"/proc/{pid}/fd").iterdir())),
         "threads": int(fields["Threads"][0]),
         "cpu": (int(times[11]) + int(times[12])) / _TICK,
     }
