@@ -33,11 +33,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
@@ -153,13 +153,20 @@ def joining_seconds(folder: Path) -> float:
 
 
 def large_model(folder: Path, options: argparse.Namespace) -> dict[str, object]:
-    """The coordinator's memory beside one large model: what it peaks at above what it has before anyone calls."""
+    """The coordinator's memory with a large model, above what it has with a small one before anyone calls."""
+    small = folder / "small"
+    small.mkdir()
+    prepare(small, options.silos, rounds=1, method=options.method)
+    coordinator = start_coordinator(small)
+    constant = state_of(coordinator.pid)
+    coordinator.terminate()
+    coordinator.wait()
     model = {"name": options.model, "input_shape": [3, options.size, options.size], "classes": 9}
     names = prepare(folder, options.silos, rounds=options.rounds, method=options.method, model=model)
     coordinator = start_coordinator(folder)
     idle = state_of(coordinator.pid)
     Path(f"/proc/{coordinator.pid}/clear_refs").write_text("5")  # the peak counts from here
-    crowds = [start_crowd(folder, [name]) for name in names]
+    crowds = [start_crowd(folder, names, kind="thin")]
     watched = watch(coordinator, crowds, folder, options.rounds)
     (initial,) = folder.glob("state/coordinator/runs/*/initial.safetensors")
     one = initial.stat().st_size
@@ -168,10 +175,11 @@ def large_model(folder: Path, options: argparse.Namespace) -> dict[str, object]:
         **options_of(options),
         "model_bytes": one,
         **watched,
+        "with_small_model": constant,
         "idle": idle,
-        "peak_above_idle_models": {
-            "anonymous": round((most["anonymous"] - idle["anonymous"]) / one, 2),
-            "all": round((most["peak"] - idle["rss"]) / one, 2),
+        "peak_above_small_models": {
+            "until_listening": round((idle["peak"] - constant["rss"]) / one, 2),
+            "in_rounds": round((most["peak"] - constant["rss"]) / one, 2),
         },
         "round_seconds": [round(seconds, 1) for seconds in round_durations(folder)],
         "evidence": evidence(folder, names[:1]),
@@ -346,11 +354,13 @@ def start_coordinator(folder: Path) -> subprocess.Popen[bytes]:
     return process
 
 
-def start_crowd(folder: Path, names: Sequence[str], *, pause: float = 0) -> subprocess.Popen[bytes]:
+def start_crowd(
+    folder: Path, names: Sequence[str], *, pause: float = 0, kind: str = "crowd"
+) -> subprocess.Popen[bytes]:
     """A process in which these silos live."""
     with (folder / f"{names[0]}.log").open("w") as log:
         return subprocess.Popen(
-            [sys.executable, __file__, "crowd", str(pause), *names],
+            [sys.executable, __file__, kind, *((str(pause),) if kind == "crowd" else ()), *names],
             cwd=folder,
             stdout=log,
             stderr=log,
@@ -359,12 +369,12 @@ def start_crowd(folder: Path, names: Sequence[str], *, pause: float = 0) -> subp
 
 
 def crowd(pause: float, names: Sequence[str]) -> None:
-    """Silos, a thread each; ends when all of them have, with 1 if one of them failed."""
+    """Silos as the daemon is, a thread each."""
     from rich.console import Console
 
     import silo.training
+    from silo import daemon
     from silo.config import SiloConfig
-    from silo.daemon import train
     from silo.display import Display
 
     def rest(*_: object, **__: object) -> None:
@@ -372,17 +382,88 @@ def crowd(pause: float, names: Sequence[str]) -> None:
 
     silo.training.LocalSite.fit = rest  # type: ignore[assignment, method-assign]
     silo.training.LocalSite.measure = lambda *_, **__: None  # type: ignore[assignment, method-assign]
-    failed: list[str] = []
+    in_threads(
+        lambda name: daemon.train(SiloConfig.read(Path(f"{name}.yaml")), Display(Console(), as_json=True)), names
+    )
+
+
+def thin(names: Sequence[str]) -> None:
+    """Silos, a thread each, that hold no model: what they are sent is dropped as it comes, in place of an update they
+    send the starting model from the coordinator's file. Door, journal, receipts and connection are as ever."""
+    import torch
+
+    import silo.uplink
+    from algorithms.models import Layout, build
+    from algorithms.tensor_files import read_payload
+    from algorithms.tensors import FileSource, MemorySource, Part
+    from privacy.door import Door
+    from privacy.exposure import Exposure
+    from privacy.gate import PlanGate
+    from privacy.journal import Journal
+    from privacy.pki import load_audit_key
+    from protos.medsilo.v1 import coordinator_pb2 as wire
+    from silo.config import SiloConfig
+
+    class Dropping:
+        def __init__(self, parts: Any) -> None:
+            self._parts = parts
+
+        def write(self, data: bytes) -> None:
+            pass
+
+        def payload(self) -> dict[Exposure, Part]:
+            return {exposure: Part((), MemorySource([])) for exposure in self._parts}
+
+    silo.uplink.MemorySink = Dropping  # type: ignore[assignment, misc]
 
     def take_part(name: str) -> None:
+        config = SiloConfig.read(Path(f"{name}.yaml"))
+        key = load_audit_key(config.keys / "audit.key")
+        with Journal(config.journal, key=key, origin=config.journal_origin) as journal:
+            door = Door(journal, identity=config.identity.uri, federation="load", gate=PlanGate(Exposure))
+            uplink = silo.uplink.Uplink(
+                config, config.open_credentials(), door, notice=lambda text: print(name, text, flush=True)
+            )
+            plan = uplink.get_plan()
+            uplink.use(door, plan)
+            uplink.answer(plan, None, synthetic=True)
+            with torch.device("meta"):
+                layout = Layout.of(build(plan.model, seed=plan.seed))
+            whole = read_payload(Path(f"state/coordinator/runs/{plan.run}/initial.safetensors"))[Exposure.INITIAL_MODEL]
+            if whole.specs != layout.parameters or not isinstance(whole.source, FileSource):
+                sys.exit(
+                    f"{plan.model.name} has buffers, or its classifier is not its last layer: choose another model"
+                )
+            update, start = {}, whole.source.offset
+            for exposure, specs in layout.model_parts().items():
+                update[exposure] = Part(specs, FileSource(whole.source.path, start))
+                start += update[exposure].nbytes
+            last = False
+            for asked in itertools.count():
+                task, _ = uplink.next_task(plan, holds_model=asked > 0, trained_rounds=0)
+                last = task.kind == wire.TASK_KIND_FINISH
+                uplink.submit(plan, task.round, {} if last else update, before_last=lambda: None)
+                if last:
+                    break
+            uplink.part(plan)
+            uplink.close()
+
+    in_threads(take_part, names)
+
+
+def in_threads(take_part: Callable[[str], None], names: Sequence[str]) -> NoReturn:
+    """Ends when all have ended, with 1 if one of them failed."""
+    failed: list[str] = []
+
+    def guarded(name: str) -> None:
         try:
-            train(SiloConfig.read(Path(f"{name}.yaml")), Display(Console(), as_json=True))
+            take_part(name)
         except BaseException as error:
             failed.append(name)
             print(f"{name}: {error!r}", flush=True)
             raise
 
-    threads = [threading.Thread(target=take_part, args=[name], name=name, daemon=True) for name in names]
+    threads = [threading.Thread(target=guarded, args=[name], name=name, daemon=True) for name in names]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -456,5 +537,7 @@ def write(path: Path, content: object) -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["crowd"]:
         crowd(float(sys.argv[2]), sys.argv[3:])
+    elif sys.argv[1:2] == ["thin"]:
+        thin(sys.argv[2:])
     else:
         main()
