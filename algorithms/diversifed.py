@@ -44,7 +44,7 @@ from algorithms.method import (
 )
 from algorithms.models import state_of
 from algorithms.sharing import model_upload
-from algorithms.tensors import BLOCK, Payload, Stack, TensorSpec, Workspace, combine
+from algorithms.tensors import Payload, Stack, TensorSpec, Workspace, columns_of, combine
 from privacy.exposure import MODEL, Exposure
 
 SAME = 1e-12
@@ -298,8 +298,9 @@ def pairwise_distances(shares: Iterable[Tensor], count: int) -> Tensor:
 
 
 def _columns(models: Tensor) -> Iterable[Tensor]:
-    for start in range(0, models.shape[1], BLOCK):
-        yield models[:, start : start + BLOCK].to(torch.float64)
+    columns = columns_of(len(models))
+    for start in range(0, models.shape[1], columns):
+        yield models[:, start : start + columns].to(torch.float64)
 
 
 def _others(matrix: Tensor) -> Tensor:

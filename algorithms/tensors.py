@@ -34,11 +34,19 @@ DTYPES: dict[str, torch.dtype] = {
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _FLOATS = {"F32": "<f4", "F64": "<f8"}
 BLOCK = 1 << 17
-"""Elements of a row that a stack reads at once; fixed, because sums depend on it in their last bit."""
+"""Elements of a row that a stack of up to ``_FULL_ROWS`` rows reads at once; fixed, because sums depend on it in their
+last bit."""
+_FULL_ROWS = 32
 
 
 _THREADS = min(4, os.cpu_count() or 1)
 T = TypeVar("T")
+
+
+def columns_of(rows: int) -> int:
+    """Elements of each of so many rows that are read at once: of more rows fewer, so that a block's memory is bounded
+    (32 MiB in float64) however many silos there are."""
+    return min(BLOCK, _FULL_ROWS * BLOCK // max(1, rows))
 
 
 @dataclass(frozen=True)
@@ -204,6 +212,7 @@ class Stack:
         if any(spec.dtype != "F32" for spec in self.specs):
             raise RefusedError("only float32 tensors can be combined")
         self.shape = (len(rows), sum(spec.nbytes for spec in self.specs) // 4)
+        self._columns = columns_of(len(rows))
 
     @classmethod
     def of(cls, payloads: Sequence[Payload], classes: Sequence[Exposure]) -> Stack:
@@ -211,7 +220,7 @@ class Stack:
         return cls([[payload[exposure] for exposure in classes if exposure in payload] for payload in payloads])
 
     def map(self, function: Callable[[Tensor], T], *, exact: bool = True) -> Iterator[T]:
-        """A function of each block of columns, in order: ``Tensor[N, b]`` in float64 with b ≤ ``BLOCK``; where it
+        """A function of each block of columns, in order: ``Tensor[N, b]`` in float64, b ≤ ``columns_of(N)``; where it
         need not be ``exact``, in float32, which takes half the time.
 
         Blocks are read and worked on in a few threads; as each is worked on by itself, results do not depend on how
@@ -219,7 +228,7 @@ class Stack:
         """
         waiting: deque[Future[T]] = deque()
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="stack") as pool:
-            for start in range(0, self.shape[1], BLOCK):
+            for start in range(0, self.shape[1], self._columns):
                 waiting.append(pool.submit(self._apply, function, start, exact))
                 if len(waiting) > 2 * _THREADS:
                     yield waiting.popleft().result()
@@ -230,7 +239,7 @@ class Stack:
         return function(self._block(start, exact))
 
     def _block(self, start: int, exact: bool) -> Tensor:
-        stop = min(start + BLOCK, self.shape[1])
+        stop = min(start + self._columns, self.shape[1])
         block = np.empty((len(self._rows), stop - start), dtype=np.float64 if exact else np.float32)
         for index, row in enumerate(self._rows):
             block[index] = np.frombuffer(_read_across(row, 4 * start, 4 * stop), dtype="<f4")

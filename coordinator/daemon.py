@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 import signal
 import threading
 import time
@@ -31,6 +32,9 @@ from privacy.revocation import LiveCredentials
 log = logging.getLogger(__name__)
 
 LAST_WORD_SECONDS = 10.0
+_FILES_PER_SILO = 10
+"""Twice what was measured with 200 hospitals (docs/reliability.md)."""
+_FILES_BESIDE = 256
 
 
 def run(config: CoordinatorConfig, *, until_done: bool) -> None:
@@ -41,6 +45,7 @@ def run(config: CoordinatorConfig, *, until_done: bool) -> None:
 
 def _run(config: CoordinatorConfig, *, until_done: bool) -> None:
     reuse_freed_memory()
+    _allow_open_files(len(config.silos))
     torch.set_num_threads(1)  # its sums are bound by memory, and often it shares the machine
     plan = config.plan()
     in_a_round = max(1, round(plan.participation * len(config.silos)))
@@ -71,6 +76,24 @@ def _run(config: CoordinatorConfig, *, until_done: bool) -> None:
         store.close()
     if failures:
         raise failures[0]
+
+
+def _allow_open_files(silos: int) -> None:
+    """Each hospital has its connection, and at a round's end up to four files: with many, more than the 1024 that a
+    process may have open unless it asks."""
+    needed = _FILES_PER_SILO * silos + _FILES_BESIDE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < needed:
+        log.warning(
+            "this process may have %d files and connections open, and for %d hospitals it may need %d; raise the limit "
+            "(`ulimit -n`, or LimitNOFILE= of its systemd unit)",
+            most,
+            silos,
+            needed,
+        )
 
 
 def _lead(

@@ -15,14 +15,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from algorithms.allocation import return_freed_memory
 from algorithms.masked_methods import masked_specs, mean_of
 from algorithms.method import Downloads, Federation, Memory, Method, local_metrics, participants
-from algorithms.models import Layout, build, state_of
+from algorithms.models import Layout, build
 from algorithms.tensor_files import FileWorkspace, Spares, read_payload, write_payload
 from algorithms.tensors import FileSource, Part, Payload, TensorSpec, Workspace
 from coordinator import weights_log
@@ -93,7 +94,7 @@ class Rounds:
         self._method = method
         self._initial = self.folder / "initial.safetensors"
         if not self._initial.exists():
-            write_payload(self._initial, {Exposure.INITIAL_MODEL: Part.of(state_of(model))})
+            write_payload(self._initial, {Exposure.INITIAL_MODEL: Part.of(model.state_dict())})
         self.spares = Spares(self.folder / "spare", most=2 * len(config.silos))
         self._federation = Federation(
             Layout.of(model),
@@ -103,6 +104,8 @@ class Rounds:
             plan.model.input_shape,
             config.open_public(model),
         )
+        del model
+        return_freed_memory()
         self._changed = threading.Condition()
         self._stopping = False
         self._told_at = time.monotonic()
@@ -334,7 +337,8 @@ class Rounds:
                 raise
             if earlier is not None:
                 return earlier
-            self.store.deliver(
+            state = self._round
+            mine = self.store.deliver(
                 self.plan.run,
                 round_number,
                 silo,
@@ -345,7 +349,8 @@ class Rounds:
             )
             if self._masks is not None:
                 self._masks.offers.pop(silo, None)  # a key masks one update
-            self._refresh()
+            if state is not None:  # an update is taken in an open round only
+                self._round = replace(state, participants={**state.participants, silo: mine})
             self._changed.notify_all()
         return receipt
 

@@ -348,7 +348,7 @@ class Store:
         receipt: Mapping[str, Any],
         accuracy: float | None,
         loss: float | None,
-    ) -> None:
+    ) -> Participation:
         """Notes an accepted update; ``file`` must be durable."""
         with self._writing() as session:
             row = session.get_one(tables.Participant, (run, number, silo))
@@ -357,6 +357,7 @@ class Store:
             row.receipt = dict(receipt)
             row.accuracy = accuracy
             row.loss = loss
+            return _participation(row)
 
     def admit_participant(self, run: str, number: int, silo: str) -> None:
         """Adds a silo to a round that it was not yet part of."""
@@ -425,12 +426,16 @@ class Store:
 
     def latest_files(self, run: str, *, before: int | None = None) -> dict[str, str]:
         """The file of each silo's last accepted update; the last one of a round before ``before``."""
-        chosen = [tables.Participant.run == run, tables.Participant.file.is_not(None)]
+        row = tables.Participant
+        known = select(row.silo).where(row.run == run).distinct().subquery()
+        chosen = [row.run == run, row.silo == known.c.silo, row.file.is_not(None)]
         if before is not None:
-            chosen.append(tables.Participant.round < before)
+            chosen.append(row.round < before)
+        # The primary key leads to each silo's last one: of a long run, with its receipts, nothing else is read.
+        last = select(row.file).where(*chosen).order_by(row.round.desc()).limit(1).scalar_subquery()
         with self._reading() as session:
-            rows = session.scalars(select(tables.Participant).where(*chosen).order_by(tables.Participant.round))
-            return dict(sorted((row.silo, row.file) for row in rows if row.file is not None))
+            found = session.execute(select(known.c.silo, last).order_by(known.c.silo))
+            return {silo: file for silo, file in found if file is not None}
 
     def refuse(self, peer: str, rpc: str, reason: str) -> None:
         """Notes a request that was turned away."""
@@ -452,20 +457,7 @@ class Store:
             .where(tables.Participant.run == run, tables.Participant.round == number)
             .order_by(tables.Participant.silo)
         )
-        participants = {
-            p.silo: Participation(
-                p.round,
-                p.silo,
-                p.delivered_at,
-                p.late,
-                p.file,
-                p.receipt,
-                p.accuracy,
-                p.loss,
-                None if p.change_norm is None else Change(p.change_norm, p.change_score, p.change_cosine),
-            )
-            for p in rows
-        }
+        participants = {row.silo: _participation(row) for row in rows}
         return RoundState(number, found.opened_at, found.closed_at, participants)
 
     @contextmanager
@@ -507,6 +499,20 @@ class Store:
             if self._sqlite:
                 raise ConfigurationError(said) from error
             raise StoreError(said) from error
+
+
+def _participation(row: tables.Participant) -> Participation:
+    return Participation(
+        row.round,
+        row.silo,
+        row.delivered_at,
+        row.late,
+        row.file,
+        row.receipt,
+        row.accuracy,
+        row.loss,
+        None if row.change_norm is None else Change(row.change_norm, row.change_score, row.change_cosine),
+    )
 
 
 def _disk_error(engine: Engine, error: SQLAlchemyError) -> DiskError | None:
