@@ -84,6 +84,8 @@ class Rounds:
         self._masks: MaskedRound | None = None
         self._members: set[str]
         self._finished: bool
+        self._round: RoundState | None
+        self._withdrawn: set[str]
         self.config = config
         self.plan = plan
         self.store = store
@@ -766,7 +768,6 @@ class Rounds:
         accepted = {name for name, m in self.store.members(run).items() if m.accepted} - self._withdrawn
         self._members = accepted & set(self.config.silos)
         self._finished = self.store.is_finished(run)
-        self._round: RoundState | None = None
         self._refresh()
         self._kept: dict[str, Payload] = {}
         self._keep(self.store.downloads(run))
