@@ -254,7 +254,7 @@ def predict(
 
     settings = SiloConfig.read(config)
     folder = prediction.find_run(settings.runs, run)
-    found = prediction.predict(folder, images, trusted=settings.trusted_models)
+    found = prediction.load_model(folder, trusted=settings.trusted_models).classify(images)
     target = output.open("w", newline="", encoding="utf-8") if output else sys.stdout
     writer = csv.writer(target)
     writer.writerow(["image", "class", "name", "probability", "truth"])

@@ -1,20 +1,23 @@
-"""``silo predict``: the personalised model on images, with nothing but the files of a run."""
+"""A hospital's personalised model, loaded and put to work with nothing but the files of a run."""
 
 from __future__ import annotations
 
 import json
 import math
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image, UnidentifiedImageError
 from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from algorithms.datasets import load_npz, to_tensor
 from algorithms.models import build
@@ -43,34 +46,70 @@ class Prediction:
     truth: int | None
 
 
-def predict(folder: Path, images: Path, *, trusted: tuple[str, ...] = ()) -> list[Prediction]:
-    """Classifies images with the model in a run's folder.
+@dataclass(frozen=True)
+class PersonalisedModel:
+    """A hospital's own model after a run.
 
-    ``images``: a picture, a folder of pictures (each scaled to the model's size), or a MedMNIST ``.npz``, whose
-    test images are taken. Raises ``DataError`` for files that are missing or do not fit.
+    ``module``: in evaluation mode, on the CPU; takes float32 [n, C, H, W] as ``algorithms.datasets.to_tensor`` scales
+    pixels, gives logits [n, classes]. ``plan``: its architecture. ``class_names``: what the logits stand for, in order.
+    ``description``: all that ``model.json`` says: silo, federation, run, method, data set and its fingerprint, whether
+    the images that it was trained on are ``synthetic``.
     """
+
+    module: nn.Module
+    plan: ModelPlan
+    class_names: tuple[str, ...]
+    description: Mapping[str, Any]
+
+    def probabilities(self, images: npt.NDArray[np.uint8]) -> Tensor:
+        """Each class's probability: float32 [n, classes].
+
+        ``images``: pixels, [n, H, W, C]; raises ``DataError`` for another type or size.
+        """
+        channels, height, width = self.plan.input_shape
+        if images.dtype != np.uint8 or images.shape[1:] != (height, width, channels):
+            raise DataError(
+                f"images are {images.dtype} {images.shape[1:]} (height, width, channels); the model takes uint8 "
+                f"{(height, width, channels)}"
+            )
+        with torch.inference_mode():
+            batches = [self.module(to_tensor(images[at : at + _BATCH])) for at in range(0, len(images), _BATCH)]
+            return torch.softmax(torch.cat(batches), dim=1) if batches else torch.zeros(0, self.plan.classes)
+
+    def classify(self, images: str | Path) -> list[Prediction]:
+        """Classifies a picture, a folder of pictures (each scaled to the model's size), or a MedMNIST ``.npz``, whose
+        test images are taken. Raises ``DataError`` for files that are missing or do not fit."""
+        names, pixels, truth = _read(Path(images), self.plan)
+        probabilities, labels = self.probabilities(pixels).max(dim=1)
+        return [
+            Prediction(
+                name,
+                label,
+                self.class_names[label] if label < len(self.class_names) else str(label),
+                probability,
+                None if truth is None else int(truth[index]),
+            )
+            for index, (name, label, probability) in enumerate(
+                zip(names, labels.tolist(), probabilities.tolist(), strict=True)
+            )
+        ]
+
+
+def load_model(folder: str | Path, *, trusted: tuple[str, ...] = ()) -> PersonalisedModel:
+    """The model in a run's folder (``STATE/runs/RUN``).
+
+    ``trusted``: modules that may define an architecture, as a silo's ``trusted_models``. Raises ``DataError`` for files
+    that are missing or do not fit, ``ConfigurationError`` for an architecture that is not known or not trusted.
+    """
+    folder = Path(folder)
     description = _description(folder)
     plan = ModelPlan.model_validate(description["architecture"])
-    model = build(plan, seed=0, trusted=trusted)
+    module = build(plan, seed=0, trusted=trusted)
     try:
-        model.load_state_dict(load_file(folder / MODEL))
+        module.load_state_dict(load_file(folder / MODEL))
     except (OSError, SafetensorError, RuntimeError) as error:
         raise DataError(f"{folder / MODEL}: does not hold this model: {error}") from None
-    model.eval()
-    names, pixels, truth = _read(images, plan)
-    class_names = description["class_names"]
-    found: list[Prediction] = []
-    with torch.inference_mode():
-        for start in range(0, len(names), _BATCH):
-            batch = to_tensor(pixels[start : start + _BATCH])
-            probabilities, labels = torch.softmax(model(batch), dim=1).max(dim=1)
-            for offset, (probability, label) in enumerate(
-                zip(probabilities.tolist(), labels.tolist(), strict=True), start=start
-            ):
-                name = class_names[label] if label < len(class_names) else str(label)
-                known = None if truth is None else int(truth[offset])
-                found.append(Prediction(names[offset], label, name, probability, known))
-    return found
+    return PersonalisedModel(module.eval(), plan, tuple(map(str, description["class_names"])), description)
 
 
 def find_run(runs: Path, run: str | None) -> Path:
