@@ -21,7 +21,7 @@ from simulation.results import write_results
 FIELDS: dict[str, Any] = {
     "name": "notebook",
     "setting": {"kind": "dirichlet", "silos": 2, "alpha": 1.0, "train_per_silo": 20, "test_per_silo": 10},
-    "model": "mlp-16",
+    "model": "mlp-64",
     "training": {"epochs": 1, "batch_size": 20},
     "rounds": 2,
     "seeds": [1],
