@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from privacy.canonical import write_canonical
+from privacy.canonical import read_canonical, write_canonical
 from privacy.checkpoint import Checkpoint, read_note
 from privacy.configuration import StrictModel
 from privacy.durable import replacing
@@ -173,6 +173,22 @@ def open_evidence(path: Path) -> Evidence:
         ) from None
     except (ValueError, RecursionError, StopIteration):
         raise UnreadableError(f"{path}: is not an evidence bundle as `audit export` writes it") from None
+
+
+def read_evidence(path: str | Path) -> Iterator[dict[str, Any]]:
+    """The records of a bundle or of a journal's folder, one by one, in order. They are read, not verified:
+    ``verify_evidence`` says whether they are what was signed.
+
+    Raises ``UnreadableError`` for what is neither, or a line that is no record.
+    """
+    for number, line in enumerate(open_evidence(Path(path)).lines):
+        try:
+            record = read_canonical(line)
+            if not isinstance(record, dict):
+                raise ValueError("it is not a JSON object")
+        except (ValueError, RecursionError) as error:
+            raise UnreadableError(f"{path}: line {number} of its records is none: {error!s:.200}") from None
+        yield record
 
 
 def _bundle_lines(path: Path) -> Iterator[bytes]:

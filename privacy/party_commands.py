@@ -14,9 +14,8 @@ from privacy.key_rotation import rotate
 from privacy.logs import LogFormat
 from privacy.party import PartyConfig
 from privacy.pki import KeyPaths, create_keys, load_audit_key
-from privacy.rehearsed import read_rehearsals
 from privacy.report import Answer, Attendance, SharedAccuracy
-from privacy.report_builder import build_report, verify_journal
+from privacy.report_builder import make_report
 from privacy.report_pages import Format, print_report, write_report
 
 Rotate = Annotated[
@@ -59,16 +58,14 @@ def report_on(
     Ends the command with the exit code of a broken journal if it is not sound.
     """
     key = load_audit_key(party.keys / "audit.key").public_key().public_bytes_raw()
-    found = build_report(
+    found = make_report(
         party.journal,
-        key,
+        key=key,
         party=party.identity,
-        verification=verify_journal(party.journal, key),
         run=run,
         answers=answers,
         accuracies=accuracies,
         attendance=attendance,
-        rehearsals=read_rehearsals(party.state / "rehearsal"),
     )
     written = write_report(found, folder or party.state / "report", formats)
     print_report(found, out)

@@ -342,10 +342,10 @@ def load_audit_key(path: Path) -> Ed25519PrivateKey:
     return key
 
 
-def load_audit_public(path: Path) -> bytes:
+def load_audit_public(path: str | Path) -> bytes:
     """A public audit key (``audit.pub``, PEM): Ed25519, 32 bytes; raises ``IdentityError`` if it is not one."""
     try:
-        key = serialization.load_pem_public_key(path.read_bytes())
+        key = serialization.load_pem_public_key(Path(path).read_bytes())
     except OSError as error:
         raise IdentityError(f"{path}: cannot be read: {error.strerror}") from None
     except UNUSABLE as error:

@@ -13,8 +13,8 @@ from privacy.exposure import Exposure, expand, field_exposure
 from privacy.journal import RECORDS, read_lines, read_records
 from privacy.loss import privacy_losses
 from privacy.merkle import MerkleTree
-from privacy.pki import Identity
-from privacy.rehearsed import Rehearsed
+from privacy.pki import Identity, load_audit_public
+from privacy.rehearsed import Rehearsed, read_rehearsals
 from privacy.report import (
     BEFORE,
     Answer,
@@ -46,6 +46,49 @@ def verify_journal(journal: Path, public_key: bytes) -> Verification:
     """What ``audit verify`` finds in a journal of the owner of that audit key."""
     found = verify_evidence(journal, key=public_key)
     return Verification(found.sound, found.sentences(), found.index)
+
+
+def make_report(
+    journal: str | Path,
+    *,
+    key: bytes | None = None,
+    party: Identity | None = None,
+    run: str | None = None,
+    answers: Sequence[Answer] = (),
+    accuracies: Sequence[SharedAccuracy] = (),
+    attendance: Sequence[Attendance] = (),
+) -> Report:
+    """Verifies a party's journal and says what left, by it and by the rehearsals that stand beside it.
+
+    Args:
+        journal: its folder, as it stands in the party's state folder.
+        key: the owner's public audit key (Ed25519, 32 bytes); by default ``keys/audit.pub`` beside the journal.
+        party: its owner; by default whom the journal names.
+        run: limits the report to one run.
+        answers, accuracies, attendance: what a coordinator keeps beside its journal.
+
+    Raises ``JournalError`` if there is no journal or a record cannot be read, ``IdentityError`` for a missing key,
+    ``ConfigurationError`` for a run that is not on record. A journal that is not sound is no error: the report says so.
+    """
+    journal = Path(journal)
+    if party is None:
+        first = next(read_records(journal), None)
+        if first is None:
+            raise JournalError(f"{journal}: there is no journal there; give the folder that holds {RECORDS}")
+        party = Identity.parse(str(first.get("self")))
+    if key is None:
+        key = load_audit_public(journal.parent / "keys" / "audit.pub")
+    return build_report(
+        journal,
+        key,
+        party=party,
+        verification=verify_journal(journal, key),
+        run=run,
+        answers=answers,
+        accuracies=accuracies,
+        attendance=attendance,
+        rehearsals=read_rehearsals(journal.parent / "rehearsal"),
+    )
 
 
 def build_report(

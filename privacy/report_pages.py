@@ -31,9 +31,10 @@ class Format(StrEnum):
     JSON = "json"
 
 
-def write_report(report: Report, folder: Path, formats: Iterable[Format]) -> list[Path]:
+def write_report(report: Report, folder: str | Path, formats: Iterable[Format] = tuple(Format)) -> list[Path]:
     """Writes ``report.html``, ``report.pdf`` and ``report.json``, or some of them; returns their paths."""
     makers = {Format.HTML: to_html, Format.PDF: to_pdf, Format.JSON: to_json}
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for one in dict.fromkeys(formats):

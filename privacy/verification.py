@@ -17,7 +17,7 @@ from privacy.evidence_reader import EvidenceReader
 from privacy.findings import Verification
 
 
-def verify_evidence(path: Path, *, peer: Path | None = None, key: bytes | None = None) -> Verification:
+def verify_evidence(path: str | Path, *, peer: str | Path | None = None, key: bytes | None = None) -> Verification:
     """Verifies a bundle or a journal's folder, and against the other side's if ``peer`` is given.
 
     Args:
@@ -28,10 +28,10 @@ def verify_evidence(path: Path, *, peer: Path | None = None, key: bytes | None =
     Raises ``UnreadableError`` for what is no evidence at all, or cannot be compared; everything else is in the result.
     """
     try:
-        own = EvidenceReader(open_evidence(path), "own")
+        own = EvidenceReader(open_evidence(Path(path)), "own")
         if peer is None:
             return own.verify(key)
-        other = EvidenceReader(open_evidence(peer), "peer")
+        other = EvidenceReader(open_evidence(Path(peer)), "peer")
         with comparing() as comparison:
             return _verify_both(own, other, comparison, key)
     except OSError as error:

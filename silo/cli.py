@@ -268,7 +268,7 @@ def predict(
     settings = SiloConfig.read(config)
     folder = prediction.find_run(settings.runs, run)
     shown = None if window is None else read_window(window)
-    found = prediction.predict(folder, images, trusted=settings.trusted_models, window=shown)
+    found = prediction.load_model(folder, trusted=settings.trusted_models).classify(images, window=shown)
     target = output.open("w", newline="", encoding="utf-8") if output else sys.stdout
     writer = csv.writer(target)
     writer.writerow(["image", "class", "name", "probability", "truth"])

@@ -27,7 +27,7 @@ from privacy.errors import DataError
 from privacy.plan import RunPlan
 from silo.config import SiloConfig
 from silo.performance import Difference, Floats, Performance, compare, measure
-from silo.prediction import TrainedModel, find_run, logits_of, open_model
+from silo.prediction import PersonalisedModel, find_run, load_model, logits_of
 from silo.run_state import DESCRIPTION, MODEL, RESULTS
 from silo.saliency import grad_cam
 from silo.training import choose_device
@@ -131,7 +131,7 @@ def evaluate(
     is not there.
     """
     folder = find_run(config.runs, run)
-    trained = open_model(folder, trusted=config.trusted_models)
+    trained = load_model(folder, trusted=config.trusted_models)
     plan = read_plan(folder)
     shard = load_npz(config.shard)
     device = choose_device(config.device)
@@ -140,7 +140,7 @@ def evaluate(
     chosen = shard if images is None else _read(images)
     check_images(chosen, trained)
     test = chosen.test
-    model = trained.model.to(device)
+    model = trained.module.to(device)
     probabilities = _probabilities(model, test, device, folder / MODEL)
     performance = measure(probabilities, test.labels, test.patients)
     right = probabilities.argmax(axis=1) == test.labels
@@ -153,9 +153,9 @@ def evaluate(
     compared, not_compared = None, ""
     other = _other_run(config, folder, trained, against)
     if other is not None:
-        theirs = open_model(other, trusted=config.trusted_models)
+        theirs = load_model(other, trusted=config.trusted_models)
         _check_comparable(other, theirs, trained)
-        compared = judged(theirs.model, other.name, read_plan(other).method.name, other / MODEL)
+        compared = judged(theirs.module, other.name, read_plan(other).method.name, other / MODEL)
     else:
         start = build(plan.model, seed=plan.seed, trusted=config.trusted_models).to(device).eval()
         if _is_the_start(start, folder, shard, trained, device):
@@ -204,7 +204,7 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def check_images(dataset: ImageDataset, trained: TrainedModel) -> None:
+def check_images(dataset: ImageDataset, trained: PersonalisedModel) -> None:
     """Raises ``DataError`` if a data set's images or classes are not the model's."""
     if dataset.image_shape != trained.plan.input_shape:
         raise DataError(
@@ -237,7 +237,7 @@ def _probabilities(model: nn.Module, test: ImageSplit, device: torch.device, whe
     return found
 
 
-def _other_run(config: SiloConfig, folder: Path, trained: TrainedModel, against: str | None) -> Path | None:
+def _other_run(config: SiloConfig, folder: Path, trained: PersonalisedModel, against: str | None) -> Path | None:
     if against is not None:
         return find_run(config.runs, against)
     fitting = []
@@ -253,7 +253,7 @@ def _other_run(config: SiloConfig, folder: Path, trained: TrainedModel, against:
     return max(fitting, key=lambda one: (one / MODEL).stat().st_mtime, default=None)
 
 
-def _check_comparable(other: Path, theirs: TrainedModel, trained: TrainedModel) -> None:
+def _check_comparable(other: Path, theirs: PersonalisedModel, trained: PersonalisedModel) -> None:
     if (theirs.class_names, theirs.plan.input_shape) != (trained.class_names, trained.plan.input_shape):
         raise DataError(f"{other}: its model has other classes or other images; it cannot be compared")
     if theirs.description.get("data_sha256") != trained.description.get("data_sha256"):
@@ -264,7 +264,7 @@ def _check_comparable(other: Path, theirs: TrainedModel, trained: TrainedModel) 
 
 
 def _is_the_start(
-    start: nn.Module, folder: Path, shard: ImageDataset, trained: TrainedModel, device: torch.device
+    start: nn.Module, folder: Path, shard: ImageDataset, trained: PersonalisedModel, device: torch.device
 ) -> bool:
     """Whether a model measures on the shard what the run's starting model did."""
     try:

@@ -29,7 +29,7 @@ from silo.evaluation import check_images, file_sha256
 from silo.evaluation_commands import ExportFormat
 from silo.model_card import NO_DEVICE
 from silo.performance import Floats
-from silo.prediction import TrainedModel, find_run, open_model
+from silo.prediction import PersonalisedModel, find_run, load_model
 from silo.run_state import MODEL
 
 INPUT, LOGITS, PROBABILITIES = "images", "logits", "probabilities"
@@ -72,11 +72,11 @@ def export(config: SiloConfig, out: Path, kind: ExportFormat, *, run: str | None
     """
     make, read = {ExportFormat.ONNX: (_to_onnx, _read_onnx), ExportFormat.PT2: (_to_pt2, _read_pt2)}[kind]
     folder = find_run(config.runs, run)
-    trained = open_model(folder, trusted=config.trusted_models)
+    trained = load_model(folder, trusted=config.trusted_models)
     shard = load_npz(config.shard)
     check_images(shard, trained)
     pixels = np.ascontiguousarray(shard.test.images.transpose(0, 3, 1, 2))
-    whole = _FromPixels(trained.model).eval()
+    whole = _FromPixels(trained.module).eval()
     try:
         with _quiet():
             content = make(_program(whole, pixels), json.dumps(_describe(trained, folder), ensure_ascii=False))
@@ -109,7 +109,7 @@ def _program(whole: nn.Module, pixels: Images) -> torch.export.ExportedProgram:
     return torch.export.export(whole, (example,), dynamic_shapes=({0: torch.export.Dim("n", min=1)},))
 
 
-def _describe(trained: TrainedModel, folder: Path) -> dict[str, Any]:
+def _describe(trained: PersonalisedModel, folder: Path) -> dict[str, Any]:
     channels, height, width = trained.plan.input_shape
     kept = ("silo", "federation", "run", "method", "rounds_trained", "plan_sha256", "synthetic")
     return {

@@ -1,4 +1,4 @@
-"""``silo predict``: the personalised model on images, with nothing but the files of a run."""
+"""A hospital's personalised model, loaded and put to work with nothing but the files of a run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
@@ -25,19 +26,6 @@ from silo.run_state import DESCRIPTION, MODEL
 _BATCH = 256
 
 
-@dataclass(frozen=True, eq=False)
-class TrainedModel:
-    """A run's personalised model in evaluation mode, on the CPU, and what ``model.json`` says of it.
-
-    ``class_names``: one for each class of the architecture.
-    """
-
-    model: nn.Module
-    plan: ModelPlan
-    class_names: tuple[str, ...]
-    description: Mapping[str, Any]
-
-
 @dataclass(frozen=True)
 class Prediction:
     """The most likely class of one image and its probability; ``truth`` where a data set tells it."""
@@ -49,41 +37,75 @@ class Prediction:
     truth: int | None
 
 
-def predict(
-    folder: Path, images: Path, *, trusted: tuple[str, ...] = (), window: Window | None = None
-) -> list[Prediction]:
-    """Classifies images with the model in a run's folder.
+@dataclass(frozen=True, eq=False)
+class PersonalisedModel:
+    """A hospital's own model after a run.
 
-    ``images``: a picture or DICOM file, a folder of such (each scaled to the model's size), or a MedMNIST ``.npz``,
-    whose test images are taken. ``window``: as the training images were shown (``silo.image_files``).
-
-    Raises ``DataError`` for files that are missing or do not fit.
+    ``module``: in evaluation mode, on the CPU; takes float32 [n, C, H, W] as ``algorithms.datasets.to_tensor`` scales
+    pixels, gives logits [n, classes]. ``plan``: its architecture. ``class_names``: what the logits stand for, in order.
+    ``description``: all that ``model.json`` says: silo, federation, run, method, data set and its fingerprint, whether
+    the images that it was trained on are ``synthetic``.
     """
-    trained = open_model(folder, trusted=trusted)
-    names, pixels, truth = _read(images, trained.plan, window)
-    probabilities = torch.softmax(logits_of(trained.model, pixels), dim=1)
-    found: list[Prediction] = []
-    for number, (probability, label) in enumerate(
-        zip(*(one.tolist() for one in probabilities.max(dim=1)), strict=True)
-    ):
-        known = None if truth is None else int(truth[number])
-        found.append(Prediction(names[number], label, trained.class_names[label], probability, known))
-    return found
+
+    module: nn.Module
+    plan: ModelPlan
+    class_names: tuple[str, ...]
+    description: Mapping[str, Any]
+
+    def probabilities(self, images: npt.NDArray[np.uint8]) -> Tensor:
+        """Each class's probability: float32 [n, classes].
+
+        ``images``: pixels, [n, H, W, C]; raises ``DataError`` for another type or size.
+        """
+        channels, height, width = self.plan.input_shape
+        if images.dtype != np.uint8 or images.shape[1:] != (height, width, channels):
+            raise DataError(
+                f"images are {images.dtype} {images.shape[1:]} (height, width, channels); the model takes uint8 "
+                f"{(height, width, channels)}"
+            )
+        return (
+            torch.softmax(logits_of(self.module, images), dim=1) if len(images) else torch.zeros(0, self.plan.classes)
+        )
+
+    def classify(self, images: str | Path, *, window: Window | None = None) -> list[Prediction]:
+        """Classifies a picture or DICOM file, a folder of such (each scaled to the model's size), or a MedMNIST
+        ``.npz``, whose test images are taken. ``window``: as the training images were shown (``silo.image_files``).
+
+        Raises ``DataError`` for files that are missing or do not fit.
+        """
+        names, pixels, truth = _read(Path(images), self.plan, window)
+        probabilities, labels = self.probabilities(pixels).max(dim=1)
+        return [
+            Prediction(
+                name,
+                label,
+                self.class_names[label],
+                probability,
+                None if truth is None else int(truth[index]),
+            )
+            for index, (name, label, probability) in enumerate(
+                zip(names, labels.tolist(), probabilities.tolist(), strict=True)
+            )
+        ]
 
 
-def open_model(folder: Path, *, trusted: tuple[str, ...] = ()) -> TrainedModel:
-    """The model in a run's folder; raises ``DataError`` for files that are missing or do not fit each other."""
+def load_model(folder: str | Path, *, trusted: tuple[str, ...] = ()) -> PersonalisedModel:
+    """The model in a run's folder (``STATE/runs/RUN``).
+
+    ``trusted``: modules that may define an architecture, as a silo's ``trusted_models``. Raises ``DataError`` for files
+    that are missing or do not fit, ``ConfigurationError`` for an architecture that is not known or not trusted.
+    """
+    folder = Path(folder)
     description = _description(folder)
     plan = ModelPlan.model_validate(description["architecture"])
-    model = build(plan, seed=0, trusted=trusted)
+    module = build(plan, seed=0, trusted=trusted)
     try:
-        model.load_state_dict(load_file(folder / MODEL))
+        module.load_state_dict(load_file(folder / MODEL))
     except (OSError, SafetensorError, RuntimeError) as error:
         raise DataError(f"{folder / MODEL}: does not hold this model: {error}") from None
-    model.eval()
     named = tuple(str(name) for name in description["class_names"])[: plan.classes]
     names = named + tuple(f"class {number}" for number in range(len(named), plan.classes))
-    return TrainedModel(model, plan, names, description)
+    return PersonalisedModel(module.eval(), plan, names, description)
 
 
 def logits_of(model: nn.Module, images: Images, *, device: torch.device | None = None) -> Tensor:

@@ -119,12 +119,17 @@ class ExperimentConfig(StrictModel):
     @classmethod
     def read(cls, path: Path) -> ExperimentConfig:
         """Raises ``ConfigurationError`` naming the file and every key that is wrong."""
-        config = load(path, cls)
+        return _checked(load(path, cls), str(path))
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> ExperimentConfig:
+        """An experiment from what its file would hold; raises ``ConfigurationError`` naming every key that is wrong."""
+        where = f"experiment {fields.get('name', 'without a name')!s:.80}"
         try:
-            config.check()
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{path}: {error}") from None
-        return config
+            config = cls.model_validate(dict(fields))
+        except ValidationError as error:
+            raise ConfigurationError("\n".join(f"{where}: {line}" for line in explain(error, cls))) from None
+        return _checked(config, where)
 
     def check(self) -> None:
         """Raises ``ConfigurationError`` for settings, methods or published numbers that cannot be used."""
@@ -248,6 +253,14 @@ class Run:
             participation=self.participation,
             privacy=variant.privacy.plan(method, variant.training, self.config.rounds) if variant.privacy else None,
         )
+
+
+def _checked(config: ExperimentConfig, where: str) -> ExperimentConfig:
+    try:
+        config.check()
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{where}: {error}") from None
+    return config
 
 
 def runs(config: ExperimentConfig, data: tuple[str, ...], folder: Path) -> list[Run]:

@@ -22,10 +22,11 @@ from privacy.exposure import Exposure
 from privacy.plan import PrivacyPlan
 from simulation.execution import DIRECTIONS, ROUNDS, RUN, WEIGHTS, read_run
 from simulation.experiment import ExperimentConfig, Published, Variant, data_name, folder_name, section_name
-from simulation.figures import draw_curves, draw_exposure, draw_privacy, draw_weights
 
 LAST = 10
 MEGABYTE = 1e6
+
+EXPOSURE_COLUMNS = ("data", "synthetic", "setting", "method", "last10_mean", "direction", "exposure", "mb_per_silo")
 
 Floats = npt.NDArray[np.float64]
 Spread = tuple[float, float]
@@ -236,6 +237,9 @@ def _spread(values: Iterable[float]) -> Spread:
 
 def write_results(config: ExperimentConfig, config_path: Path, runs: Path, to: Path) -> Path:
     """Writes an experiment's page, tables (CSV and JSON) and pictures; returns the page's path."""
+    # Drawing into files would take a notebook's own display away from it.
+    from simulation.figures import draw_curves, draw_exposure, draw_privacy, draw_weights
+
     sections = tabulate(read_runs(runs / config.name), config)
     to.mkdir(parents=True, exist_ok=True)
     pictures: dict[str, list[tuple[str, str]]] = {}
@@ -255,8 +259,8 @@ def write_results(config: ExperimentConfig, config_path: Path, runs: Path, to: P
                 name = f"{stem}-{folder_name(row.label)}-weights.png"
                 draw_weights(f"{row.label}: {section.title}", weights, to / name)
                 pictures[section.file_stem].append((f"{row.label}: silo-to-silo weights", name))
-    _write(to / f"{config.name}.csv", _accuracy_csv(sections))
-    _write(to / f"{config.name}-exposure.csv", _exposure_csv(sections))
+    _write(to / f"{config.name}.csv", _csv(accuracy_columns(sections), accuracy_rows(sections)))
+    _write(to / f"{config.name}-exposure.csv", _csv(EXPOSURE_COLUMNS, exposure_rows(sections)))
     _write(to / f"{config.name}.json", json.dumps(_as_json(config, sections), indent=1) + "\n")
     page = to / f"{config.name}.md"
     _write(page, markdown(config, sections, pictures, _commands(config, config_path, runs, to, sections)))
@@ -468,38 +472,45 @@ def _commands(config: ExperimentConfig, path: Path, runs: Path, to: Path, sectio
     return [f"simulation run --config {path}{data}{where}", f"simulation results --config {path}{where}{out}"]
 
 
-def _accuracy_csv(sections: Sequence[Section]) -> str:
-    fields = ["data", "synthetic", "setting", "method", "seeds", "best_mean", "best_std", "last10_mean", "last10_std"]
-    fields += ["published"]
+def accuracy_columns(sections: Sequence[Section]) -> list[str]:
+    """The columns of ``accuracy_rows``; the last three only where some run has differential privacy."""
+    columns = ["data", "synthetic", "setting", "method", "seeds", "best_mean", "best_std", "last10_mean", "last10_std"]
     private = any(row.privacy for section in sections for row in section.rows)
-    rows = []
+    return [*columns, "published", *(("epsilon", "delta", "unit") if private else ())]
+
+
+def accuracy_rows(sections: Sequence[Section]) -> list[tuple[Any, ...]]:
+    """A row a method and section. Accuracies are in percent, as in ``Row``; ``published`` is None where nothing was;
+    ``epsilon`` is infinite without differential privacy."""
+    width = len(accuracy_columns(sections))
+    rows: list[tuple[Any, ...]] = []
     for section in sections:
         for row in section.rows:
-            measured = [*row.best, *row.last]
-            published = row.published.accuracy if row.published else ""
-            cells = [section.data, section.synthetic, section.setting, row.label, len(row.seeds), *measured, published]
-            if private:
-                cells += [row.privacy.epsilon, row.privacy.delta, row.privacy.unit] if row.privacy else ["inf", "", ""]
-            rows.append(cells)
-    return _csv([*fields, "epsilon", "delta", "unit"] if private else fields, rows)
+            published = row.published.accuracy if row.published else None
+            promised = (
+                (row.privacy.epsilon, row.privacy.delta, row.privacy.unit) if row.privacy else (math.inf, *2 * (None,))
+            )
+            cells = (section.data, section.synthetic, section.setting, row.label, len(row.seeds), *row.best, *row.last)
+            rows.append((*cells, published, *promised)[:width])
+    return rows
 
 
-def _exposure_csv(sections: Sequence[Section]) -> str:
-    fields = ["data", "synthetic", "setting", "method", "last10_mean", "direction", "exposure", "mb_per_silo"]
-    rows = [
-        [section.data, section.synthetic, section.setting, row.label, row.last[0], direction, str(exposure), size]
+def exposure_rows(sections: Sequence[Section]) -> list[tuple[Any, ...]]:
+    """A row (``EXPOSURE_COLUMNS``) a method, section, direction and exposure class. ``up``: sent by the silo;
+    ``mb_per_silo``: 10^6 bytes of tensors for the whole run."""
+    return [
+        (section.data, section.synthetic, section.setting, row.label, row.last[0], direction, str(exposure), size)
         for section in sections
         for row in section.rows
         for direction in DIRECTIONS
         for exposure, size in row.megabytes[direction].items()
     ]
-    return _csv(fields, rows)
 
 
-def _csv(fields: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def _csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(fields)
+    writer.writerow(columns)
     writer.writerows(rows)
     return text.getvalue()
 

@@ -26,7 +26,7 @@ from silo.evaluation_page import as_json, make_document, write_page
 from silo.evaluation_pictures import spotlight, whereabouts
 from silo.model_card import as_markdown
 from silo.performance import ClassPerformance
-from silo.prediction import predict
+from silo.prediction import load_model
 from silo.run_state import DESCRIPTION, MODEL, RESULTS
 from silo.synthetic import generate_tissue
 
@@ -64,7 +64,7 @@ def text_of(found: Evaluation) -> str:
 
 
 def test_the_figures_are_those_of_the_models_own_predictions(trained: SiloConfig, found: Evaluation) -> None:
-    predicted = predict(trained.runs / "autumn", trained.shard)
+    predicted = load_model(trained.runs / "autumn").classify(trained.shard)
     confusion = np.zeros((CLASSES, CLASSES), int)
     for one in predicted:
         assert one.truth is not None
@@ -140,7 +140,7 @@ def test_separate_training_is_what_working_together_is_held_against(config: Silo
     assert found.compared is not None
     assert (found.compared.run, found.compared.method) == ("alone", "local")
     ours, theirs = (
-        np.array([one.label == one.truth for one in predict(config.runs / run, config.shard)])
+        np.array([one.label == one.truth for one in load_model(config.runs / run).classify(config.shard)])
         for run in ("autumn", "alone")
     )
     assert found.compared.difference.better == int((ours & ~theirs).sum())

@@ -19,7 +19,7 @@ from silo import cli, exporting
 from silo.config import SiloConfig
 from silo.evaluation_commands import ExportFormat
 from silo.exporting import export
-from silo.prediction import predict
+from silo.prediction import load_model
 from silo.synthetic import generate_tissue
 
 
@@ -42,7 +42,7 @@ def raw_pixels(config: SiloConfig) -> np.ndarray[Any, Any]:
 
 
 def check(config: SiloConfig, probabilities: np.ndarray[Any, Any], metadata: str) -> None:
-    expected = predict(config.runs / "autumn", config.shard)
+    expected = load_model(config.runs / "autumn").classify(config.shard)
     assert probabilities.argmax(axis=1).tolist() == [one.label for one in expected]
     assert probabilities.max(axis=1) == pytest.approx([one.probability for one in expected], abs=1e-5)
     told = json.loads(metadata)

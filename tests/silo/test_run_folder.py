@@ -22,7 +22,7 @@ from privacy.durable import on_disk
 from privacy.errors import DataError, DiskError
 from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from silo import run_state
-from silo.prediction import find_run, predict
+from silo.prediction import find_run, load_model
 from silo.run_state import DESCRIPTION, MODEL, RESULTS, RunState
 from silo.training import Measurement
 
@@ -273,7 +273,7 @@ def test_pictures_in_a_folder_are_classified_in_the_order_of_their_names(trained
     for number, image in enumerate(images):
         Image.fromarray(image).save(folder / f"{number}.png")
     (folder / "notes.txt").write_text("not a picture")
-    found = predict(trained, folder)
+    found = load_model(trained).classify(folder)
     labels, probabilities = expected(images)
     assert [p.image for p in found] == [f"{number}.png" for number in range(6)]
     assert [p.label for p in found] == labels
@@ -286,13 +286,13 @@ def test_a_picture_of_another_size_and_kind_is_fitted_to_the_model(trained: Path
     for mode in ("L", "RGBA", "P", "CMYK"):
         path = tmp_path / f"{mode}.tiff"
         Image.new(mode, (50, 31)).save(path)
-        (one,) = predict(trained, path)
+        (one,) = load_model(trained).classify(path)
         assert one.image == f"{mode}.tiff"
 
 
 def test_an_npz_is_classified_with_its_truth(trained: Path, tmp_path: Path) -> None:
     save_npz(tmp_path / "shard.npz", dataset())
-    found = predict(trained, tmp_path / "shard.npz")
+    found = load_model(trained).classify(tmp_path / "shard.npz")
     labels, _ = expected(dataset().test.images)
     assert [p.label for p in found] == labels
     assert [p.truth for p in found] == dataset().test.labels.tolist()
@@ -311,7 +311,7 @@ def test_what_cannot_be_classified_is_a_data_error(trained: Path, tmp_path: Path
         ("wrong.npz", "the model takes"),
     ):
         with pytest.raises(DataError, match=words):
-            predict(trained, tmp_path / name)
+            load_model(trained).classify(tmp_path / name)
 
 
 def test_a_folder_whose_model_does_not_fit_its_description_is_a_data_error(trained: Path, tmp_path: Path) -> None:
@@ -320,10 +320,24 @@ def test_a_folder_whose_model_does_not_fit_its_description_is_a_data_error(train
     description["architecture"]["classes"] = 4
     (trained / DESCRIPTION).write_text(json.dumps(description))
     with pytest.raises(DataError, match="does not hold this model"):
-        predict(trained, tmp_path / "x.png")
+        load_model(trained).classify(tmp_path / "x.png")
     (trained / DESCRIPTION).write_text("{}")
     with pytest.raises(DataError, match="does not describe a model"):
-        predict(trained, tmp_path / "x.png")
+        load_model(trained).classify(tmp_path / "x.png")
+
+
+def test_a_loaded_model_says_what_it_is_and_takes_pixels_of_its_own_size_alone(trained: Path) -> None:
+    model = load_model(str(trained))
+    assert not model.module.training
+    assert model.class_names == ("fat", "mucus", "tumour")
+    assert model.description == json.loads((trained / DESCRIPTION).read_text())
+    images = dataset().test.images
+    _, probabilities = expected(images)
+    assert model.probabilities(images).max(dim=1).values.tolist() == pytest.approx(probabilities, abs=1e-6)
+    assert model.probabilities(images[:0]).shape == (0, 3)
+    for wrong in (images[:, :8], images.astype(np.float32), images[0]):
+        with pytest.raises(DataError, match="the model takes uint8"):
+            model.probabilities(wrong)
 
 
 def test_a_run_is_found_by_name_or_as_the_only_one(trained: Path, tmp_path: Path) -> None:
