@@ -133,6 +133,9 @@ def test_the_silos_page_shows_what_left_and_takes_the_consent_back(federation: M
     first = one.start_silo("hospital1")
     others = [one.start_silo(name) for name in one.silos[1:]]
     one.wait_for("a round", lambda: len(one.messages("hospital1", "sent")) > 10)
+    for process in others:  # the round waits for them, and hospital1 with it
+        process.kill()
+        process.wait()
     port = free_port()
     shutil.copy(one.folder / "hospital1.yaml", one.folder / "silopage.yaml")
     one.start("silo", "page", "--port", str(port), "--config", "silopage.yaml")
@@ -165,5 +168,3 @@ def test_the_silos_page_shows_what_left_and_takes_the_consent_back(federation: M
     last = one.messages("hospital1", "sent")[-1]
     assert last["rpc"] in ("Withdraw", "Attest")
     page.close()
-    for process in others:
-        process.kill()
