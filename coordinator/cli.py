@@ -82,7 +82,7 @@ def serve(
 def status(config: Config, as_json: AsJson = False) -> None:
     """Show the run's state: round, silos, who is late, whose updates differ from others', what was refused."""
     settings, store = _open(config)
-    content = status_of(settings, store)
+    content = status_of(settings, store, store.rounds(settings.run.name))
     run, silos = content["run"], content["silos"]
     if as_json:
         typer.echo(json.dumps(content, indent=2))

@@ -82,8 +82,10 @@ class Throttle:
 
 
 class EnrolmentService:
-    """Answers invited hospitals. Raises ``IdentityError`` if the CA's folder is not that of the own certificate's "
-    "CA."""
+    """Answers invited hospitals.
+
+    Raises ``IdentityError`` if the CA's folder is not that of the own certificate's CA.
+    """
 
     def __init__(
         self,

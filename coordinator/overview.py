@@ -37,9 +37,8 @@ class Overview:
         Raises ``StoreError`` or ``JournalError`` where that cannot be read.
         """
         config, run = self._config, self._config.run.name
-        begun = run in [name for name, _, _ in self._store.runs()]
-        status = status_of(config, self._store)
-        states = self._store.rounds(run) if begun else []
+        states = self._store.rounds(run)
+        status = status_of(config, self._store, states)
         with self._reading:
             self._tail.update()
             received = self._tail.by_class(run, "received")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,7 +42,7 @@ def serve_page(config: CoordinatorConfig, listen: str, token_file: Path | None, 
         content, jinja2.PackageLoader("coordinator"), token=token, credentials=config.open_credentials()
     )
     try:
-        asyncio.run(_until_stopped(server, host.strip("[]"), int(port), context, lambda: ready(place)))
+        server.serve(host.strip("[]"), int(port), context, lambda: ready(place))
     finally:
         store.close()
 
@@ -85,13 +83,3 @@ def metrics(overview: Overview) -> bytes:
         gauge("epsilon_planned", "Privacy loss that the plan allows.").labels(run).set(data["privacy"]["epsilon"])
     gauge("refusals", "Requests turned away, of the newest twenty.").labels(run).set(len(data["refusals"]))
     return generate_latest(registry)
-
-
-async def _until_stopped(server: PageServer, host: str, port: int, context: object, ready: Callable[[], None]) -> None:
-    serving = asyncio.ensure_future(server.run(host, port, context, ready))  # type: ignore[arg-type]
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
-    try:
-        await serving
-    except asyncio.CancelledError:
-        return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coordinator.config import CoordinatorConfig
@@ -13,11 +13,10 @@ LAST_CHANGES = 5
 LAST_REFUSALS = 20
 
 
-def status_of(config: CoordinatorConfig, store: Store) -> dict[str, Any]:
-    """The run's round, its silos, who is late, what was refused."""
+def status_of(config: CoordinatorConfig, store: Store, rounds: Sequence[RoundState]) -> dict[str, Any]:
+    """The run's round, its silos, who is late, what was refused. ``rounds``: all of the run's, from the store."""
     run = config.run.name
     members = store.members(run)
-    rounds = store.rounds(run)
     current = rounds[-1] if rounds else None
     finished = bool(rounds) and store.is_finished(run)
     withdrawals = store.withdrawals(run)

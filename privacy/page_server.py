@@ -16,6 +16,7 @@ import hmac
 import json
 import logging
 import secrets
+import signal
 import ssl
 import stat
 import time
@@ -146,7 +147,25 @@ class PageServer:
         )
         return app
 
-    async def run(self, host: str, port: int, context: ssl.SSLContext | None, ready: Callable[[], None]) -> None:
+    def serve(self, host: str, port: int, context: ssl.SSLContext | None, ready: Callable[[], None]) -> None:
+        """Serves until SIGTERM or Ctrl-C; ``ready`` is called once the page can be opened.
+
+        Raises ``ConfigurationError`` if the address cannot be had.
+        """
+        asyncio.run(self._until_stopped(host, port, context, ready))
+
+    async def _until_stopped(
+        self, host: str, port: int, context: ssl.SSLContext | None, ready: Callable[[], None]
+    ) -> None:
+        serving = asyncio.ensure_future(self._run(host, port, context, ready))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+        try:
+            await serving
+        except asyncio.CancelledError:
+            return
+
+    async def _run(self, host: str, port: int, context: ssl.SSLContext | None, ready: Callable[[], None]) -> None:
         """Serves until it is cancelled. Raises ``ConfigurationError`` if the address cannot be had."""
         runner = web.AppRunner(self.application(), access_log=None, shutdown_timeout=2)
         await runner.setup()

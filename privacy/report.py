@@ -38,10 +38,6 @@ from privacy.report_words import (
 BEFORE = ""
 """In place of a run's name: what is exchanged before a run is joined."""
 
-LISTED_REFUSALS = 100
-"""Refusals that differ in reason, run or party are listed up to this number, and beyond it counted."""
-
-_LONGEST_REASON = 600
 FORM = "medsilo-report"
 VERSION = 1
 

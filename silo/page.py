@@ -6,8 +6,6 @@ ask for the page.
 
 from __future__ import annotations
 
-import asyncio
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -51,19 +49,7 @@ def serve_page(config: SiloConfig, port: int, ready: Callable[[str, Path], None]
     )
     hosts = frozenset(f"{name}:{port}" for name in (_HOST, "localhost"))
     server = PageServer(content, jinja2.PackageLoader("silo"), token=token, hosts=hosts)
-
-    async def until_stopped() -> None:
-        serving = asyncio.ensure_future(
-            server.run(_HOST, port, None, lambda: ready(f"http://{_HOST}:{port}/?token={token}", place))
-        )
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
-        try:
-            await serving
-        except asyncio.CancelledError:
-            return
-
-    asyncio.run(until_stopped())
+    server.serve(_HOST, port, None, lambda: ready(f"http://{_HOST}:{port}/?token={token}", place))
 
 
 class View:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from postgres_cluster import PASSWORD, Cluster
 from sqlalchemy import create_engine, text
+from sqlalchemy.orm import Session
 
 from coordinator.store import Store
 from privacy.errors import ConfigurationError, LeaseLostError, StoreError
@@ -91,6 +92,14 @@ def everything(store: Store) -> object:
     )
 
 
+def until_it_waits(session: Session, thread: threading.Thread, otherwise: str) -> None:
+    """Returns once somebody waits for a lock in the database; the thread must not have come through."""
+    waits = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+    while session.scalar(waits) == 0:
+        assert thread.is_alive(), otherwise
+        session.execute(text("SELECT pg_stat_clear_snapshot()"))
+
+
 def test_every_change_is_refused_to_a_coordinator_that_has_lost_the_lease(coordinators: Coordinators) -> None:
     assert set(WRITES) | READS == {name for name in vars(Store) if not name.startswith("_")}, "which one is the new?"
     first = coordinators.serving()
@@ -143,10 +152,7 @@ def test_a_change_under_way_is_finished_before_another_takes_over(coordinators: 
     with first._writing() as session:
         session.execute(text("UPDATE run SET finished_at = 'now'"))
         taking.start()
-        waits = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
-        while session.scalar(waits) == 0:
-            assert taking.is_alive(), "it took over in the middle of a change"
-            session.execute(text("SELECT pg_stat_clear_snapshot()"))
+        until_it_waits(session, taking, "it took over in the middle of a change")
     taking.join(timeout=60)
     assert second.runs() == [("r", "{}", "now")]
     second.refuse("a", "Join", "why")
@@ -169,10 +175,7 @@ def test_what_is_read_after_settling_cannot_be_changed_by_an_earlier_change_that
     with store._writing() as session:
         session.execute(text("UPDATE run SET finished_at = 'now'"))
         settling.start()
-        waits = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
-        while session.scalar(waits) == 0:
-            assert settling.is_alive(), "it did not wait for the change under way"
-            session.execute(text("SELECT pg_stat_clear_snapshot()"))
+        until_it_waits(session, settling, "it did not wait for the change under way")
     settling.join(timeout=60)
     assert read == [("r", "{}", "now")]
 

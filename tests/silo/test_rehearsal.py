@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import yaml
+from trained_hospital import configured
 
-from algorithms.datasets import ImageDataset, ImageSplit, load_npz, save_npz
+from algorithms.datasets import ImageDataset, ImageSplit, load_npz
 from algorithms.registry import METHODS, make
 from privacy.accounting import SampledGaussian, Unit, epsilon, noise_multiplier_for
 from privacy.errors import DataError, RefusedError
@@ -48,21 +48,6 @@ class Seeded(NoiseSource):
     def sample(self, count: int, rate: float) -> npt.NDArray[np.int64]:
         self.counts.add(count)
         return super().sample(count, rate)
-
-
-def configured(folder: Path, data: ImageDataset) -> SiloConfig:
-    save_npz(folder / "shard.npz", data)
-    content = {
-        "federation": "test",
-        "name": "hospital1",
-        "coordinator": {"address": "127.0.0.1:1"},
-        "state": "state",
-        "shard": "shard.npz",
-        "device": "cpu",
-        "threads": 1,
-    }
-    (folder / "hospital1.yaml").write_text(yaml.safe_dump(content))
-    return SiloConfig.read(folder / "hospital1.yaml")
 
 
 def planned(
