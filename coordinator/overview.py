@@ -18,8 +18,6 @@ from privacy.journal_tail import JournalTail
 from privacy.plan import RunPlan
 from privacy.report_words import NAME, TELLING, last_part, readable_bytes
 
-_NEWEST = 20
-
 
 class Overview:
     """The page's data, for one configuration; the journal is followed as it grows."""
@@ -43,10 +41,6 @@ class Overview:
             self._tail.update()
             received = self._tail.by_class(run, "received")
             sent = self._tail.by_class(run, "sent")
-            turned_away = [
-                {"at": r["time"][:19], "peer": r["peer"], "rpc": r["rpc"], "reason": r["reason"]}
-                for r in self._tail.refusals[-_NEWEST:]
-            ]
         measured = _measured(config.silos, states)
         weights = weights_log.rounds(config.state / "runs" / run)
         shown_round = _chosen(query.get("round"), list(weights))
@@ -63,7 +57,6 @@ class Overview:
             "weight_rounds": [number + 1 for number in weights],
             "matrix": matrix(chosen["silos"], chosen["weights"], identifier="matrix") if chosen else "",
             "privacy": _privacy(config, self._plan, status["round"] or 0, finished=status["finished"]),
-            "turned_away": turned_away,
         }
 
 

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from coordinator.config import CoordinatorConfig
 from coordinator.overview import Overview
 from coordinator.store import Store
+from privacy.endpoint import split_address
 from privacy.errors import ConfigurationError
 from privacy.page_server import Content, PageServer, open_token, tls_context
 
@@ -23,9 +24,10 @@ def serve_page(config: CoordinatorConfig, listen: str, token_file: Path | None, 
     Raises ``ConfigurationError`` for an address that cannot be had, ``IdentityError`` for certificates that cannot be
     used.
     """
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdigit():
-        raise ConfigurationError(f"--listen {listen}: should be host:port, for example 0.0.0.0:8443")
+    try:
+        host, port = split_address(listen)
+    except ValueError as error:
+        raise ConfigurationError(f"--listen {listen}: {error}") from None
     files = config.tls_files
     place = token_file or config.keys / "page.token"
     token = open_token(place)
@@ -42,7 +44,7 @@ def serve_page(config: CoordinatorConfig, listen: str, token_file: Path | None, 
         content, jinja2.PackageLoader("coordinator"), token=token, credentials=config.open_credentials()
     )
     try:
-        server.serve(host.strip("[]"), int(port), context, lambda: ready(place))
+        server.serve(host.strip("[]"), port, context, lambda: ready(place))
     finally:
         store.close()
 
@@ -63,6 +65,10 @@ def metrics(overview: Overview) -> bytes:
     delivered = gauge("silo_rounds_delivered", "Rounds that a silo delivered in time.", "silo")
     late = gauge("silo_rounds_late", "Rounds that ended without a silo's update.", "silo")
     accuracy = gauge("silo_accuracy", "A silo's last shared accuracy on its own test images, 0 to 1.", "silo")
+    norm = gauge("silo_change_norm", "Euclidean norm of a silo's last change of the model.", "silo")
+    score = gauge("silo_change_score", "Robust z-score of that norm among its round's.", "silo")
+    cosine = gauge("silo_change_cosine", "Median cosine of that change with each other silo's.", "silo")
+    unusual = gauge("silo_change_unusual", "1 where that change is unusual for its round.", "silo")
     for silo in data["silos"]:
         for one in _STATES:
             state.labels(silo["silo"], one, run).set(silo["state"] == one)
@@ -70,6 +76,12 @@ def metrics(overview: Overview) -> bytes:
         late.labels(silo["silo"], run).set(silo["rounds_late"])
         if points := data["accuracy"][silo["silo"]]:
             accuracy.labels(silo["silo"], run).set(points[-1][1])
+        if silo["changes"]:
+            last = silo["changes"][-1]
+            unusual.labels(silo["silo"], run).set(bool(last["unusual"]))
+            for figure, found in ((norm, last["norm"]), (score, last["score"]), (cosine, last["cosine"])):
+                if found is not None:
+                    figure.labels(silo["silo"], run).set(found)
     exposed = gauge("exposed_bytes", "Bytes of an exposure class that passed.", "silo", "direction", "class")
     for direction in ("received", "sent"):
         table = data[direction]

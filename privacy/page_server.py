@@ -120,6 +120,7 @@ class PageServer:
         self._hosts = hosts
         self._sessions: dict[str, float] = {}
         self._watchers = 0
+        self._drawn: dict[tuple[tuple[str, str], ...], tuple[float, asyncio.Task[tuple[str, str]]]] = {}
         self._environment = jinja2.Environment(
             loader=jinja2.ChoiceLoader([templates, jinja2.PackageLoader("privacy")]),
             autoescape=True,
@@ -294,6 +295,7 @@ class PageServer:
 
     async def _act(self, request: web.Request) -> web.Response:
         said = await asyncio.to_thread(self._content.actions[request.path.removeprefix("/do/")])
+        self._drawn.clear()
         log.info("%s: %s", request.path, said)
         return web.Response(status=303, headers={"Location": str(request.rel_url.with_path("/").with_query(said=said))})
 
@@ -325,7 +327,19 @@ class PageServer:
         return response
 
     async def _draw(self, query: Query) -> tuple[str, str]:
-        data = await asyncio.to_thread(self._content.look, dict(query))
+        """The page's middle and its digest; one drawing serves all who ask within a second."""
+        now, asked = time.monotonic(), tuple(sorted(query.items()))
+        self._drawn = {
+            key: (began, task)
+            for key, (began, task) in self._drawn.items()
+            if now - began < _LOOK_SECONDS or not task.done()
+        }
+        if asked not in self._drawn:
+            self._drawn[asked] = (now, asyncio.ensure_future(self._draw_anew(dict(query))))
+        return await asyncio.shield(self._drawn[asked][1])
+
+    async def _draw_anew(self, query: Query) -> tuple[str, str]:
+        data = await asyncio.to_thread(self._content.look, query)
         middle = await asyncio.to_thread(self._environment.get_template(self._content.template).render, **data)
         return middle, hashlib.sha256(middle.encode()).hexdigest()[:16]
 

@@ -68,7 +68,15 @@ class Watched:
             "round": 2,
             "rounds": 3,
             "finished": False,
-            "silos": [{"silo": "a", "state": "training", "rounds_delivered": 1, "rounds_late": 0}],
+            "silos": [
+                {
+                    "silo": "a",
+                    "state": "training",
+                    "rounds_delivered": 1,
+                    "rounds_late": 0,
+                    "changes": [{"norm": 0.5, "score": 1.5, "cosine": 0.25, "unusual": []}],
+                }
+            ],
             "accuracy": {"a": [[1, 0.5]]},
             "received": table,
             "sent": table,

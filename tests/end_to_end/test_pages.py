@@ -76,6 +76,12 @@ def test_the_coordinators_page_follows_a_run(federation: Make, browser: Any) -> 
     drawn = page.locator("svg g title", has_text="is pulled to").count()
     drawn += page.locator("svg g title", has_text="is pushed from").count()
     assert drawn == 6, "each of three hospitals has two others"
+    differing = page.locator("[aria-label='Table: how updates differ'] tbody tr")
+    told = {row["silo"]: row["changes"][-1] for row in one.status()["silos"]}
+    assert differing.all_inner_texts() == [
+        "\t".join([name, "3", f"{last['norm']:.4g}", f"{last['score']:+.1f}", f"{last['cosine']:+.2f}", "no"])
+        for name, last in told.items()
+    ]
     assert_accessible(page)
     page.emulate_media(color_scheme="dark")
     assert_accessible(page)
