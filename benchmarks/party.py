@@ -1,10 +1,12 @@
 """Starts ``silo`` or ``coordinator`` for a benchmark, with parts of it switched off.
 
-    python benchmarks/party.py [untrained] [unaudited] -- silo|coordinator ARGUMENTS …
+    python benchmarks/party.py [untrained] [unjournalled | unaudited] -- silo|coordinator ARGUMENTS …
 
-``untrained``: training and testing do nothing. ``unaudited``: messages are only serialised and parsed; nothing is
-attributed, held against the consent, hashed, recorded, signed or acknowledged. That is no way to run a federation: it
-is what the audit's cost is measured against.
+``untrained``: training and testing do nothing. ``unjournalled``: the door does all its work, hashes, signatures and
+receipts included, but the journal keeps nothing: no record is put into canonical form, written or synced.
+``unaudited``: messages are only serialised and parsed; nothing is attributed, held against the consent, hashed,
+recorded, signed or acknowledged. Neither is a way to run a federation: they are what the audit's cost is measured
+against.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import privacy.journal
 from protos.medsilo.v1 import journal_pb2
 
 
@@ -54,6 +57,22 @@ class PlainDoor:
         return message
 
 
+def keep_nothing() -> None:
+    """Makes journals count their records, and nothing else."""
+
+    def append(self: Any, records: Sequence[Any], **_: Any) -> range:
+        with self._append_lock:
+            first = self._tree.size
+            for _ in records:
+                self._grow(b"")
+            return range(first, self._tree.size)
+
+    disk = SimpleNamespace(usable=True)
+    disk.append = disk.sync = disk.check_usable = lambda *_, **__: None
+    privacy.journal.Journal.append = append  # type: ignore[method-assign]
+    privacy.journal.Appender = lambda _folder: disk  # type: ignore[assignment,misc]
+
+
 def main() -> None:
     """Takes the flags, then is the command."""
     end = sys.argv.index("--")
@@ -62,6 +81,8 @@ def main() -> None:
         import silo.training
 
         silo.training.LocalSite.fit = silo.training.LocalSite.measure = lambda *_, **__: None
+    if "unjournalled" in flags:
+        keep_nothing()
     if "unaudited" in flags:
         import coordinator.daemon
         import silo.daemon
