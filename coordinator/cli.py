@@ -91,7 +91,9 @@ def status(config: Config, as_json: AsJson = False) -> None:
     table = Table(title=f"run {run} · {content['method']} · {where}", title_justify="left")
     compared = any(silo["changes"] for silo in silos)
     columns = ("silo", "state", "rounds delivered", "rounds late")
-    for column in (*columns, "last change: norm", "score", "cosine") if compared else columns:
+    for column in (
+        (*columns, "last change: length", "beside others' (z-score)", "direction (cosine)") if compared else columns
+    ):
         table.add_column(column)
     for silo in silos:
         late = f" ({', '.join(map(str, silo['late'][-LATE_SHOWN:]))})" if silo["late"] else ""

@@ -291,7 +291,10 @@ class CoordinatorConfig(PartyConfig):
 
         parameters = dict(self.run.method)
         name = str(parameters.pop("name"))
-        return make(name, parameters)
+        try:
+            return make(name, parameters)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"`run.method`: {error}") from None
 
     def open_public(self, model: nn.Module) -> PublicImages | None:
         """The public images, to be measured with a copy of ``model``; None where the method needs none.

@@ -202,6 +202,8 @@ class Rounds:
                 self._let_go(silo)
                 self._refresh()
                 self._changed.notify_all()
+                if len(self._members) == 1 and self._round is not None:
+                    log.warning("run %s goes on with %s alone: no other hospital is left in it", run, *self._members)
             return self.store.withdrawals(run)[silo]
 
     def _left_by(self, silo: str) -> int | None:
@@ -691,10 +693,11 @@ class Rounds:
             if change.unusual:
                 log.warning("round %d: %s's change is unusual: %s", state.number + 1, silo, ", ".join(change.unusual))
         log.info(
-            "round %d of %d has ended with %d updates%s (%.2f s at the coordinator)",
+            "round %d of %d has ended with %d update%s%s (%.2f s at the coordinator)",
             state.number + 1,
             self.plan.rounds,
             len(delivered),
+            "" if len(delivered) == 1 else "s",
             f"; late: {', '.join(late)}" if late else "",
             time.monotonic() - started,
         )

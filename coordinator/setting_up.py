@@ -33,7 +33,7 @@ name: coordinator              # this coordinator's name in its certificate
 listen: {listen}         # hospitals call here; they open no port of their own
 state: state/coordinator       # keys, journal, database, tensors of the last rounds
 
-silos: [{silos}]   # who may take part; the run starts when all have joined (or so many: start_with: 2)
+silos: [{silos}]   # who may take part; the run starts when all have joined (or so many: start_with: {most})
 
 enrolment:                     # where invited hospitals get their certificates; take it out when all have theirs
   listen: {enrolment}
@@ -54,7 +54,7 @@ run:
     optimizer: adam
     learning_rate: 0.001
   rounds: {rounds}
-  quorum: all                  # a round waits for all; with `quorum: 2` and `deadline_minutes: 60` not for ever
+  quorum: all                  # a round waits for all; with `quorum: {most}` and `deadline_minutes: 60` not for ever
   ask_for: []                  # [LOCAL_METRICS]: hospitals that consent report their accuracy
   seed: 1
 """
@@ -101,6 +101,7 @@ def set_up(wanted: Federation, path: Path) -> CoordinatorConfig:
         shape=", ".join(map(str, wanted.shape)),
         classes=wanted.classes,
         rounds=wanted.rounds,
+        most=max(1, len(wanted.silos) - 1),
     )
     text = aligned(text)
     if not path.exists():

@@ -33,6 +33,17 @@ _LONGEST_SHOWN = 200
 HIDDEN = "hidden"
 """The type of a mistake in a value that is not to be shown."""
 
+_DATE = "should be a day as year-month-day, for example 2027-11-21"
+_NUMBER = "should be a number, with a point and not a comma before decimals"
+_PLAINER = {
+    "date_from_datetime_parsing": _DATE,
+    "date_from_datetime_inexact": _DATE,
+    "date_type": _DATE,
+    "float_parsing": _NUMBER,
+    "float_type": _NUMBER,
+}
+"""In place of Pydantic's own words, by the type of the mistake."""
+
 Model = TypeVar("Model", bound=StrictModel)
 
 
@@ -93,7 +104,7 @@ def load(path: Path, model: type[Model]) -> Model:
     ) as error:
         # PyYAML raises the last four for values such as a date of the year 0.
         hint = '\nAn IPv6 address needs quotes: "[2001:db8::5]:7443"' if "]:" in str(error) else ""
-        raise ConfigurationError(f"{path}: is not valid YAML: {error}{hint}") from None
+        raise ConfigurationError(f"{path}: is not valid YAML: {_where(error)}{hint}") from None
     if content is None:
         content = {}
     if not isinstance(content, dict):
@@ -102,6 +113,19 @@ def load(path: Path, model: type[Model]) -> Model:
         return model.model_validate(content, context={"folder": path.absolute().parent})
     except ValidationError as error:
         raise ConfigurationError("\n".join(f"{path}: {line}" for line in explain(error, model))) from None
+
+
+def _where(error: Exception) -> str:
+    """What PyYAML says, with the line that it is about."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return str(error)
+    mark = error.problem_mark
+    said = f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+    if error.context_mark is not None and error.context_mark.line != mark.line:
+        said += f" ({error.context}, which begins in line {error.context_mark.line + 1})"
+    if error.problem and ("block" in error.problem or "mapping values" in error.problem):
+        said += ". Indent the line like its neighbours, with spaces, and quote a value that holds a colon"
+    return said
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
@@ -118,6 +142,8 @@ def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
             lines.append(f"`{where}`: {mistake['msg']}")
         elif mistake["type"] == "missing":
             lines.append(f"the key `{where}` is missing")
+        elif mistake["type"] in _PLAINER:
+            lines.append(f"`{where}`: {_PLAINER[mistake['type']]} (got {_shown(mistake['input'])})")
         else:
             lines.append(f"`{where}`: {mistake['msg'].removeprefix('Value error, ')} (got {_shown(mistake['input'])})")
     return lines

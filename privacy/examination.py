@@ -61,11 +61,12 @@ def show(name: str, findings: Sequence[Finding], out: Console, *, as_json: bool 
         out.print_json(json.dumps({"party": name, "ready": not wrong, "findings": [asdict(f) for f in findings]}))
     else:
         table = Table(title=f"{name}: {'to be mended' if wrong else 'ready'}", title_justify="left")
-        for column in ("check", "", "found", "what to do"):
+        for column in ("check", "", "found, and what to do"):
             table.add_column(column, overflow="fold")
         for finding in findings:
             colour = _COLOURS[finding.state]
-            table.add_row(finding.check, f"[{colour}]{finding.state}[/]", _plain(finding.found), _plain(finding.remedy))
+            words = finding.found if not finding.remedy else f"{finding.found}\n→ {finding.remedy}"
+            table.add_row(finding.check, f"[{colour}]{finding.state}[/]", _plain(words))
         out.print(table)
     if wrong:
         raise NotReadyError(f"{name}: to be mended: {', '.join(dict.fromkeys(finding.check for finding in wrong))}")
@@ -81,13 +82,18 @@ def check_versions() -> Finding:
 
 
 def check_keys(party: PartyConfig) -> Finding:
-    """That the audit key is there and nobody else can read it; the TLS key is looked at with the certificate."""
+    """That the audit key is there, and nobody else can read any key; what the TLS key holds is looked at with the
+    certificate."""
     path = party.keys / "audit.key"
     try:
         load_audit_key(path)
     except MedsiloError as error:
         return bad("keys", error)
-    return good("keys", f"{path} and no one else can read it")
+    keys = sorted(party.keys.glob("*.key"))
+    if wide := [key for key in keys if key.stat().st_mode & 0o077]:
+        names = " ".join(map(str, wide))
+        return bad("keys", f"others can read {names}", f"chmod 600 {names}")
+    return good("keys", f"{', '.join(key.name for key in keys)} in {party.keys}; no one else can read them")
 
 
 def check_certificate(party: PartyConfig) -> tuple[Finding, Credentials | None]:
@@ -130,7 +136,7 @@ def check_journal(party: PartyConfig) -> Finding:
         ) as journal:
             return good("journal", f"{len(journal)} records, continues what was signed")
     except JournalInUseError:
-        return good("journal", "in use by the daemon, which runs")
+        return good("journal", "in use by another process: the daemon (`train`, `serve`), or a second `doctor`")
     except JournalError as error:
         return bad("journal", error, "restore the newest backup, and keep the damaged copy as evidence")
     except MedsiloError as error:

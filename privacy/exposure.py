@@ -11,6 +11,7 @@ it does not know through parsing and serialising, so only the bytes tell what re
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -126,8 +127,10 @@ def expand(names: Iterable[str]) -> frozenset[Exposure]:
         elif name in Exposure.__members__:
             classes.add(Exposure[name])
         else:
-            known = ", ".join(["MODEL_PARAMETERS", *Exposure])
-            raise ValueError(f"{name!r} is not an exposure class; the classes are {known}")
+            known = ["MODEL_PARAMETERS", *Exposure]
+            near = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.8)
+            hint = f"did you mean {near[0]}?" if near else f"the classes are {', '.join(known)}"
+            raise ValueError(f"{name!r} is not an exposure class; {hint}")
     return frozenset(classes)
 
 

@@ -455,17 +455,24 @@ def _check_signature(certificate: x509.Certificate, root: x509.Certificate, comp
         ) from None
 
 
-_RENEW = "send the request (tls.csr) to the CA again (`coordinator ca issue`)"
+_RENEW = (
+    "ask the coordinator's operator for a new invitation (`silo init`), or send the request (tls.csr) to the CA again "
+    "(`coordinator ca issue`)"
+)
 _RENEW_CA = "the federation needs a new CA (`coordinator ca init`) and all its parties new certificates"
 
 
 def _check_dates(certificate: x509.Certificate, where: str, remedy: str) -> None:
     now = datetime.now(UTC)
     if now > certificate.not_valid_after_utc:
-        raise IdentityError(f"{where}: expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; {remedy}")
+        raise IdentityError(
+            f"{where}: expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC, and this machine's clock says "
+            f"{now:%Y-%m-%d %H:%M}. If that is wrong, put the clock right; if not, {remedy}"
+        )
     if now < certificate.not_valid_before_utc:
         raise IdentityError(
-            f"{where}: is valid only from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC; check the clock"
+            f"{where}: is valid only from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC, and this machine's "
+            f"clock says {now:%Y-%m-%d %H:%M}; check the clock"
         )
 
 

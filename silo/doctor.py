@@ -91,9 +91,20 @@ def check_data(shard: Path, plan: RunPlan | None) -> list[Finding]:
     found = [good("images", _describe(dataset))]
     if dataset.synthetic:
         found.append(notice("images", "they are synthetic: results on them say nothing about patients"))
-    counts = dataset.train.counts(dataset.num_classes)
-    if lacking := [dataset.class_names[label] for label in np.flatnonzero(counts == 0)]:
-        found.append(notice("images", f"no training images of: {', '.join(lacking)}"))
+    missing = []
+    for split in (dataset.train, dataset.test):
+        counts = split.counts(dataset.num_classes)
+        missing.append([dataset.class_names[label] for label in np.flatnonzero(counts == 0)])
+    if missing[0]:
+        found.append(notice("images", f"no training images of: {', '.join(missing[0])}"))
+    if untested := [name for name in missing[1] if name not in missing[0]]:
+        found.append(
+            notice(
+                "images",
+                f"no test images of: {', '.join(untested)}",
+                "accuracies will say nothing about them; add a patient's, or say in a column `split` who is tested on",
+            )
+        )
     if plan is not None:
         if dataset.image_shape != tuple(plan.model.input_shape):
             found.append(
@@ -200,7 +211,7 @@ def _ask(config: SiloConfig, credentials: Credentials | None, *, may_ask: bool) 
             door.note("consent", consent=file.describe())
             return _get_plan(config, credentials, door)
     except JournalInUseError:
-        return [good("asking", "not asked: the daemon runs and speaks to the coordinator itself")], None
+        return [good("asking", "not asked: `silo train` seems to run, and speaks to the coordinator itself")], None
     except MedsiloError as error:
         return [bad("asking", error)], None
 

@@ -94,6 +94,12 @@ def prepare(
     for label, class_name in enumerate(dataset.class_names):
         table.add_row(str(label), class_name, *(str(each[label]) for each in counts))
     out.print(table)
+    for (title, _), each in zip(known, counts, strict=True):
+        if lacking := [name for name, count in zip(dataset.class_names, each, strict=True) if not count]:
+            _say(
+                f"No {title} images of: {', '.join(lacking)}."
+                + (" Accuracies will say nothing about them; add a patient's, or a column `split`." * (title == "test"))
+            )
     if labels is None and (others := passed_over(images)):
         _say(f"{len(others)} files are no images and were passed over, such as {others[0]}.")
     if dataset.train.patients is None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -177,9 +178,10 @@ def class_names(entries: Iterable[Entry], wanted: Sequence[str] = ()) -> tuple[s
 def with_splits(entries: Sequence[Entry], *, test_share: float, seed: int) -> list[Entry]:
     """The entries, each with its split: the given ones, or drawn.
 
-    Whole patients are drawn (single images, where patients are not known), in an order that follows from the seed and
-    the patient alone, until they have ``test_share`` of the images: more images later move few patients to the other
-    side.
+    Whole patients are drawn (single images, where patients are not known) from the patients of each class, in an order
+    that follows from the seed and the patient alone, until they have ``test_share`` of that class's patients' images:
+    more images later move few patients to the other side, and no class is missing where it has two patients. A patient
+    with images of several classes counts for the one that most of them have.
 
     Raises ``DataError`` if given splits tear a patient apart, or if there is but one patient.
     """
@@ -193,19 +195,25 @@ def with_splits(entries: Sequence[Entry], *, test_share: float, seed: int) -> li
                     "patient's images into one split"
                 )
         return list(entries)
-    groups: dict[str, int] = {}
+    groups: dict[str, Counter[str]] = {}
     for entry in entries:
-        groups[entry.patient or entry.name] = groups.get(entry.patient or entry.name, 0) + 1
+        groups.setdefault(entry.patient or entry.name, Counter())[entry.label] += 1
     if len(groups) < 2:
         raise DataError("all images are of one patient, so there is nobody to test on; add another patient's")
     order = sorted(groups, key=lambda group: hashlib.sha256(f"{seed}/{group}".encode()).digest())
+    alike: dict[str, list[str]] = {}
+    for group in order:
+        most = min(groups[group], key=lambda label: (-groups[group][label], label))
+        alike.setdefault(most, []).append(group)
     held: set[str] = set()
-    count = 0
-    for group in order[:-1]:
-        if held and count >= test_share * len(entries):
-            break
-        held.add(group)
-        count += groups[group]
+    for members in alike.values():
+        wanted, count = test_share * sum(groups[group].total() for group in members), 0
+        for group in members[:-1]:
+            if count >= wanted:
+                break
+            held.add(group)
+            count += groups[group].total()
+    held = held or {order[0]}  # each class has one patient
     return [replace(entry, split="test" if (entry.patient or entry.name) in held else "train") for entry in entries]
 
 

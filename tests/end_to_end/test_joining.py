@@ -120,7 +120,7 @@ def test_the_four_commands_of_the_readme_lead_to_the_first_round(machines: Machi
     join[join.index("--data") + 1] = str(machines.images)
     assert "hospital1: ready" in machines.command("hospital", *join)
     machines.start("hospital", train)
-    machines.wait_to_say("coordinator", "round 1 of 10 has ended with 1 updates")
+    machines.wait_to_say("coordinator", "round 1 of 10 has ended with 1 update (")
     machines.end()
     verified = machines.command("hospital", "silo", "audit", "verify", "--config", "hospital1.yaml")
     assert "are in place and unchanged" in verified

@@ -239,9 +239,16 @@ def test_model_parameters_stands_for_extractor_and_classifier() -> None:
     assert expand([]) == frozenset()
 
 
-@pytest.mark.parametrize("name", ["", "MODEL_PARAMETER", "model_parameters", "EVERYTHING", "_", "UNSPECIFIED"])
-def test_a_name_that_is_no_class_is_an_error_that_names_the_classes(name: str) -> None:
-    with pytest.raises(ValueError, match=r"is not an exposure class; the classes are .*SAMPLE_COUNT"):
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        *((name, r"the classes are .*SAMPLE_COUNT") for name in ("", "EVERYTHING", "_", "UNSPECIFIED")),
+        *((name, r"did you mean MODEL_PARAMETERS\?") for name in ("MODEL_PARAMETER", "model_parameters")),
+        ("LOCAL_METRIC", r"did you mean LOCAL_METRICS\?"),
+    ],
+)
+def test_a_name_that_is_no_class_is_an_error_that_names_the_nearest_or_all(name: str, words: str) -> None:
+    with pytest.raises(ValueError, match=r"is not an exposure class; " + words):
         expand([name])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import socket
@@ -109,9 +110,10 @@ def _edit(name: str, before: str, after: str) -> Callable[[Path], object]:
     [
         (_edit("hospital1.yaml", "shard:", "shart:"), "configuration", "bad", "did you mean `shard`"),
         (lambda f: (f / "state/keys/audit.key").chmod(0o640), "keys", "bad", "chmod 600"),
+        (lambda f: (f / "state/keys/tls.key").chmod(0o644), "keys", "bad", "tls.key"),
         (lambda f: (f / "state/keys/tls.key").chmod(0o644), "certificate", "bad", "chmod 600"),
         (lambda f: (f / "state/keys/tls.pem").unlink(), "certificate", "bad", "coordinator ca issue hospital1"),
-        (lambda f: _expire(f, 0), "certificate", "bad", "expired on"),
+        (lambda f: _expire(f, 0), "certificate", "bad", "If that is wrong, put the clock right"),
         (lambda f: _expire(f, 10), "certificate", "notice", "9 days"),
         (_edit("hospital1.yaml", "name: hospital1", "name: hospital2"), "certificate", "bad", "correct `name`"),
         (_edit("hospital1.yaml", "127.0.0.1:", "no-such-host.invalid:"), "address", "bad", "cannot be resolved"),
@@ -143,6 +145,9 @@ def test_images_that_do_not_fit_the_run_are_found(tmp_path: Path) -> None:
     ):
         save_npz(path, dataset)
         assert words in [finding.found for finding in check_data(path, PLAN)]
+    one_sided = dataclasses.replace(images(0, 1, 2), test=images(0, 0).test)
+    save_npz(path, one_sided)
+    assert "no test images of: class 1, class 2" in [finding.found for finding in check_data(path, PLAN)]
     save_npz(path, images(0, 1, 2, patients=True))
     (finding,) = check_data(path, PLAN)
     assert finding.found.endswith("3 of 3 classes, 1 patients, at most 3 images of one")

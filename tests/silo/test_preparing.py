@@ -96,12 +96,26 @@ def test_folders_are_classes_in_the_order_of_their_names(tmp_path: Path) -> None
 
 def test_no_patient_is_in_two_splits_and_about_the_asked_share_is_held_out(hospital: tuple[Path, Path]) -> None:
     for seed in range(20):
-        dataset = made(*hospital, seed=seed, test_share=0.25)
+        dataset = made(*hospital, seed=seed, test_share=1 / 3)
         assert dataset.train.patients is not None
         assert dataset.test.patients is not None
         assert not set(dataset.train.patients) & set(dataset.test.patients)
-        assert len(dataset.test) == 6
+        assert len(dataset.test) == 8
     assert made(*hospital, seed=1).fingerprint != made(*hospital, seed=2).fingerprint
+
+
+def test_no_class_is_missing_from_the_test_images_that_two_patients_have() -> None:
+    entries = [
+        preparing.Entry(Path("x"), f"{label}-{patient}-{number}.png", label, f"{label}-{patient}")
+        for label, patients in (("benign", 9), ("malignant", 2), ("rare", 1))
+        for patient in range(patients)
+        for number in range(4)
+    ]
+    for seed in range(50):
+        held = {e.label for e in with_splits(entries, test_share=0.1, seed=seed) if e.split == "test"}
+        assert held == {"benign", "malignant"}, "and the only patient of a class is trained on"
+    single = [preparing.Entry(Path("x"), name, name, name) for name in ("a", "b")]
+    assert sorted(e.split or "" for e in with_splits(single, test_share=0.5, seed=1)) == ["test", "train"]
 
 
 def test_more_images_later_leave_most_patients_on_their_side(hospital: tuple[Path, Path]) -> None:
