@@ -67,7 +67,7 @@ def plan(config: Config) -> None:
 def serve(
     config: Config,
     until_done: Annotated[
-        bool, typer.Option("--until-done", help="End when every silo has fetched the run's end.")
+        bool, typer.Option("--until-done", help="End when every silo has the run's end and has signed for it.")
     ] = False,
     log: Log = LogFormat.TEXT,
 ) -> None:

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from algorithms.allocation import reuse_freed_memory
 from coordinator.config import CoordinatorConfig
 from coordinator.enrolment import EnrolmentService, serve_enrolment
-from coordinator.rounds import Rounds
+from coordinator.rounds import REMINDER_SECONDS, Rounds
 from coordinator.service import CoordinatorService, serve
 from coordinator.store import Store
 from privacy import service_manager
@@ -25,20 +25,20 @@ from privacy.durable import on_disk
 from privacy.errors import DiskError, JournalInUseError, LeaseLostError, MedsiloError
 from privacy.gate import PlanGate
 from privacy.journal import Journal
-from privacy.pki import load_audit_key
+from privacy.pki import Identity, load_audit_key
 from privacy.plan import RunPlan
 from privacy.revocation import LiveCredentials
 
 log = logging.getLogger(__name__)
 
-LAST_WORD_SECONDS = 10.0
 _FILES_PER_SILO = 10
 """Twice what was measured with 200 hospitals (docs/reliability.md)."""
 _FILES_BESIDE = 256
 
 
 def run(config: CoordinatorConfig, *, until_done: bool) -> None:
-    """Serves until a signal arrives, the rounds fail, or (``until_done``) every silo has fetched the end."""
+    """Serves until a signal arrives, the rounds fail, or (``until_done``) every silo has the end, and has
+    signed for the receipt that it got for that."""
     with on_disk(config.state):
         _run(config, until_done=until_done)
 
@@ -118,7 +118,7 @@ def _lead(
     door.note("run", run=plan.run, plan_sha256=plan.sha256.hex(), plan=plan.model_dump(mode="json"))
     rounds.start()
     log.info("run %s: %s, listening on %s", plan.run, plan.method.name, config.listen)
-    threading.Thread(target=_watch, args=(rounds, door, stopped, until_done), daemon=True).start()
+    threading.Thread(target=_watch, args=(config, rounds, door, stopped, until_done), daemon=True).start()
     service_manager.watch(rounds.is_alive)
     service_manager.notify("READY=1")
     stopped.wait()
@@ -155,12 +155,24 @@ def _open_journal(
     return None
 
 
-def _watch(rounds: Rounds, door: Door, stopped: threading.Event, until_done: bool) -> None:
+def _watch(config: CoordinatorConfig, rounds: Rounds, door: Door, stopped: threading.Event, until_done: bool) -> None:
     rounds.wait_until_done()
-    if until_done and rounds.failure is None:
-        # Silos that have the run's end still put their signature to what they sent last.
-        deadline = time.monotonic() + LAST_WORD_SECONDS
-        while not door.all_signed() and time.monotonic() < deadline and not stopped.wait(0.1):
-            pass
+    if until_done:
+        _await_signatures(config, rounds, door, stopped)
     if until_done or rounds.failure is not None:
         stopped.set()
+
+
+def _await_signatures(config: CoordinatorConfig, rounds: Rounds, door: Door, stopped: threading.Event) -> None:
+    """Waits until all have signed for what they sent last. A silo that did has the receipt for the run's end on disk,
+    so that it needs no coordinator any more, whenever it is started again."""
+    told_at = time.monotonic()
+    while rounds.failure is None and not stopped.wait(0.1):
+        rounds.wait_until_done()  # at the end, too, a silo may join
+        parties = {silo: Identity(config.federation, "silo", silo).uri for silo in rounds.finishers()}
+        left = [silo for silo, uri in parties.items() if not door.has_parted(uri)]
+        if not left:
+            return
+        if time.monotonic() - told_at >= REMINDER_SECONDS:
+            told_at = time.monotonic()
+            log.warning("run %s waits for %s to sign for its end", rounds.plan.run, ", ".join(left))

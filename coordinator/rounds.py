@@ -149,6 +149,11 @@ class Rounds:
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or self.failure is not None or self._all_done())
 
+    def finishers(self) -> list[str]:
+        """Who takes part to the run's end."""
+        with self._changed:
+            return sorted(set(self._round.participants) - self._withdrawn) if self._round else []
+
     @property
     def round_number(self) -> int:
         """The current round; the number of rounds when the run has ended."""

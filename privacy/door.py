@@ -175,11 +175,9 @@ class Door:
         """Raises ``ReceiptError`` unless the other side has acknowledged all that was sent in a call."""
         self.correspondence(call.peer).check_receipt(call.call_id or "")
 
-    def all_signed(self) -> bool:
-        """Whether every other party has put its signature to what came from it in rounds, and has no call open."""
-        with self._adding:  # not while asking them: a call under way holds its own lock and may want this one
-            correspondences = list(self._correspondences.values())
-        return all(correspondence.parted() for correspondence in correspondences)
+    def has_parted(self, peer: str) -> bool:
+        """Whether another party has put its signature to what came from it in rounds, and has no call open."""
+        return self.correspondence(peer).parted()
 
     def ended(self, call: Call) -> None:
         """A call has ended, in whatever way; a thread that still streams its messages is stopped at the next."""

@@ -112,7 +112,7 @@ def train(config: Config, log: Log = LogFormat.TEXT) -> None:
         return
     results = json.loads((outcome.folder / "results.json").read_text())
     measured = results["measured"]
-    out.print(f"Run {outcome.plan.run} has ended; {readable_bytes(outcome.bytes_sent)} left in this session.")
+    out.print(f"Run {outcome.run} has ended; {readable_bytes(outcome.bytes_sent)} left in this session.")
     if measured:
         synthetic = " (synthetic data)" if results["synthetic"] else ""
         out.print(

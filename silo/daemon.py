@@ -45,9 +45,9 @@ from silo.config import SiloConfig
 from silo.display import Display
 from silo.ending import Ending, conclude_alone, refuse_withdrawn
 from silo.masking import Masking
-from silo.run_state import Measured, RunState
+from silo.run_state import Measured, RunState, has_ended
 from silo.training import OPTIMIZER, LocalSite, Measurement, Progress, choose_device
-from silo.uplink import LateError, Uplink
+from silo.uplink import LateError, UnansweredError, Uplink
 
 if TYPE_CHECKING:
     from silo.private_count import PrivateCounts
@@ -60,7 +60,7 @@ _LOOK_SECONDS = 0.5
 class Outcome:
     """How a run ended at this silo."""
 
-    plan: RunPlan
+    run: str
     folder: Path
     bytes_sent: int
 
@@ -69,8 +69,9 @@ def train(config: SiloConfig, display: Display, *, day: Callable[[], date] = tod
     """Takes part in the coordinator's run until it ends. ``day``: tells the day, UTC.
 
     Everything that can be wrong on this machine (consent, shard, keys, device) is checked before the first byte
-    leaves. Raises the ``MedsiloError`` that says what is wrong; where the consent has ended, the coordinator is told
-    before that.
+    leaves. Where the run has ended, with its outcome here and the coordinator's receipt for that, the coordinator may
+    have ended too: it is called for a minute, in case that it waits for a signature or has another run. Raises the
+    ``MedsiloError`` that says what is wrong; where the consent has ended, the coordinator is told before that.
     """
     with on_disk(config.state):
         return _train(config, display, day)
@@ -112,9 +113,15 @@ def _train(config: SiloConfig, display: Display, day: Callable[[], date]) -> Out
         door = Door(journal, identity=config.identity.uri, federation=config.federation, gate=gate, archive=archive)
         note(consent)
         uplink = Uplink(config, credentials, door, notice=display.notice)
+        last = history.last
+        done = last if last and last.ended and has_ended(config.runs / last.run, last.plan_sha256) else None
+        uplink.needed = done is None
         joined = False
         try:
-            plan, gate, account, counts = _agree(config, uplink, gate, dataset, door, history, display)
+            plan = uplink.get_plan()
+            run = plan.run
+            uplink.needed = done is None or plan.sha256.hex() != done.plan_sha256
+            gate, account, counts = _agree(config, plan, uplink, gate, dataset, door, history, display)
             masking = _masking(plan, credentials.current if credentials else None, audit_key, consent, door, history)
             participation = _Participation(
                 config, plan, gate, dataset, device, uplink, display, account, counts, masking
@@ -125,6 +132,14 @@ def _train(config: SiloConfig, display: Display, day: Callable[[], date]) -> Out
                 joined = True
                 with _ending_with_the_budget():
                     participation.run()
+        except UnansweredError as error:
+            if done is None:
+                raise
+            run = done.run
+            display.notice(
+                f"{error}\nThe coordinator is not waited for: run {run} has ended, and it has acknowledged that. For "
+                "another run, give the same command again"
+            )
         except (RefusedError, ReceiptError) as error:
             if not error.recorded:
                 door.note("refusal", peer=config.coordinator_identity.uri, direction="received", reason=str(error))
@@ -138,7 +153,7 @@ def _train(config: SiloConfig, display: Display, day: Callable[[], date]) -> Out
             raise ended from None
         finally:
             uplink.close()
-    return Outcome(plan, config.runs / plan.run, uplink.bytes_sent)
+    return Outcome(run, config.runs / run, uplink.bytes_sent)
 
 
 def _archive(config: SiloConfig) -> SentArchive | None:
@@ -151,16 +166,16 @@ def _archive(config: SiloConfig) -> SentArchive | None:
 
 def _agree(
     config: SiloConfig,
+    plan: RunPlan,
     uplink: Uplink,
     gate: ConsentGate,
     dataset: ImageDataset,
     door: Door,
     history: History,
     display: Display,
-) -> tuple[RunPlan, ConsentGate, Account | None, PrivateCounts | None]:
-    """The plan, if consent and privacy budget cover it, with its gate and, where it has privacy, its account and what
-    noises accuracies."""
-    plan = uplink.get_plan()
+) -> tuple[ConsentGate, Account | None, PrivateCounts | None]:
+    """The gate of a plan that consent and privacy budget cover and, where it has privacy, its account and what noises
+    accuracies."""
     method = make(plan.method.name, plan.method.parameters)
     check_masks(plan, method)
     needed = required(method, plan.secure_aggregation, plan.rounds)
@@ -198,7 +213,7 @@ def _agree(
         raise
     joining = gate.joining(plan, rounds=part.sent if part else ())
     uplink.use(door.through(joining), plan)
-    return plan, joining, account, counts
+    return joining, account, counts
 
 
 def _open_account(

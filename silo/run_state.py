@@ -189,6 +189,15 @@ class RunState:
         write_atomically(self.folder / RESULTS, json.dumps(results, indent=2).encode())
 
 
+def has_ended(folder: Path, plan_sha256: str) -> bool:
+    """Whether a folder holds the outcome of a whole run with this plan."""
+    try:
+        progress = _Progress.model_validate_json((folder / _PROGRESS).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return False
+    return progress.finished and progress.plan_sha256 == plan_sha256
+
+
 def describe(plan: RunPlan, silo: str, dataset: ImageDataset) -> dict[str, Any]:
     """How to load a personalised model, and what it is."""
     return {

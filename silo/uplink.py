@@ -42,7 +42,8 @@ from silo.proxy import proxies_in_environment
 PROTOCOL_VERSION = 1
 WAIT_SECONDS = 50
 ANSWER_SECONDS = 60
-PARTING_SECONDS = 10
+PARTING_SECONDS: float = 60
+"""How long a silo calls whose run has ended: it needs nothing more of the coordinator, which may have ended too."""
 LONGEST_PAUSE_SECONDS: float = 30
 _SERVICE = wire.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
 _TRANSIENT = (
@@ -66,9 +67,14 @@ class LateError(MedsiloError):
     """The round has ended without this silo's update; the next task is what counts."""
 
 
+class UnansweredError(MedsiloError):
+    """A call failed for a reason that time may mend."""
+
+
 class Uplink:
     """Calls the coordinator. A call that fails for a passing reason (network, restart) is made again, for ever,
-    with growing pauses; ``notice`` is told before each pause.
+    with growing pauses; ``notice`` is told before each pause. While the coordinator is not ``needed``, it is given up
+    after ``PARTING_SECONDS`` with ``UnansweredError``.
 
     Every answer must carry the coordinator's signed receipt for what was asked; every request carries the silo's for
     the answers before. After a call that was cut, both sides first exchange what they know, so that no update leaves
@@ -91,6 +97,7 @@ class Uplink:
         self._peer_certificate_sha256 = ""
         self._in_step = False
         self.bytes_sent = 0
+        self.needed = True
         self._under_way: Any = None
         self._interrupted = threading.Event()
         self._shown: Credentials | None = None
@@ -162,13 +169,19 @@ class Uplink:
         self._persistently(tell)
 
     def part(self, plan: RunPlan) -> None:
-        """Gives and takes the last signatures of a run that has ended; a coordinator that has gone is not waited for:
-        the receipt for the last update is here already."""
+        """Gives and takes the last signatures of a run that has ended. Coordinators with ``--until-done`` wait for
+        them; one that has gone is not waited for long: the receipt for the run's end is here already."""
+
+        def sign(attempt: int) -> None:
+            self._keep_step(plan, attempt, seconds=PARTING_SECONDS)
+            self._attest(plan.sha256, attempt, seconds=PARTING_SECONDS)
+
         try:
-            self._attest(plan.sha256, 1, seconds=PARTING_SECONDS)
-        except (grpc.RpcError, _PassingError) as error:
-            reason = error if isinstance(error, _PassingError) else self._explain(error)
-            self._notice(f"{reason}; its last answer stays without this silo's receipt")
+            self._persistently(sign, seconds=PARTING_SECONDS)
+        except MedsiloError as error:
+            if not isinstance(error, UnansweredError) and not isinstance(error.__cause__, grpc.RpcError):
+                raise
+            self._notice(f"{error}; its last answer stays without this silo's receipt")
 
     def withdraw(self, run: str, plan_sha256: bytes, tombstone: dsse.Envelope, *, seconds: float) -> None:
         """Tells the coordinator that this silo's part has ended; raises if it cannot be told within ``seconds``."""
@@ -262,7 +275,7 @@ class Uplink:
                 begun.set_result(self._channel.stream_unary(f"/{_SERVICE}/SubmitUpdate").future(messages))
                 try:
                     data = self._answer(begun.result())
-                except (grpc.RpcError, _PassingError):
+                except (grpc.RpcError, UnansweredError):
                     # What went wrong on our own side of the stream is no answer of the other's.
                     if failure:
                         raise failure[0] from None
@@ -276,10 +289,10 @@ class Uplink:
 
         self._persistently(upload)
 
-    def _keep_step(self, plan: RunPlan, attempt: int) -> None:
+    def _keep_step(self, plan: RunPlan, attempt: int, *, seconds: float = ANSWER_SECONDS) -> None:
         """After a call that was cut neither side knows what the other had of it: they say so before anything else."""
         if attempt > 1 or not self._in_step:
-            self._attest(plan.sha256, attempt, in_step=False)
+            self._attest(plan.sha256, attempt, in_step=False, seconds=seconds)
 
     def _attest(
         self, plan_sha256: bytes, attempt: int, *, in_step: bool = True, seconds: float = ANSWER_SECONDS
@@ -344,9 +357,9 @@ class Uplink:
         except grpc.FutureTimeoutError:
             call.cancel()
             address = self._config.coordinator.address
-            raise _PassingError(f"the coordinator at {address} does not answer within {seconds:.0f} s") from None
+            raise UnansweredError(f"the coordinator at {address} does not answer within {seconds:.0f} s") from None
         except grpc.FutureCancelledError:
-            raise _PassingError("the call was cut short") from None
+            raise UnansweredError("the call was cut short") from None
         return answer
 
     def _release(self, message: Message, call: Call) -> bytes:
@@ -388,9 +401,11 @@ class Uplink:
             self._door.ended(call)
 
     def _persistently(self, action: Callable[[int], T], *, seconds: float | None = None) -> T:
+        if seconds is None and not self.needed:
+            seconds = PARTING_SECONDS
         for attempt in Retrying(
             retry=retry_if_exception(_passing),
-            wait=wait_exponential_jitter(initial=0.2, max=LONGEST_PAUSE_SECONDS if seconds is None else 2),
+            wait=wait_exponential_jitter(multiplier=0.2, max=LONGEST_PAUSE_SECONDS if seconds is None else 2),
             stop=stop_never if seconds is None else stop_after_delay(seconds),
             sleep=sleep_using_event(self._interrupted),
             before_sleep=self._before_pause,
@@ -399,11 +414,11 @@ class Uplink:
             with attempt:
                 try:
                     return action(attempt.retry_state.attempt_number)
-                except (grpc.RpcError, _PassingError) as error:
+                except (grpc.RpcError, UnansweredError) as error:
                     # What cut the call may be the end of the consent.
                     self._door.gate.check(())
                     self._interrupted.clear()
-                    if isinstance(error, _PassingError):
+                    if isinstance(error, UnansweredError):
                         raise
                     explained = self._explain(error)
                     if isinstance(explained, MedsiloError):
@@ -444,7 +459,7 @@ class Uplink:
             # A server that turns a certificate away closes the connection without a word.
             hint = "; if this goes on, it may not accept this silo's certificate" if "Socket closed" in details else ""
             through = "" if self._config.proxy is None else f", through the proxy at {self._config.proxy.address},"
-            return _PassingError(
+            return UnansweredError(
                 f"the coordinator at {address}{through} does not answer ({code.name}: {details}{hint})"
             )
         return RefusedError(f"the coordinator at {address} answered {code.name}: {details}")
@@ -456,7 +471,7 @@ class Uplink:
             return None
         address = self._config.coordinator.address
         if any(words in details for words in _NOT_REACHED):
-            return _PassingError(f"the proxy at {proxy.address} does not answer: {details}")
+            return UnansweredError(f"the proxy at {proxy.address} does not answer: {details}")
         if (found := _PROXY_ANSWER.search(details)) is None:
             return None
         status = int(found[1])
@@ -469,7 +484,7 @@ class Uplink:
             )
             return IdentityError(f"the proxy at {proxy.address} {wrong}, and the same command goes on")
         if status in _PROXY_BUSY:
-            return _PassingError(f"the proxy at {proxy.address} does not reach {address} (HTTP {status})")
+            return UnansweredError(f"the proxy at {proxy.address} does not reach {address} (HTTP {status})")
         return RefusedError(
             f"the proxy at {proxy.address} does not let this machine through to {address} (HTTP {status}); whoever "
             "runs the proxy has to allow CONNECT to that host and port"
@@ -488,12 +503,8 @@ class Uplink:
         return open_channel(address, self._config.coordinator_identity, credentials, proxy=proxy)
 
 
-class _PassingError(MedsiloError):
-    """Something that time may mend."""
-
-
 def _passing(error: BaseException) -> bool:
-    return isinstance(error, _PassingError)
+    return isinstance(error, UnansweredError)
 
 
 def _hold_last(messages: Iterator[bytes], action: Callable[[], object]) -> Iterator[bytes]:

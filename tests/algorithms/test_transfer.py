@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.torch import load_file
 
+from algorithms import tensors
+from algorithms.diversifed import pairwise_distances, squared_distances
 from algorithms.tensor_files import FileWorkspace, PayloadWriter, Spares, read_payload, write_payload
 from algorithms.tensors import BLOCK, MemoryWorkspace, Part, Payload, Stack, combine
 from algorithms.transfer import (
@@ -201,3 +204,38 @@ def test_mixing_gives_the_same_bits_in_files_and_in_memory_and_is_right(tmp_path
 def test_models_of_different_shapes_are_not_mixed() -> None:
     with pytest.raises(RefusedError, match="different shapes"):
         Stack([[Part.of({"a": torch.zeros(3)})], [Part.of({"a": torch.zeros(4)})]])
+
+
+def mixed(models: torch.Tensor, weights: torch.Tensor) -> list[torch.Tensor]:
+    stack = Stack([[Part.of({"w": row})] for row in models])
+    return [part.tensors()["w"] for part in combine(stack, weights, MemoryWorkspace())]
+
+
+@pytest.mark.parametrize("silos", [3, 40])
+def test_a_mixture_has_the_same_bits_whatever_the_block(silos: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Of whole numbers this small every sum is exact, in any order: only a number lost or misplaced makes a difference.
+    generator = torch.Generator().manual_seed(1)
+    models = torch.randint(-1000, 1000, (silos, 5000), generator=generator).to(torch.float32)
+    weights = torch.randint(-8, 8, (2, silos), generator=generator).to(torch.float64)
+    expected = (weights @ models.to(torch.float64)).to(torch.float32)
+    distances = pairwise_distances([squared_distances(models.to(torch.float64))], silos)
+    for block in (1 << 17, 4999, 77):
+        monkeypatch.setattr(tensors, "BLOCK", block)
+        assert torch.equal(torch.stack(mixed(models, weights)), expected)
+        stack = Stack([[Part.of({"w": row})] for row in models])
+        assert torch.equal(pairwise_distances(stack.map(squared_distances), silos), distances)
+
+
+def test_a_block_takes_no_more_memory_with_a_thousand_silos_than_with_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors, "_THREADS", 1)  # each works on one block
+    one = Part.of({"w": torch.ones(BLOCK)})
+    for silos in (1, 32, 33, 250, 1000):
+        stack = Stack([[one]] * silos)
+        tracemalloc.start()
+        sizes = list(stack.map(lambda block: block.shape))
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert sum(columns for _, columns in sizes) == BLOCK
+        assert all(rows == silos for rows, _ in sizes)
+        assert max(rows * columns for rows, columns in sizes) * 8 <= 32 << 20
+        assert peak < 40 << 20, f"{silos} silos: {peak} bytes"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
+import coordinator.daemon
 import coordinator.rounds
 from algorithms.models import Layout, build
 from algorithms.sharing import count_part
@@ -111,6 +114,29 @@ def test_a_run_that_waits_says_for_whom(
     one.until(lambda: one.status()["round"] == 2)
     one.deliver("a", "b", "c", number=1)
     one.until(lambda: "run r waits for a, b, c to fetch the end" in caplog.text)
+
+
+def test_at_the_end_it_waits_for_every_signature_and_says_for_whose(
+    begin: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(coordinator.daemon, "REMINDER_SECONDS", 0.05)
+    one = begin(rounds=1)
+    one.join(*NAMES)
+    one.until(lambda: one.status()["round"] == 1)
+    one.deliver(*NAMES, number=0)
+    one.until(lambda: one.status()["finished"])
+    signed = {"spiffe://test/silo/a", "spiffe://test/silo/c"}
+    door: Any = SimpleNamespace(has_parted=signed.__contains__)
+    wait = coordinator.daemon._await_signatures
+    waiting = threading.Thread(target=wait, args=(one.rounds.config, one.rounds, door, threading.Event()), daemon=True)
+    waiting.start()
+    for name in NAMES:
+        one.rounds.accept(name, 1, file=None, receipt={"of": name}, metrics={})
+    one.until(lambda: "run r waits for b to sign for its end" in caplog.text)
+    assert waiting.is_alive()
+    signed.add("spiffe://test/silo/b")
+    waiting.join(timeout=60)
+    assert not waiting.is_alive()
 
 
 def test_a_hospital_that_never_comes_back_is_named_round_by_round(

@@ -19,7 +19,18 @@ from privacy.door import Door
 
 
 def main() -> None:
-    specs, program = sys.argv[1], sys.argv[2]
+    arm()()
+    run()
+
+
+def run() -> None:
+    """The command itself."""
+    importlib.import_module(f"{sys.argv[0]}.cli").main()
+
+
+def arm() -> Callable[[], None]:
+    """Takes the faults from the command line; they happen once what it returns has been called."""
+    specs = sys.argv[1]
     del sys.argv[:2]
     library = ctypes.CDLL(None)
     text, whole = ctypes.c_char_p, ctypes.c_int
@@ -50,5 +61,4 @@ def main() -> None:
 
     for name in ("release", "admit", "ended"):
         setattr(Door, name, boundary(name, getattr(Door, name), answers=name == "admit"))
-    library.fault_begin(str(state_of(Path.cwd(), sys.argv[-1])).encode(), str(log).encode())
-    importlib.import_module(f"{program}.cli").main()
+    return lambda: library.fault_begin(str(state_of(Path.cwd(), sys.argv[-1])).encode(), str(log).encode())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +16,7 @@ from fault_campaign import (
     assert_measured_once,
 )
 from faults import Fault, Kept, needs_faults, run_through
-from federation import Federation
+from federation import PATIENCE, Federation
 from test_runs import assert_every_round_counted_once, assert_journals_sound, assert_models_are, assert_signed
 
 from algorithms.datasets import ImageDataset
@@ -100,3 +102,30 @@ def test_one_daemon_at_a_time_in_a_state_folder(federation: Make, party: str) ->
         said = one.command("silo", "train", "--config", f"{party}.yaml", expect=7)
     assert "another process has this journal open" in said
     assert all(process.poll() is None for process in one.processes), "the first one goes on"
+
+
+@needs_faults
+def test_killed_after_the_runs_end_a_hospital_ends_by_itself_though_the_coordinator_has_ended(
+    federation: Make, shards: list[ImageDataset]
+) -> None:
+    """Before and after each boundary of its last calls: every start goes a little further. It ends as well when it is
+    started once more."""
+    mix = MIXES["fedavg"]
+    one = federation(shards=shards[:2], exposures=PLAIN, run={**RUN, **mix["run"], "rounds": 1})
+    coordinator = one.start_coordinator()
+    other = one.start_silo("hospital2")
+
+    def start(number: int) -> int:
+        kill = Fault("kill", "rpc", 1 + number // 2, after=number % 2 == 1)
+        return one.start("ending_silo", str(kill), "silo", "train", "--config", "hospital1.yaml").wait(PATIENCE)
+
+    codes = map(start, itertools.count())
+    killed = len(list(itertools.takewhile(lambda code: code == -signal.SIGKILL, codes)))
+    assert one.processes[-1].poll() == 0, one.everything_said()
+    one.finish(other, coordinator)
+    assert start(99) == 0, one.everything_said()
+    assert "The coordinator is not waited for: run test has ended" in one.said("hospital1")
+    assert killed >= 9, "four boundaries, and the answer to its signature"
+    assert_every_round_counted_once(one)
+    assert_journals_sound(one)
+    assert_measured_once(one)

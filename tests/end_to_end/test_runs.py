@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -209,6 +210,16 @@ def test_a_restarted_silo_that_lost_its_results_is_told_the_end_again(federation
     coordinator.terminate()
     assert coordinator.wait(timeout=60) == 0
     assert_every_round_counted_once(one)
+
+
+def test_a_coordinator_that_may_not_open_enough_files_asks_for_all_that_it_may_and_says_so(federation: Make) -> None:
+    one = federation()
+    few = ("sh", "-c", 'ulimit -S -n 100; ulimit -H -n 270; exec "$@"', "sh")
+    coordinator = one.start_coordinator(prefix=few)
+    one.wait_to_say("coordinator", "listening")
+    (line,) = re.findall("Max open files.*", Path(f"/proc/{coordinator.pid}/limits").read_text())
+    assert line.split()[3:5] == ["270", "270"]
+    assert "may have 270 files and connections open, and for 3 hospitals it may need 286" in one.said("coordinator")
 
 
 def test_the_shipped_configurations_are_valid() -> None:

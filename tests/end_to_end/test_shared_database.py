@@ -7,9 +7,12 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+import torch
 from federation import Federation
 from postgres_cluster import PASSWORD, Cluster
 from proxy import Proxy
+from safetensors.torch import load_file
+from test_masked_runs import masked
 from test_runs import assert_every_round_counted_once, assert_journals_sound, assert_models_are, assert_signed
 
 from coordinator.store import Participation, Store
@@ -64,6 +67,51 @@ def test_when_the_coordinator_dies_in_mid_round_another_takes_over_and_counts_ev
     assert [replace(found[name], change=None) for name in one.silos[:2]] == [accepted[name] for name in one.silos[:2]]
     assert_nothing_lost(one)
     assert "round 1 of 2 has ended" in one.said("standby")
+    for party in ("silo audit verify --config hospital1.yaml", "coordinator audit verify --config standby.yaml"):
+        one.command(*party.split())
+
+
+def test_when_the_coordinator_dies_in_a_masked_round_all_mask_again_for_another_which_adds_up_one_roster(
+    federation: Make, postgres: Cluster
+) -> None:
+    one = masked(federation, coordinator={"store": postgres.new_database(), "lease_seconds": 3})
+    one.write("standby.yaml", one.coordinator_config)
+    first = one.start_coordinator()
+    one.wait_to_say("coordinator", "listening")
+    second = one.start_coordinator("standby.yaml")
+    one.wait_to_say("standby", "waiting to take over: another coordinator is serving")
+    proxy = Proxy(one.port, hold_after=100_000)  # a quarter of hospital3's first update
+    one.write_silo("hospital3", port=proxy.port)
+    silos = [one.start_silo(name) for name in one.silos]
+    one.wait_for("part of an update", proxy.held.is_set)
+    looking = Store(one.coordinator_config["store"])
+    one.wait_for("two updates", lambda: sum(p.delivered_at is not None for p in first_round(looking).values()) == 2)
+    delivered = {p.file for p in first_round(looking).values() if p.file is not None}
+    first.kill()
+    first.wait()
+    proxy.release()
+    one.finish(*silos, second)
+    proxy.close()
+
+    used = {p.file for p in first_round(looking).values()}
+    looking.close()
+    assert len(delivered) == 2
+    assert not delivered & used, "what was masked for the first roster is not in the sum"
+    assert not any((one.folder / "state" / "coordinator" / name).exists() for name in delivered)
+    assert_every_round_counted_once(one)
+    assert_journals_sound(one)
+    assert_signed(one)
+    fixed = [r["roster_sha256"] for r in one.records("coordinator") if r["kind"] == "roster" and r["round"] == 0]
+    assert len(set(fixed)) == len(fixed) == 2
+    for name in one.silos:
+        rosters = [r for r in one.records(name) if r["kind"] == "roster" and r["round"] == 0]
+        assert [r["roster_sha256"] for r in rosters] == fixed
+        assert all(r["silos"] == one.silos for r in rosters)
+    # Masks of two rosters would not cancel: the models would be noise.
+    expected = one.simulate()
+    for name in one.silos:
+        for key, tensor in load_file(one.run_folder(name) / "model.safetensors").items():
+            assert torch.allclose(tensor, expected[name][key], rtol=1e-5, atol=1e-6), f"{name}: {key}"
     for party in ("silo audit verify --config hospital1.yaml", "coordinator audit verify --config standby.yaml"):
         one.command(*party.split())
 

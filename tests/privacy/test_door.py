@@ -209,7 +209,7 @@ def test_a_thread_that_streams_on_after_its_call_has_ended_neither_sends_nor_rec
     assert len(records_of(journal)) == begun
     assert not door.correspondence(PEER).unsigned()
     assert sum(exchange["messages"] for exchange in attested(door, make_call())) == begun
-    assert door.all_signed(), "no call is left under way"
+    assert door.has_parted(PEER), "no call is left under way"
 
 
 def test_asking_who_has_signed_stops_no_message(journal: Journal) -> None:
@@ -219,7 +219,7 @@ def test_asking_who_has_signed_stops_no_message(journal: Journal) -> None:
     passed = threading.Event()
 
     def asks() -> None:
-        door.all_signed()
+        door.has_parted(PEER)
 
     def passes() -> None:
         with correspondence.lock:  # as `admit` holds it

@@ -1,0 +1,23 @@
+"""``deadly``, whose faults count from when the run's end has been received: ``ending_silo kill:rpc:3 silo train …``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import deadly
+
+from silo import uplink
+from silo.daemon import _Participation
+
+
+def main() -> None:
+    begin = deadly.arm()
+    finish = _Participation._finish
+
+    def finishing(self: _Participation, *arguments: Any) -> None:
+        begin()
+        finish(self, *arguments)
+
+    _Participation._finish = finishing  # type: ignore[method-assign]
+    uplink.PARTING_SECONDS = 1
+    deadly.run()
