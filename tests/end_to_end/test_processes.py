@@ -1,0 +1,65 @@
+"""A hospital that trains in several processes, among real daemons."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import psutil
+import torch
+from federation import Federation, Process
+from safetensors.torch import load_file
+from test_runs import assert_every_round_counted_once, assert_journals_sound, assert_signed
+
+from algorithms.datasets import ImageDataset
+
+Make = Callable[..., Federation]
+
+
+def helper_of(one: Federation, silo: Process) -> psutil.Process:
+    """The second process of a silo that has begun to train."""
+    assert silo.pid is not None
+    watched = psutil.Process(silo.pid)
+    one.wait_for("a second process", lambda: any(c.net_connections() for c in watched.children()))
+    (found,) = watched.children()
+    return found
+
+
+def test_a_hospital_trains_in_two_processes_and_the_death_of_either_loses_nothing(
+    federation: Make, shards: list[ImageDataset]
+) -> None:
+    training = {"epochs": 40, "batch_size": 16, "optimizer": "sgd", "learning_rate": 0.05}
+    one = federation(shards=shards[:2], run={"training": training})
+    one.write_silo("hospital1", device=["cpu", "cpu"])
+    coordinator = one.start_coordinator()
+    first, second = (one.start_silo(name) for name in one.silos)
+    helper = helper_of(one, first)
+    # The second process speaks with the first alone.
+    for connection in helper.net_connections("all"):
+        for address in (connection.laddr, connection.raddr):
+            assert not address or isinstance(address, str) or address.ip in ("127.0.0.1", "::1"), connection
+    assert not [file for file in helper.open_files() if "keys" in file.path or "journal" in file.path]
+
+    one.wait_to_say("coordinator", "round 2 of 3 is open")
+    helper.kill()
+    one.ends_with(first, 8)
+    assert "process 2 of 2 (cpu): was killed by signal 9. Nothing of this round was sent" in one.said("hospital1")
+    assert "Traceback" not in one.said("hospital1")
+    progress = json.loads((one.run_folder("hospital1") / "progress.json").read_text())
+    assert progress["trained_rounds"] == 1
+    assert [silo["rounds_delivered"] for silo in one.status()["silos"] if silo["name"] == "hospital1"] == [1]
+
+    first = one.start_silo("hospital1")
+    helper = helper_of(one, first)
+    first.kill()
+    first.wait()
+    helper.wait(30)
+
+    one.finish(one.start_silo("hospital1"), second, coordinator)
+    assert_every_round_counted_once(one)
+    assert_journals_sound(one)
+    assert_signed(one)
+    assert not (one.folder / "state" / "hospital1" / "processes").exists()
+    for name, expected in one.simulate().items():
+        for key, tensor in load_file(one.run_folder(name) / "model.safetensors").items():
+            torch.testing.assert_close(tensor, expected[key], rtol=1e-3, atol=1e-4)
