@@ -54,7 +54,7 @@ def _work(connection: Connection) -> None:
     plan = RunPlan.model_validate_json(start["plan"])
     dataset = load_npz(Path(start["shard"]))
     if dataset.fingerprint != start["data_sha256"]:
-        raise DataError(f"{dataset.source}: the file was changed while the silo started; give the command again")
+        raise DataError(f"{start['shard']}: the file was changed while the silo started; give the command again")
     model = build(plan.model, seed=plan.seed, trusted=tuple(start["trusted_models"]))
     connection.send_bytes(READY)
     rank = start["rank"]

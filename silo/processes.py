@@ -115,7 +115,7 @@ class Processes:
             "threads": config.threads,
         }
         self._helpers: list[tuple[subprocess.Popen[bytes], Connection]] = []
-        self._at_work = False
+        self._waiting = False
         self._closed = threading.Event()
 
     def __enter__(self) -> Self:
@@ -129,11 +129,12 @@ class Processes:
             for _, connection in self._helpers:
                 if (said := _words(connection, None)) != READY.decode():
                     raise self._failure(said)
-            self.place = DataParallel(0, self._devices, self._folder / "meeting")
+            threading.Thread(target=self._watch, name="processes", daemon=True).start()
+            with self._at_work():
+                self.place = DataParallel(0, self._devices, self._folder / "meeting")
         except BaseException:
             self._close()
             raise
-        threading.Thread(target=self._watch, name="processes", daemon=True).start()
         return self
 
     def __exit__(
@@ -154,20 +155,24 @@ class Processes:
             yield
             return
         groups = {str(group): held.tensors() if isinstance(held, Part) else held for group, held in given.items()}
-        self._at_work = True
+        order = Order(what, round_number, groups)
+        with self._at_work():
+            try:
+                order.send([connection for _, connection in self._helpers])
+            except OSError as error:
+                raise LostProcessError(str(error)) from error
+            yield
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Inside, the silo may wait for the others."""
+        self._waiting = True
         try:
-            self._send(Order(what, round_number, groups))
             yield
         except LostProcessError:
             raise self._failure() from None
         finally:
-            self._at_work = False
-
-    def _send(self, order: Order) -> None:
-        try:
-            order.send([connection for _, connection in self._helpers])
-        except OSError as error:
-            raise LostProcessError(str(error)) from error
+            self._waiting = False
 
     def _begin(self, rank: int) -> tuple[subprocess.Popen[bytes], Connection]:
         own, other = multiprocessing.Pipe()
@@ -200,11 +205,11 @@ class Processes:
         )
 
     def _watch(self) -> None:
-        """NCCL does not notice a process's end, and its calls cannot be cut short."""
+        """NCCL does not notice a process's end, nor does a group that is still gathering; neither can be cut short."""
         while not self._closed.wait(1):
-            if not self._at_work or not any(process.poll() for process, _ in self._helpers):
+            if not self._waiting or not any(process.poll() for process, _ in self._helpers):
                 continue
-            if not self._closed.wait(_PATIENCE_SECONDS) and self._at_work:
+            if not self._closed.wait(_PATIENCE_SECONDS) and self._waiting:
                 error = self._failure()
                 os.write(2, f"error: {error}\n".encode())
                 os._exit(error.exit_code)

@@ -192,7 +192,7 @@ def test_a_process_that_cannot_begin_is_named_with_what_it_said(tmp_path: Path) 
     assert list(config.state.iterdir()) == []
 
 
-def test_a_silo_that_waits_in_vain_for_a_process_that_ended_is_ended(
+def test_a_silo_that_waits_in_vain_for_a_process_that_ended_is_ended_and_the_others_end_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """As with NCCL, whose calls do not return."""
@@ -204,14 +204,16 @@ def test_a_silo_that_waits_in_vain_for_a_process_that_ended_is_ended(
         ended.set()
 
     monkeypatch.setattr(processes, "_PATIENCE_SECONDS", 0.1)
-    with Processes(config, DEVICES, planned(), load_npz(config.shard)) as together:
+    with Processes(config, [CPU, CPU, CPU], planned(), load_npz(config.shard)) as together:
         monkeypatch.setattr(processes.os, "_exit", end)
+        (killed, _), (other, connection) = together._helpers
         with together.together("resume", {}):
-            ((process, _),) = together._helpers
-            process.kill()
-            assert ended.wait(30)
+            killed.kill()
+            assert ended.wait(60)
+        connection.close()  # as when the silo is killed
+        assert other.wait(60) == 0
     assert set(codes) == {8}
-    assert "process 2 of 2 (cpu): was killed by signal 9. Nothing of this round was sent" in capfd.readouterr().err
+    assert "process 2 of 3 (cpu): was killed by signal 9. Nothing of this round was sent" in capfd.readouterr().err
 
 
 def test_processes_share_the_threads_that_one_would_have() -> None:
