@@ -94,9 +94,7 @@ class DataParallel(Alone):
         if device.type == "cuda":
             torch.cuda.set_device(device)
         with _waiting_for_others():
-            store = dist.FileStore(  # type: ignore[attr-defined]
-                str(meeting), self.size
-            )
+            store = dist.FileStore(str(meeting), self.size)  # type: ignore[attr-defined]
             backend = "nccl" if device.type == "cuda" else "gloo"
             dist.init_process_group(backend, store=store, rank=rank, world_size=self.size, timeout=PATIENCE)
 
@@ -152,15 +150,14 @@ class DataParallel(Alone):
         """Batch normalisation ``[b, C, ...]`` by the whole batch (PyTorch's ``SyncBatchNorm`` is for GPUs alone)."""
         by_batch = layer.training or layer.running_mean is None
         if self._split is None or not by_batch:
-            plain: Tensor = type(layer).forward(layer, values)
-            return plain
+            return type(layer).forward(layer, values)
         wide = values.to(torch.promote_types(values.dtype, torch.float32))
         others = [0, *range(2, wide.ndim)]
         shape = [1, -1, *[1] * (wide.ndim - 2)]
         count = self._split * wide[0, 0].numel()
-        mean = _Sum.apply(wide.sum(others)) / count
+        mean: Tensor = _Sum.apply(wide.sum(others)) / count
         centred = wide - mean.view(shape)
-        variance = _Sum.apply(centred.square().sum(others)) / count
+        variance: Tensor = _Sum.apply(centred.square().sum(others)) / count
         if layer.training and layer.running_mean is not None and layer.running_var is not None:
             with torch.no_grad():
                 assert layer.num_batches_tracked is not None

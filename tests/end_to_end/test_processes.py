@@ -32,7 +32,8 @@ def helper_of(one: Federation, silo: Process) -> psutil.Process:
 def test_a_hospital_trains_in_two_processes_and_the_death_of_one_loses_nothing(
     federation: Make, shards: list[ImageDataset]
 ) -> None:
-    training = {"epochs": 20, "batch_size": 16, "optimizer": "sgd", "learning_rate": 0.05}
+    # Small steps: larger ones let a difference in the last bit grow to anything within three rounds.
+    training = {"epochs": 10, "batch_size": 16, "optimizer": "sgd", "learning_rate": 0.01}
     one = federation(shards=shards[:2], run={"training": training})
     one.write_silo("hospital1", device=["cpu", "cpu"])
     coordinator = one.start_coordinator()
@@ -62,4 +63,4 @@ def test_a_hospital_trains_in_two_processes_and_the_death_of_one_loses_nothing(
     assert not (one.folder / "state" / "hospital1" / "processes").exists()
     for name, expected in one.simulate().items():
         for key, tensor in load_file(one.run_folder(name) / "model.safetensors").items():
-            torch.testing.assert_close(tensor, expected[key], rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(tensor, expected[key], rtol=0, atol=5e-4)
