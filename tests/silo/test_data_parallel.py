@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,17 @@ from safetensors.torch import load_file
 from test_private_training import private_plan
 from torch import nn
 
-from algorithms.datasets import load_npz, save_npz
+from algorithms.datasets import ImageDataset, load_npz, save_npz
 from algorithms.method import State
-from algorithms.models import build
+from algorithms.models import build, state_of
 from algorithms.registry import METHODS, make
 from privacy.errors import ConfigurationError, TrainingError
+from privacy.plan import RunPlan
 from silo import processes
 from silo.config import SiloConfig
 from silo.data_parallel import Alone, DataParallel, check_divisible, check_layers
 from silo.processes import Processes
-from silo.training import LocalSite, set_threads
+from silo.training import LocalSite, Progress, set_threads
 
 
 @dataclass
@@ -190,6 +192,37 @@ def test_a_process_that_cannot_begin_is_named_with_what_it_said(tmp_path: Path) 
     with pytest.raises(TrainingError, match=r"process 2 of 2 \(cpu\): .*h\.npz: the file was changed"):
         Processes(config, DEVICES, planned(), dataset).__enter__()
     assert list(config.state.iterdir()) == []
+
+
+def train_a_round(
+    several: Processes, dataset: ImageDataset, plan: RunPlan, progress: Callable[[Progress], None]
+) -> None:
+    """As the daemon does."""
+    with several:
+        model = build(plan.model, seed=1)
+        site = LocalSite("h", dataset, model, plan, device=CPU, progress=progress, place=several.place)
+        half = make(plan.method.name, {}).silo_half(site)
+        with several.together("begin", {"initial": state_of(model)}):
+            half.begin(state_of(model))
+        with several.together("train", {}):
+            half.train(0, {})
+
+
+def test_a_process_that_dies_in_mid_training_ends_it_and_is_named(tmp_path: Path) -> None:
+    config, plan = configured(tmp_path), planned(epochs=50)
+    dataset = load_npz(config.shard)
+    several = Processes(config, DEVICES, plan, dataset)
+    seen: list[int] = []
+
+    def kill(progress: Progress) -> None:
+        seen.append(progress.epoch)
+        if progress.epoch == 2:
+            several._helpers[0][0].kill()
+
+    with pytest.raises(TrainingError, match=r"process 2 of 2 \(cpu\): was killed by signal 9. Nothing of this round"):
+        train_a_round(several, dataset, plan, kill)
+    torch.distributed.destroy_process_group()
+    assert 2 <= seen[-1] < 50
 
 
 def test_a_silo_that_waits_in_vain_for_a_process_that_ended_is_ended_and_the_others_end_with_it(
