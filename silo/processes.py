@@ -183,7 +183,8 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
             )
-        own.send_bytes(json.dumps({**self._start, "rank": rank}).encode())
+        with suppress(OSError):  # if it is gone already, what it does not say tells
+            own.send_bytes(json.dumps({**self._start, "rank": rank}).encode())
         return process, own
 
     def _failure(self, said: str = "") -> TrainingError:
