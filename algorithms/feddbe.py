@@ -197,6 +197,7 @@ class FedDBESilo(SiloHalf):
                 lambda: features.last,
                 consensus.to(device),
                 loss=site.loss,
+                batch_mean=site.batch_mean,
                 weight=method.mean_weight,
                 momentum=method.momentum,
             )
@@ -248,6 +249,7 @@ def regularised(
     consensus: Tensor,
     *,
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    batch_mean: Callable[[Tensor], Tensor],
     weight: float,
     momentum: float,
 ) -> Objective:
@@ -257,6 +259,7 @@ def regularised(
         features: gives the last batch's features ``[n, F]``, unshifted, with their gradient's history.
         consensus: m, ``[F]``.
         loss: of logits and labels.
+        batch_mean: of features, over the whole batch.
         weight: κ.
         momentum: μ.
     """
@@ -265,7 +268,7 @@ def regularised(
     def objective(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
         nonlocal running
         value = loss(model(images), labels)
-        mean = features().mean(dim=0)
+        mean = batch_mean(features())
         if running is not None:
             # Past batches are numbers: a gradient through them would need their graphs.
             mean = (1 - momentum) * running + momentum * mean

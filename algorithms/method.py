@@ -40,7 +40,7 @@ TRAINED = "trained"
 """The group of a silo's memory that holds the model as it left local training, where that is not the personal one."""
 
 Objective = Callable[[nn.Module, Tensor, Tensor], Tensor]
-"""A loss of a batch: (model, images, labels) to a scalar, the mean over the batch's images."""
+"""A loss of a batch: (model, images, labels) to a scalar, the mean over the batch's images; see ``Site.batch_mean``."""
 
 
 Watch = Callable[[Mapping[str, Tensor]], None]
@@ -147,6 +147,11 @@ class Site(Protocol):
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The plan's loss of a batch (logits ``[b, classes]``, labels ``[b]``), for objectives of a method's own: the
         mean cross entropy, weighted by class where the plan says so."""
+        ...
+
+    def batch_mean(self, values: Tensor) -> Tensor:
+        """For objectives: the mean of a batch's rows ``[b, ...]``, where it enters anything but a mean over the images.
+        Several processes may each have a part of the batch; this is the mean over all of it."""
         ...
 
     def average(self, content: str, vectors: Vectors, *, round_number: int, lasting: bool = False) -> Tensor:
@@ -314,13 +319,15 @@ class Method(ABC):
     ``downloads_last``: whether silos need what ``aggregate`` gives after the last round. ``needs_public``: whether
     the coordinator needs public images. ``measures_received``: whether the personalised model is what the coordinator
     hands out (one global model), so that a round's outcome is measured with what its aggregation gave, not right
-    after local training.
+    after local training. ``own_steps``: whether it trains by steps of its own
+    (``Site.batches``) and not by ``Site.fit``.
     """
 
     name: ClassVar[str]
     downloads_last: ClassVar[bool] = False
     needs_public: ClassVar[bool] = False
     measures_received: ClassVar[bool] = False
+    own_steps: ClassVar[bool] = False
 
     @property
     @abstractmethod

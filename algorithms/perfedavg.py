@@ -41,6 +41,7 @@ class PerFedAvg(FedAvg):
     """
 
     name: ClassVar[str] = "perfedavg"
+    own_steps: ClassVar[bool] = True
     weighting: Literal["samples", "uniform"] = "uniform"
     inner_rate: float = 0.01
     step_size: float = 0.001

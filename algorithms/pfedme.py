@@ -44,6 +44,7 @@ class PFedMe(FedAvg):
     """
 
     name: ClassVar[str] = "pfedme"
+    own_steps: ClassVar[bool] = True
     takes_robust: ClassVar[bool] = False
     downloads_last: ClassVar[bool] = False
     measures_received: ClassVar[bool] = False

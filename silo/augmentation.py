@@ -33,13 +33,14 @@ class Augmenter:
         # On the CPU, whatever the images are on: so the draws are the same everywhere.
         self._draws = torch.Generator().manual_seed(seed)
 
-    def __call__(self, images: Tensor) -> Tensor:
-        """Changed copies of the images ``[b, C, H, W]``."""
+    def __call__(self, images: Tensor, *, first: int = 0, of: int | None = None) -> Tensor:
+        """Changed copies of the images ``[b, C, H, W]``; from the ``first`` place of a batch ``of`` so many, for all
+        of which is drawn."""
         if not self._steps:
             return images
         shown = images * 0.5 + 0.5  # 0 is black, 1 white
         for step in self._steps:
-            drawn = torch.rand(len(images), 2, generator=self._draws)
+            drawn = torch.rand(of or len(images), 2, generator=self._draws)[first : first + len(images)]
             shown = _CHANGES[step.kind](shown, drawn, step.amount)
         return (shown - 0.5) / 0.5
 

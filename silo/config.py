@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -31,10 +32,11 @@ class SiloConfig(PartyConfig):
     ``coordinator``: whom the silo calls. ``proxy``: the hospital's HTTP proxy, if the coordinator is reached through
     one; the environment's is not followed. ``state``: folder for keys, journal and models; keep it on a disk that is
     backed up. ``shard``: the hospital's images (MedMNIST's ``.npz`` form). ``consent``: the consent file; without one
-    nothing may leave. ``tls``: by default the files in ``state/keys``. ``device``: auto, cpu, cuda or cuda:N.
+    nothing may leave. ``tls``: by default the files in ``state/keys``. ``device``: auto, cpu, cuda or cuda:N; or a
+    list, for example [cuda:0, cuda:1], whose devices train each batch together, each in a process of its own.
     ``precision``: in which numbers training computes: float32, or bfloat16, which many GPUs compute faster; simulation
     and daemons give the same bits with float32 alone, and a run with differential privacy is refused otherwise.
-    ``threads``: CPU threads of training; PyTorch's choice by default, and fewer where several silos share a machine.
+    ``threads``: CPU threads of training, of each process; PyTorch's choice by default, which several processes share.
     ``insecure``: plain text, only to a loopback address. ``trusted_models``: own model factories that a plan may name.
     ``keep_sent_days``: keep what was sent, encrypted with the silo's own key, for so many days (`silo audit open`); by
     default nothing is kept. ``ledger``: folder of the privacy ledgers, ``state/ledger`` by default; several silos that
@@ -47,7 +49,7 @@ class SiloConfig(PartyConfig):
     proxy: ProxyConfig | None = None
     shard: FilePath
     consent: FilePath | None = None
-    device: str = "auto"
+    device: str | tuple[str, ...] = "auto"
     precision: Literal["float32", "bfloat16"] = "float32"
     threads: int | None = Field(default=None, ge=1)
     trusted_models: tuple[str, ...] = ()
@@ -56,10 +58,15 @@ class SiloConfig(PartyConfig):
 
     @field_validator("device")
     @classmethod
-    def _known_device(cls, device: str) -> str:
-        kind, _, index = device.partition(":")
-        if kind not in ("auto", "cpu", "cuda") or (index and not (kind == "cuda" and index.isdigit())):
-            raise ValueError("should be auto, cpu, cuda or cuda:N")
+    def _known_device(cls, device: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if isinstance(device, str):
+            kind, _, index = device.partition(":")
+            if kind not in ("auto", "cpu", "cuda") or (index and not (kind == "cuda" and index.isdigit())):
+                raise ValueError("should be auto, cpu, cuda or cuda:N, or a list")
+            return device
+        gpus = all(re.fullmatch(r"cuda:\d+", name) for name in device) and len(set(device)) == len(device)
+        if not device or not (gpus or set(device) == {"cpu"}):
+            raise ValueError("a list should name different GPUs, as [cuda:0, cuda:1], or the CPU again and again")
         return device
 
     @model_validator(mode="after")
@@ -69,6 +76,11 @@ class SiloConfig(PartyConfig):
         if self.insecure and self.proxy is not None:
             raise ValueError("`insecure: true` and `proxy` do not go together: the proxy would read everything")
         return self
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """One or several."""
+        return (self.device,) if isinstance(self.device, str) else self.device
 
     @property
     def coordinator_identity(self) -> Identity:

@@ -45,8 +45,9 @@ from silo.config import SiloConfig
 from silo.display import Display
 from silo.ending import Ending, conclude_alone, refuse_withdrawn
 from silo.masking import Masking
+from silo.processes import Processes, take_up
 from silo.run_state import Measured, RunState, has_ended
-from silo.training import OPTIMIZER, LocalSite, Measurement, Progress, choose_device
+from silo.training import LocalSite, Measurement, Progress, choose_device, set_threads
 from silo.uplink import LateError, UnansweredError, Uplink
 
 if TYPE_CHECKING:
@@ -91,9 +92,8 @@ def _train(config: SiloConfig, display: Display, day: Callable[[], date]) -> Out
         raise error
     dataset = load_npz(config.shard)
     credentials = config.open_credentials()
-    device = choose_device(config.device)
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    devices = [choose_device(name) for name in config.devices]
+    set_threads(config.threads, len(devices))
     audit_key = load_audit_key(config.keys / "audit.key")
 
     def note(file: ConsentFile, problem: str | None = None) -> None:
@@ -123,15 +123,16 @@ def _train(config: SiloConfig, display: Display, day: Callable[[], date]) -> Out
             uplink.needed = done is None or plan.sha256.hex() != done.plan_sha256
             gate, account, counts = _agree(config, plan, uplink, gate, dataset, door, history, display)
             masking = _masking(plan, credentials.current if credentials else None, audit_key, consent, door, history)
-            participation = _Participation(
-                config, plan, gate, dataset, device, uplink, display, account, counts, masking
-            )
-            with _watching(gate, uplink):
-                await_approval(config, plan, gate, door, history, display.notice)
-                door.note("run", **_summary(plan))
-                joined = True
-                with _ending_with_the_budget():
-                    participation.run()
+            with Processes(config, devices, plan, dataset) as processes:
+                participation = _Participation(
+                    config, plan, gate, dataset, processes, uplink, display, account, counts, masking
+                )
+                with _watching(gate, uplink):
+                    await_approval(config, plan, gate, door, history, display.notice)
+                    door.note("run", **_summary(plan))
+                    joined = True
+                    with _ending_with_the_budget():
+                        participation.run()
         except UnansweredError as error:
             if done is None:
                 raise
@@ -321,7 +322,7 @@ class _Participation:
         plan: RunPlan,
         gate: ConsentGate,
         dataset: ImageDataset,
-        device: torch.device,
+        processes: Processes,
         uplink: Uplink,
         display: Display,
         account: Account | None,
@@ -334,23 +335,25 @@ class _Participation:
         self._uplink = uplink
         self._display = display
         self._gate = gate
+        self._processes = processes
         self._synthetic = dataset.synthetic
         self._site = LocalSite(
             config.name,
             dataset,
             build(plan.model, seed=plan.seed, trusted=config.trusted_models),
             plan,
-            device=device,
+            device=processes.device,
             precision=config.precision,
             progress=self._progress,
             charge=account.charge if account is not None else None,
             kept=account.kept if account is not None else None,
+            place=processes.place,
         )
         self._half: SiloHalf = make(plan.method.name, plan.method.parameters).silo_half(self._site)
         self._state = RunState(config.runs / plan.run, plan, config.name, dataset)
-        for group, tensors in self._state.memory().items():
-            kept = self._site.optimizers if group.startswith(OPTIMIZER) else self._half.memory
-            kept[group] = tensors
+        memory = self._state.memory()
+        with processes.together("resume", memory):
+            take_up(memory, self._half, self._site)
         self._received = dict(self._state.received)
         self._last: Measurement | Measured | None = self._state.measured[-1] if self._state.measured else None
 
@@ -424,7 +427,8 @@ class _Participation:
         given = _without_start(payload)
         if self._masking is not None:
             self._received["round"] = digest(given).hex()
-        self._half.train(round_number, given)
+        with self._processes.together("train", given, round_number=round_number):
+            self._half.train(round_number, given)
         upload = self._half.upload()
         try:
             check_finite(upload)
@@ -446,7 +450,9 @@ class _Participation:
         rounds = self._plan.rounds
         if not self._state.finished:
             start = self._begin(payload)
-            self._half.finish(_without_start(payload))
+            given = _without_start(payload)
+            with self._processes.together("finish", given):
+                self._half.finish(given)
             last = {rounds: self._measure(rounds)} if payload or not self._state.measured else {}
             self._state.save(
                 {**self._half.memory, **self._site.optimizers},
@@ -473,7 +479,8 @@ class _Participation:
             )
         if self._masking is not None:
             self._received["start"] = digest({Exposure.INITIAL_MODEL: payload[Exposure.INITIAL_MODEL]}).hex()
-        self._half.begin(initial)
+        with self._processes.together("begin", {"initial": initial}):
+            self._half.begin(initial)
         return {0: self._site.measure(initial)}
 
     def _send(

@@ -134,7 +134,7 @@ def evaluate(
     trained = load_model(folder, trusted=config.trusted_models)
     plan = read_plan(folder)
     shard = load_npz(config.shard)
-    device = choose_device(config.device)
+    device = choose_device(config.devices[0])
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     chosen = shard if images is None else _read(images)

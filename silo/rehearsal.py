@@ -154,7 +154,7 @@ def rehearse(
     method = make(plan.method.name, plan.method.parameters)
     check_promise(plan, method)
     check_fits(dataset, plan)
-    device = choose_device(config.device)
+    device = choose_device(config.devices[0])
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     unit: Unit = plan.privacy.unit if plan.privacy else "image"

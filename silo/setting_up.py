@@ -46,7 +46,7 @@ coordinator:
 state: {state}        # keys, journal, models: keep it on a disk that is backed up
 shard: {shard}    # the hospital's own images, in MedMNIST's .npz form
 consent: {name}.consent.yaml       # what may leave; without it, nothing
-device: auto                       # auto | cpu | cuda | cuda:1 …
+device: auto                       # auto | cpu | cuda | cuda:1 … | [cuda:0, cuda:1]
 # precision: bfloat16              # mixed precision, for GPUs; not with differential privacy
 # threads: 4                       # CPU threads of training; by default as PyTorch chooses
 # keep_sent_days: 365              # keep what was sent, encrypted (silo audit open)

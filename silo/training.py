@@ -22,6 +22,7 @@ from algorithms.private_methods import check_model
 from privacy.errors import ConfigurationError, DataError, RefusedError, TrainingError
 from privacy.plan import RunPlan, TrainingPlan
 from silo.augmentation import Augmenter
+from silo.data_parallel import Alone, check_layers
 
 if TYPE_CHECKING:
     from privacy.kept_releases import KeptReleases
@@ -73,6 +74,14 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def set_threads(threads: int | None, processes: int = 1) -> None:
+    """The CPU threads of this process's training; None: PyTorch's choice, shared out among so many processes."""
+    if threads is None and processes > 1:
+        threads = max(1, torch.get_num_threads() // processes)
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+
 def check_fits(dataset: ImageDataset, plan: RunPlan) -> None:
     """Raises ``DataError`` if a silo's images do not fit the plan's model."""
     if dataset.image_shape != plan.model.input_shape:
@@ -98,7 +107,8 @@ class LocalSite:
     given to nobody. ``noise`` is where the noise comes from, a source of its own by default; ``kept`` is where noised
     averages that last are kept. ``precision``: in which numbers ``fit`` computes; parameters, gradients, the
     optimiser and measurements stay float32 (automatic mixed precision). Raises ``ConfigurationError`` for another than
-    float32 with privacy.
+    float32 with privacy. ``place``: this process's among those that train the silo's model together (see
+    ``silo.data_parallel``); a plan with privacy is trained by one alone.
 
     ``optimizers`` is what the runtime keeps across rounds and restarts, beside the half's memory, where the plan says
     so: for each phase the optimiser's state as ``KIND/PARAMETER``, in a group whose name begins with ``OPTIMIZER``.
@@ -118,8 +128,12 @@ class LocalSite:
         charge: Charge | None = None,
         noise: NoiseSource | None = None,
         kept: KeptReleases | None = None,
+        place: Alone | None = None,
     ) -> None:
         check_fits(dataset, plan)
+        self._place = place or Alone()
+        if self._place.size > 1:
+            check_layers(model)
         self.name = name
         self.layout = Layout.of(model)
         self.input_shape = plan.model.input_shape
@@ -206,21 +220,23 @@ class LocalSite:
         epochs = epochs or self.training.epochs
         reported = time.monotonic()
         steps = 0
-        with _only(self._model, chosen):
+        with _only(self._model, chosen), self._place.training(self._model, *([extra] if extra is not None else [])):
             images, labels = self._train
             for epoch, batches in enumerate(self.orders(round_number, epochs, phase)):
                 total = torch.zeros((), device=self._train[0].device)
                 for step, index in enumerate(batches, start=1):
                     optimizer.zero_grad(set_to_none=True)
+                    part = self._place.part(index)
                     with torch.autocast(self._device.type, torch.bfloat16, enabled=self._precision == "bfloat16"):
-                        loss = loss_of(self._model, augment(images[index]), labels[index])
-                    loss.backward()  # type: ignore[no-untyped-call]
+                        changed = augment(images[part.index], first=part.first, of=len(index))
+                        loss = loss_of(self._model, changed, labels[part.index])
+                    loss = self._place.backward(loss, part, trained)
                     if watch is not None:
                         watch(gradients_of(chosen))
                     correct()
                     optimizer.step()
                     steps += 1
-                    total += loss.detach()
+                    total += loss
                     if step < len(batches) and time.monotonic() - reported > REPORT_SECONDS:
                         reported = time.monotonic()
                         mean = total.item() / step
@@ -306,7 +322,15 @@ class LocalSite:
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """See ``algorithms.method.Site``. With weights of classes the batch's mean is the weighted one: the sum of the
         weighted cross entropies, divided by the sum of the weights."""
-        return F.cross_entropy(logits, labels, weight=self._class_weights)
+        weights = self._class_weights
+        if weights is None or self._place.size == 1:
+            return F.cross_entropy(logits, labels, weight=weights)
+        total = F.cross_entropy(logits, labels, weight=weights, reduction="sum")
+        return total / (self._place.mean(weights[labels]) * len(labels))
+
+    def batch_mean(self, values: Tensor) -> Tensor:
+        """See ``algorithms.method.Site``."""
+        return self._place.mean(values)
 
     def _plain_loss(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
         return self.loss(model(images), labels)
@@ -360,6 +384,11 @@ class LocalSite:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """See ``algorithms.method.Site``."""
         self._give_images()
+        if self._place.size > 1:
+            raise ConfigurationError(
+                "device: this method takes training steps of its own, which several processes would only repeat; name "
+                "one device instead of several"
+            )
         images, labels = self._train
         augment = self._augmenter(round_number, phase)
         for order in self.orders(round_number, epochs or self.training.epochs, phase):
@@ -421,7 +450,8 @@ class LocalSite:
     def orders(self, round_number: int, epochs: int, phase: str) -> Iterator[list[Tensor]]:
         """For each epoch the batches of ``fit`` as indices into the training images; seeds PyTorch's own generator."""
         seed = derive_seed(self._seed, phase, self.name, round_number)
-        torch.manual_seed(seed)  # dropout and the like
+        # Dropout and the like; every process draws its own, for images of its own.
+        torch.manual_seed(derive_seed(seed, self._place.rank) if self._place.rank else seed)
         order = torch.Generator().manual_seed(seed)
         labels = self._train[1]
         sizes = self.batch_sizes()

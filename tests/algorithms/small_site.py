@@ -75,6 +75,9 @@ class SmallSite:
             optimizer.step()
         return self.steps
 
+    def batch_mean(self, values: Tensor) -> Tensor:
+        return values.mean(dim=0)
+
     def batches(
         self, round_number: int, *, epochs: int | None = None, phase: str = "training"
     ) -> Iterator[tuple[Tensor, Tensor]]:

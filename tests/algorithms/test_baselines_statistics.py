@@ -302,7 +302,13 @@ def test_feddbes_regulariser_is_the_mean_squared_error_of_the_running_mean() -> 
     nn.init.zeros_(model.bias)
     entropy = 0.6931472  # of two classes alike
     with Features(model) as features:
-        loss = regularised(lambda: features.last, torch.tensor([0.0, 1.0]), weight=0.5, momentum=0.25)
+        loss = regularised(
+            lambda: features.last,
+            torch.tensor([0.0, 1.0]),
+            batch_mean=lambda values: values.mean(dim=0),
+            weight=0.5,
+            momentum=0.25,
+        )
         # Mean (2, 3), off by (2, 2): 0.5 * 4.
         first = loss(model, torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([0, 1]))
         # Mean (6, 7), running mean 0.75 (2, 3) + 0.25 (6, 7) = (3, 4), off by (3, 3): 0.5 * 9.
