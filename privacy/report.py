@@ -454,6 +454,7 @@ class Report:
                 for run in self.runs
             ],
             "peers": [asdict(peer) for peer in self.peers.values()],
+            "foreign": dict(self.foreign),
             "consents": [{"time": record["time"], **record["consent"]} for record in self.consents],
             "decisions": list(self.decisions),
             "outside_consent": {exposure.value: count for exposure, count in self.outside_consent.items()},

@@ -32,8 +32,8 @@ class FlowerApp(StrictModel):
 
     ``python``: the interpreter of the environment in which ``flwr`` is installed. ``listen``: where the SuperNode finds
     the door, on this machine alone. ``records``: by the name of a record in the app's replies, the exposure class of
-    each array, metric or configuration value in it, by its name; ``*`` stands for any characters, and the first name
-    that fits counts. What is not declared does not leave.
+    each array, metric or configuration value in it, by its name; ``*`` stands for any characters, and the longest
+    name that fits counts. What is not declared does not leave.
     """
 
     python: FilePath

@@ -200,9 +200,9 @@ class ReplyReader:
         self._note(name, found, parts)
 
     def _class(self, what: str, record: str, name: str) -> Exposure:
-        for pattern, exposure in self._declared.get(record, {}).items():
-            if fnmatch.fnmatchcase(name, pattern):
-                return exposure
+        declared = self._declared.get(record, {})
+        if fitting := [pattern for pattern in declared if fnmatch.fnmatchcase(name, pattern)]:
+            return declared[max(fitting, key=len)]
         raise RefusedError(
             f"the {what} {name!r} of record {record!r} is not declared. If the hospital agrees that it leaves, it says "
             f"so under `flower: records: {record}:` with a line `{name}: CLASS`, and in the consent; if not, the app "

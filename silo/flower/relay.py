@@ -37,8 +37,10 @@ WITHHELD = "withheld by the hospital's door"
 _REFUSED_CODE = 6
 """Flower's code for a reply that was stopped on its way by what stands around the app."""
 _MOST_CODES = 100
-_REMEMBERED = 1000
-"""Messages that a reply may still be for, and replies under way."""
+_MOST_ASKED = 1000
+"""Messages that a reply may still be for."""
+_MOST_UPLOADS = 4
+"""Replies under way; a SuperNode has one at a time, and may leave one unfinished."""
 _PUSH_MESSAGES, _PUSH_OBJECT = RPCS["/v1/fleet/push-messages"], RPCS["/v1/fleet/push-object"]
 _REPEATED = {
     "run_id": "run_id",
@@ -140,7 +142,7 @@ class Relay:
         self.ended = threading.Event()
 
     def answer(self, path: str, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
-        """Status and content for the SuperNode. Never raises."""
+        """Status and content for the SuperNode."""
         try:
             if self.ending is not None:
                 raise self.ending
@@ -190,7 +192,7 @@ class Relay:
             self._apps[run] = hashlib.sha256(answer.fab.content).hexdigest()
         with self._lock:
             for message in getattr(answer, "messages_list", ()):
-                _remember(self._asked, message.metadata.message_id, message.metadata)
+                _remember(self._asked, message.metadata.message_id, message.metadata, _MOST_ASKED)
         return 200, content
 
     def _exchange(
@@ -237,7 +239,7 @@ class Relay:
             raise self._refuse(_PUSH_MESSAGES.name, _PUSH_MESSAGES.request, body, str(error)) from None
         session = secrets.token_hex(16)
         with self._lock:
-            _remember(self._uploads, session, _Upload(request, wanted))
+            _remember(self._uploads, session, _Upload(request, wanted), _MOST_UPLOADS)
         answer = self._schema.make(_PUSH_MESSAGES.response)
         answer.objects_to_push.extend(wanted)
         answer.session_id = session
@@ -296,7 +298,6 @@ class Relay:
                 )
                 self._door.refuse(data, _PUSH_MESSAGES.request, call, "sent", upload.refused)
                 upload.prepared = self._error(upload, _REFUSED_CODE)
-                log.warning("refused: %s", upload.refused)
         self._forward(upload.prepared, node)
         upload.over = True
         upload.contents.clear()
@@ -435,7 +436,7 @@ def _run_name(number: int) -> str:
     return f"{METHOD}-{number}"
 
 
-def _remember(known: OrderedDict[str, Any], name: str, value: Any) -> None:
+def _remember(known: OrderedDict[str, Any], name: str, value: Any, most: int) -> None:
     known[name] = value
-    if len(known) > _REMEMBERED:
+    if len(known) > most:
         known.popitem(last=False)

@@ -80,11 +80,14 @@ def _listening(address: str, relay: Relay) -> Iterator[None]:
                 status, content = 413, b"a request has to say its length, and be of at most 256 MiB"
             else:
                 status, content = relay.answer(self.path, dict(self.headers), self.rfile.read(int(length)))
-            self.send_response_only(status)
-            self.send_header("Content-Type", MEDIA_TYPE if status == 200 else "text/plain")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+            try:
+                self.send_response_only(status)
+                self.send_header("Content-Type", MEDIA_TYPE if status == 200 else "text/plain")
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+            except OSError:  # it waits no longer, and asks again
+                self.close_connection = True
 
     host, port = split_address(address)
     try:
