@@ -31,7 +31,7 @@ from privacy.journal import Journal, read_records
 from privacy.verification import verify_evidence
 from silo.flower.config import FlowerConfig
 from silo.flower.objects import Reply, ReplyReader, object_id
-from silo.flower.relay import WITHHELD, Relay
+from silo.flower.relay import WITHHELD, Relay, missing_for, plan_of
 from silo.flower.release import PROTOCOL, RPCS, VERSION, read_schema
 from silo.flower.upstream import Upstream
 
@@ -512,3 +512,13 @@ def test_protocol_cannot_be_declared_for_what_an_app_computes(tmp_path: Path, ho
     (tmp_path / "wrong.yaml").write_text(yaml.safe_dump(config))
     with pytest.raises(ConfigurationError, match="what an app computes from patients' data"):
         FlowerConfig.read(tmp_path / "wrong.yaml")
+
+
+def test_the_page_has_files_that_can_be_used_and_the_schemas_hash(tmp_path: Path, schema: ForeignSchema) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "flower.md").read_text(encoding="utf-8")
+    config, consent = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "hospital1-flower.yaml").write_text(config)
+    (tmp_path / "hospital1-flower.consent.yaml").write_text(consent)
+    found = FlowerConfig.read(tmp_path / "hospital1-flower.yaml")
+    assert not missing_for(ConsentFile.read(found.consent), plan_of(found, "flower-1", ""))
+    assert schema.sha256 in page
