@@ -138,6 +138,7 @@ class Relay:
         self._asked: OrderedDict[str, Any] = OrderedDict()
         self._uploads: OrderedDict[str, _Upload] = OrderedDict()
         self._lock = threading.Lock()
+        self._counting = threading.Lock()
         self.ending: MedsiloError | None = None
         self.ended = threading.Event()
 
@@ -184,10 +185,9 @@ class Relay:
     def _pass_on(self, rpc: Rpc, request: Any, node: NodeHeaders) -> tuple[int, bytes]:
         run = _run_of(request)
         part = self._parts.get(run or "")
-        content = self._exchange(
+        content, answer = self._exchange(
             rpc, request, node, self._gate, {"run": run, "plan_sha256": part.plan_sha256 if part else None}
         )
-        answer = self._schema.read(content, rpc.response)[0]
         if rpc.name == "GetFab" and run is not None:
             self._apps[run] = hashlib.sha256(answer.fab.content).hexdigest()
         with self._lock:
@@ -203,8 +203,8 @@ class Relay:
         gate: ConsentGate,
         of_run: Mapping[str, Any],
         **told: Any,
-    ) -> bytes:
-        """Records and sends a request; records its answer and returns it.
+    ) -> tuple[bytes, Any]:
+        """Records and sends a request; records its answer and returns it, as it came and as it is read.
 
         Raises ``_Answered`` for an answer that is an error of the server's.
         """
@@ -220,8 +220,7 @@ class Relay:
         if status != 200:
             self._door.refuse(content, rpc.response, call, "sent", f"the server answered {status} to {rpc.name}")
             raise _Answered(status, content)
-        self._door.admit(content, rpc.response, call)
-        return content
+        return content, self._door.admit(content, rpc.response, call)
 
     def _announce(self, request: Any, body: bytes) -> bytes:
         """Takes a reply's announcement; it is answered here, and goes on when the reply is whole."""
@@ -313,11 +312,12 @@ class Relay:
             # What an app says of its error may hold anything: a file's name, a value.
             return self._error(upload, message.error.code)
         run = _run_name(message.metadata.run_id)
-        part = self._join(run)
-        number = max(self._door.rounds.get(run, set()), default=-1) + 1
-        part.gate.check(reply.classes)
-        part.gate.begin_round(number)
-        self._door.rounds.setdefault(run, set()).add(number)
+        with self._counting:
+            part = self._join(run)
+            number = max(self._door.rounds.get(run, set()), default=-1) + 1
+            part.gate.check(reply.classes)
+            part.gate.begin_round(number)
+            self._door.rounds.setdefault(run, set()).add(number)
         announcement = self._schema.make(_PUSH_MESSAGES.request)
         announcement.CopyFrom(upload.announcement)
         _hide_runtime(announcement)
@@ -347,10 +347,9 @@ class Relay:
 
     def _forward(self, prepared: _Prepared, node: NodeHeaders) -> None:
         announcement = prepared.announcement
-        content = self._exchange(
+        _, answer = self._exchange(
             _PUSH_MESSAGES, announcement, node, prepared.gate, prepared.of_run, tensors=prepared.reply.tensors
         )
-        answer = self._schema.read(content, _PUSH_MESSAGES.response)[0]
         wanted = set(answer.objects_to_push)
         for name, data in prepared.contents.items():
             if name not in wanted or name in prepared.pushed:
@@ -359,7 +358,7 @@ class Relay:
             request.node.CopyFrom(announcement.node)
             request.run_id = announcement.messages_list[0].metadata.run_id
             request.object_id, request.object_content, request.session_id = name, data, answer.session_id
-            stored = self._exchange(
+            _, kept = self._exchange(
                 _PUSH_OBJECT,
                 request,
                 node,
@@ -367,7 +366,7 @@ class Relay:
                 prepared.of_run,
                 parts=("object_content", prepared.reply.parts[name]),
             )
-            if not self._schema.read(stored, _PUSH_OBJECT.response)[0].stored:
+            if not kept.stored:
                 raise RefusedError("the server did not keep a part of the reply")
             prepared.pushed.add(name)
 
@@ -402,8 +401,10 @@ class _Answered(Exception):  # noqa: N818 it is an answer
 
 def plan_of(config: FlowerConfig, run: str, app_sha256: str) -> FlowerPlan:
     """What a run's replies may hold, as the hospital's file declares it. What the server makes of it reaches others."""
-    required = dict.fromkeys((*config.flower.classes, Exposure.PEER_DERIVED))
-    return FlowerPlan(run, config.coordinator_identity, config.flower.records, tuple(required), app_sha256)
+    required = (Exposure.PROTOCOL, Exposure.IDENTITY, *config.flower.classes, Exposure.PEER_DERIVED)
+    return FlowerPlan(
+        run, config.coordinator_identity, config.flower.records, tuple(dict.fromkeys(required)), app_sha256
+    )
 
 
 def missing_for(file: ConsentFile, plan: FlowerPlan) -> Missing:

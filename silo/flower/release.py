@@ -38,7 +38,7 @@ print(json.dumps({"version": importlib.metadata.version("flwr"), "files": list(f
 
 @dataclass(frozen=True)
 class Rpc:
-    """A call of the Fleet API. ``purpose``: for the journal; empty where a call is the door's own business."""
+    """A call of the Fleet API. ``request``, ``response``: its messages' full names. ``purpose``: for the journal."""
 
     name: str
     request: str

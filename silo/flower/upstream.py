@@ -140,9 +140,11 @@ class Connection:
                 content = answer.read(LARGEST_ANSWER + 1)
                 if len(content) > LARGEST_ANSWER:
                     raise RefusedError(f"the server's answer is larger than {LARGEST_ANSWER >> 20} MiB")
+                if answer.length:
+                    raise http.client.IncompleteRead(content, answer.length)
                 return answer.status, content
         except (OSError, http.client.HTTPException) as error:
-            raise UnreachableError(f"the server gave no answer: {error!r}") from None
+            raise UnreachableError(f"the server gave no whole answer: {error!r}") from None
 
     def close(self) -> None:
         """Lets go of it."""

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from privacy.consent import ConsentFile
-from privacy.errors import ConfigurationError, RefusedError
+from privacy.errors import ConfigurationError, ConsentError, RefusedError
 from privacy.exposure import Exposure
 from privacy.foreign_door import ForeignDoor, ForeignSchema
 from privacy.gate import ConsentGate
@@ -33,6 +33,7 @@ from silo.flower.config import FlowerConfig
 from silo.flower.objects import Reply, ReplyReader, object_id
 from silo.flower.relay import WITHHELD, Relay, missing_for, plan_of
 from silo.flower.release import PROTOCOL, RPCS, VERSION, read_schema
+from silo.flower.serving import serve
 from silo.flower.upstream import Upstream
 
 DECLARED = {
@@ -256,6 +257,7 @@ class Server:
     def __init__(self, schema: ForeignSchema) -> None:
         self.got: list[tuple[str, Any]] = []
         self.status = 200
+        self.promised: int | None = None
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -277,6 +279,8 @@ class Server:
                 elif rpc.name == "PushObject":
                     answer.stored = True
                 self.send_response(server.status)
+                if server.promised is not None:
+                    self.send_header("Content-Length", str(server.promised))
                 self.end_headers()
                 self.wfile.write(answer.SerializeToString())
 
@@ -450,6 +454,29 @@ def test_a_consent_that_is_narrowed_counts_from_the_next_message_on(
     before = len(server.got)
     assert hospital.pull()[0] == 422
     assert len(server.got) == before
+    assert hospital.relay.ended.is_set()
+    assert isinstance(hospital.relay.ending, ConsentError)
+    with pytest.raises(ConsentError, match="exposure class SAMPLE_COUNT"):
+        serve(hospital.config, ready=pytest.fail)
+
+
+def test_a_door_without_consent_to_flower_does_not_open(hospital: Hospital) -> None:
+    for change, missing in (
+        ({"methods": []}, "method flower"),
+        ({"rounds": 0}, "1 rounds"),
+        (
+            {"approval": "required"},
+            "no plan that a person could approve",
+        ),
+    ):
+        hospital.consent.write_text(yaml.safe_dump({**CONSENT, **change}))
+        with pytest.raises(ConsentError, match=missing):
+            serve(hospital.config, ready=pytest.fail)
+
+
+def test_an_answer_that_is_cut_short_is_none(hospital: Hospital, server: Server) -> None:
+    server.promised = 99
+    assert hospital.pull()[0] == 503
 
 
 def test_a_reply_to_nothing_that_was_asked_is_refused(hospital: Hospital, server: Server, objects: Objects) -> None:
