@@ -33,7 +33,19 @@ def flower_python() -> Path:
     with Path(f"{folder}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another of pytest's processes may be making it
         if not (folder / "ready").exists():
-            install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps"]
+            # As pinned: flwr 1.42.0 asks for a newer certifi than there was to be had, and for tools that nothing here
+            # uses; what is missing would show when the processes start.
+            install = [
+                sys.executable,
+                "-m",
+                "pip",
+                "--python",
+                python,
+                "install",
+                "--quiet",
+                "--no-deps",
+                "--no-compile",
+            ]
             for command in (
                 [sys.executable, "-m", "venv", "--clear", "--without-pip", folder],
                 [*install, "--disable-pip-version-check", "--only-binary", ":all:", "--requirement", requirements],
