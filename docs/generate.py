@@ -30,6 +30,7 @@ from privacy.errors import MedsiloError
 from privacy.exposure import Exposure
 from silo.cli import app as silo_app
 from silo.config import SiloConfig
+from silo.flower.config import FlowerConfig
 from silo.shard_command import shard
 from simulation.cli import app as simulation_app
 from simulation.experiment import SETTINGS, ExperimentConfig
@@ -58,7 +59,7 @@ def main() -> None:
 
 
 def configuration() -> str:
-    """Every key of the four kinds of file."""
+    """Every key of the five kinds of file."""
     parts = [
         "# Configuration files\n\nEvery key of the files that Medsilo reads, from the code that reads them. All are "
         "YAML; an unknown key, a wrong value or a key that stands twice is an error that names the file, the key and "
@@ -68,6 +69,7 @@ def configuration() -> str:
     files: list[tuple[str, type[BaseModel]]] = [
         ("`coordinator.yaml`: the coordinator", CoordinatorConfig),
         ("`hospitalN.yaml`: a silo", SiloConfig),
+        ("`hospitalN-flower.yaml`: a door for a [Flower app](../flower.md)", FlowerConfig),
         ("`hospitalN.consent.yaml`: what a hospital agrees to", Consent),
         ("An experiment (`simulation run`)", ExperimentConfig),
     ]

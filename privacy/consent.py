@@ -16,7 +16,7 @@ from privacy.configuration import Name, StrictModel, load
 from privacy.errors import ConsentError, IdentityError
 from privacy.exposure import Exposure, expand
 from privacy.pki import Identity
-from privacy.plan import RunPlan
+from privacy.plan import Proposal
 
 
 def today() -> date:
@@ -50,7 +50,7 @@ class PrivacyConsent(StrictModel):
         """The budget of the units of a split (train or test); None where there is none."""
         return self.epsilon if split == "train" else self.metrics_epsilon
 
-    def missing_for(self, plan: RunPlan) -> tuple[str, ...]:
+    def missing_for(self, plan: Proposal) -> tuple[str, ...]:
         """What a plan needs beyond this, each in words with the line that would allow it."""
         found = plan.privacy
         if found is None:
@@ -80,13 +80,13 @@ class SecureAggregationConsent(StrictModel):
     minimum: int = Field(default=3, ge=3)
     audit_keys: dict[Name, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = Field(default_factory=dict)
 
-    def missing_for(self, plan: RunPlan) -> tuple[str, ...]:
+    def missing_for(self, plan: Proposal) -> tuple[str, ...]:
         """What a plan needs beyond this, each in words with the line that would allow it."""
         found = plan.secure_aggregation
         if found is None:
             return ("a run without masks (take `secure_aggregation:` out of the consent)",)
         lines = []
-        if found.rounds < plan.rounds:
+        if plan.rounds is not None and found.rounds < plan.rounds:
             lines.append(
                 f"updates without masks from round {found.rounds + 1} on (take `secure_aggregation:` out of the "
                 "consent)"
@@ -194,7 +194,7 @@ class ConsentFile:
         needed = (Exposure.PROTOCOL, Exposure.IDENTITY)
         return self._missing(coordinator, needed, day)
 
-    def missing_for(self, plan: RunPlan, *, day: date | None = None) -> Missing:
+    def missing_for(self, plan: Proposal, *, day: date | None = None) -> Missing:
         """What is missing to take part in a run; ``day``: today by default."""
         consent = self.consent
         base = self._missing(plan.coordinator_identity, plan.required, day)
@@ -202,7 +202,7 @@ class ConsentFile:
             classes=base.classes,
             method=None if plan.method.name in consent.methods else plan.method.name,
             coordinator=base.coordinator,
-            rounds=plan.rounds if plan.rounds > consent.rounds else None,
+            rounds=plan.rounds if (plan.rounds or 0) > consent.rounds else None,
             expired=base.expired,
             privacy=consent.privacy.missing_for(plan) if consent.privacy is not None else (),
             masks=consent.secure_aggregation.missing_for(plan) if consent.secure_aggregation is not None else (),

@@ -37,7 +37,7 @@ _HEX16 = re.compile(r"[0-9a-f]{32}")
 _HEX32 = re.compile(r"[0-9a-f]{64}")
 KINDS = frozenset(
     {
-        *("key", "key-rotation", "peer-key", "schema", "segment"),
+        *("key", "key-rotation", "peer-key", "foreign-peer", "schema", "segment"),
         *("message", "refusal", "run", "consent", "approval", "withdrawal", "ledger", "roster"),
     }
 )
@@ -71,6 +71,8 @@ class EvidenceReader:
         self._unlisted: dict[str, tuple[int, int | None]] = {}
         """Calls in which a checkpoint was shown that the journal's own list lacks: (its size, the message's index)."""
         self._dialogues: dict[str, Dialogue] = {}
+        self._foreign: dict[str, tuple[str, int]] = {}
+        """Parties that sign no receipts: what they speak, and how many messages were sent to them."""
         self._schemas: dict[str, StoredSchema] = {}
         self._unused: set[str] = set()
         self._permissions = Permissions("")
@@ -309,6 +311,8 @@ class EvidenceReader:
                 self._rotate(record)
             case "peer-key" if whole:
                 self._enrol(record)
+            case "foreign-peer" if whole:
+                self._take_foreign(record)
             case "segment":
                 self._take_segment(record, whole=whole)
             case kind if kind not in KINDS and len(self._unknown) < _MOST_REMARKS:
@@ -326,7 +330,9 @@ class EvidenceReader:
         result.sent += sent
         result.received += not sent
         document = None
-        if whole:
+        if whole and record["peer"] in self._foreign:
+            self._take_unsigned(record)
+        elif whole:
             dialogue = self._dialogue(record["peer"])
             document = dialogue.take(record, self._key_for(self._tree.size))
             if document is not None and sent:
@@ -341,6 +347,22 @@ class EvidenceReader:
                 self._seen = shown.size
                 self._comparison.seen(self.side, shown.size, shown.root, record["index"])
             self._comparison.message(self.side, record, self._seen)
+
+    def _take_foreign(self, record: Mapping[str, Any]) -> None:
+        """A party signs no receipts, and says so before anything was exchanged with it, or never."""
+        peer, protocol = record["peer"], record["protocol"]
+        if not (isinstance(peer, str) and isinstance(protocol, str)):
+            raise TypeError("peer and protocol should be text")
+        if peer in self._dialogues:
+            raise BrokenError(self._index, f"it excuses {peer:.200} from receipts, with which was exchanged before")
+        self._foreign.setdefault(peer, (protocol, 0))
+
+    def _take_unsigned(self, record: Mapping[str, Any]) -> None:
+        """Each message is a call's only one in its direction, and nobody's word is in it."""
+        if record.get("attestation") is not None or record["frame"] != 0:
+            raise BrokenError(self._index, f"it is not a message to or from {record['peer']:.200}, which signs nothing")
+        protocol, sent = self._foreign[record["peer"]]
+        self._foreign[record["peer"]] = protocol, sent + (record["direction"] == "sent")
 
     def _check_given(self, document: Attestation, call_id: str) -> None:
         """Checks the checkpoint in an own attestation; its signature is the one of the document around it."""
@@ -449,6 +471,8 @@ class EvidenceReader:
         self.keys.append((record["index"] + 2, new))
 
     def _enrol(self, record: Mapping[str, Any]) -> None:
+        if record["peer"] in self._foreign:
+            raise BrokenError(self._index, f"{record['peer']} has a key, and was said to sign nothing")
         correspondence = self._dialogue(record["peer"]).correspondence
         new = _public_key(record["public_key"])
         known = correspondence.peer_key
@@ -535,7 +559,14 @@ class EvidenceReader:
         if faults:
             raise BrokenError(*min(faults))
         missing = sum(item.messages for item in found)
-        result.acknowledged = result.sent - missing
+        unsigned_for = sum(sent for _, sent in self._foreign.values())
+        result.acknowledged = result.sent - missing - unsigned_for
+        for peer, (protocol, sent) in self._foreign.items():
+            result.remarks.append(
+                f"{peer:.200} speaks {protocol:.200} and signs no receipts: that the {_count_of(sent, 'message')} to "
+                f"it arrived, and that there were no others, is the word of {result.party} alone. This journal can be "
+                "held against nobody else's."
+            )
         if missing:
             calls, cut = sum(item.calls for item in found), sum(item.cut for item in found)
             repeated = sum(item.repeated for item in found)

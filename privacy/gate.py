@@ -18,7 +18,7 @@ from privacy.consent import Consent, ConsentFile, Missing, today
 from privacy.errors import ConfigurationError, ConsentError
 from privacy.exposure import Exposure
 from privacy.pki import Identity
-from privacy.plan import RunPlan
+from privacy.plan import Proposal
 from privacy.withdrawal import Cause, EndedError
 
 _SETTLING_SECONDS = 0.2
@@ -48,7 +48,7 @@ class ConsentGate:
         self,
         file: ConsentFile,
         coordinator: Identity,
-        plan: RunPlan | None = None,
+        plan: Proposal | None = None,
         *,
         withdrawal: Path | None = None,
         changed: Changed = lambda _file, _problem: None,
@@ -67,7 +67,7 @@ class ConsentGate:
         self._problem: str | None = None
         self._mark = self._first_mark()
 
-    def joining(self, plan: RunPlan, *, rounds: Iterable[int]) -> ConsentGate:
+    def joining(self, plan: Proposal, *, rounds: Iterable[int]) -> ConsentGate:
         """The gate of a run."""
         return ConsentGate(
             self.file,
@@ -106,7 +106,8 @@ class ConsentGate:
         """
         with self._lock:
             self.check(())
-            if number in self._rounds or (self.plan is not None and number >= self.plan.rounds):
+            planned = None if self.plan is None else self.plan.rounds
+            if number in self._rounds or (planned is not None and number >= planned):
                 return
             most = min(self.file.consent.rounds, self._current.consent.rounds)
             if len(self._rounds) >= most:

@@ -17,6 +17,8 @@ _MASKED = Exposure.MASKED_UPDATE.value
 _WITHDRAWN_BY_HOSPITAL = "withdrawn by the hospital"
 _FAREWELL = "Withdraw"
 """The call that tells the coordinator of a consent's end: it may leave when nothing else may."""
+_UPDATES = ("SubmitUpdate", "PushMessages")
+"""The calls that begin a round's update: Medsilo's own and Flower's."""
 _MIDNIGHT = timedelta(minutes=1)
 """The gate is passed a moment before the record is written."""
 
@@ -46,7 +48,7 @@ class _Consent:
 class _Plan:
     up: frozenset[str]
     down: frozenset[str]
-    rounds: int
+    rounds: int | None
     last_round: int = -1
     rounds_begun: int = 0
 
@@ -85,7 +87,8 @@ class Permissions:
             raise ConsentError("its plan does not have the hash that it is named by")
         required = frozenset(plan["required"])
         up, down = required.union(_ALWAYS, plan["optional"]), _ALWAYS.union(plan["downlink"])
-        self._plans.setdefault(digest, _Plan(up, down, int(plan["rounds"])))
+        rounds = plan["rounds"]
+        self._plans.setdefault(digest, _Plan(up, down, None if rounds is None else int(rounds)))
         if not self._is_silo:
             return
         consent = self._consent
@@ -151,7 +154,9 @@ class Permissions:
 
     def _count_round(self, record: Mapping[str, Any], plan: _Plan) -> None:
         number = record["round"]
-        if record["rpc"] != "SubmitUpdate" or number is None or not plan.last_round < number < plan.rounds:
+        if record["rpc"] not in _UPDATES or number is None or number <= plan.last_round:
+            return
+        if plan.rounds is not None and number >= plan.rounds:
             return
         plan.last_round = number
         plan.rounds_begun += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from pydantic import (
     ConfigDict,
@@ -234,6 +234,35 @@ class SecureAggregationPlan(StrictModel):
 def steps_of(epochs: int, sampling_rate: float) -> int:
     """Steps of ``epochs`` epochs under Poisson sampling; 1/q that is whole but for rounding counts as whole."""
     return epochs * math.ceil(1 / sampling_rate - 1e-9)
+
+
+class Proposal(Protocol):
+    """What a consent is held against: a run's plan, or what stands for one where another system leads the run."""
+
+    @property
+    def run(self) -> str: ...
+
+    @property
+    def method(self) -> MethodPlan: ...
+
+    @property
+    def rounds(self) -> int | None:
+        """How many rounds it has; None where the other system decides that on the way."""
+
+    @property
+    def required(self) -> tuple[Exposure, ...]: ...
+
+    @property
+    def optional(self) -> tuple[Exposure, ...]: ...
+
+    @property
+    def privacy(self) -> PrivacyPlan | None: ...
+
+    @property
+    def secure_aggregation(self) -> SecureAggregationPlan | None: ...
+
+    @property
+    def coordinator_identity(self) -> Identity: ...
 
 
 class RunPlan(StrictModel):

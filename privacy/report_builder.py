@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from privacy.errors import ConfigurationError, JournalError
-from privacy.exposure import Exposure, expand, field_exposure
+from privacy.exposure import Exposure, expand
 from privacy.journal import RECORDS, read_lines, read_records
 from privacy.loss import privacy_losses
 from privacy.merkle import MerkleTree
@@ -29,6 +29,7 @@ from privacy.report import (
     add_counts,
 )
 from privacy.report_words import TELLING
+from privacy.stored_schema import StoredSchema
 from privacy.verification import verify_evidence
 from protos.medsilo.v1 import coordinator_pb2
 
@@ -118,7 +119,7 @@ def build_report(
     for record in read_records(journal):
         try:
             sums.add(record)
-        except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, JournalError) as error:
             raise JournalError(
                 f"{journal / RECORDS}: record {record['index']} is not of a form that this release knows ({error!r}); "
                 "read it with the release that wrote it, or check it with `audit verify`"
@@ -142,6 +143,7 @@ def build_report(
         left=sorted(sums.left.values(), key=_order),
         came_back=sorted(sums.came_back.values(), key=_order),
         peers=dict(sorted(sums.peers.items())),
+        foreign=sums.foreign,
         consents=sums.consents,
         decisions=sums.decisions,
         outside_consent=sums.outside_consent,
@@ -172,6 +174,8 @@ class _Sums:
         self.came_back: _Flows = {}
         self.plans: dict[str, tuple[Mapping[str, Any] | None, str | None]] = {}
         self.peers: dict[str, Peer] = {}
+        self.foreign: dict[str, str] = {}
+        self.schemas: dict[str, StoredSchema] = {}
         self.consents: list[Mapping[str, Any]] = []
         self.decisions: list[Mapping[str, Any]] = []
         self.allowed: frozenset[Exposure] = frozenset()
@@ -204,6 +208,10 @@ class _Sums:
                 self.masked_sums.setdefault(record["run"], {})[record["round"]] = len(record["silos"])
         elif kind == "refusal":
             self._refusal(record)
+        elif kind == "schema":
+            self.schemas[record["schema_sha256"]] = StoredSchema(record["files"])
+        elif kind == "foreign-peer":
+            self.foreign[record["peer"]] = record["protocol"]
         elif kind == "message":
             self._message(record)
 
@@ -267,7 +275,7 @@ class _Sums:
             flow.bytes += count
             flow.messages += 1
         for path, count in record["fields"].items():
-            exposure = field_exposure(record["message_type"], path)
+            exposure = self.schemas[record["schema_sha256"]].exposure(record["message_type"], path)
             add_counts(flows[(run, peer, exposure)].fields, {path: count})
         for tensor in record.get("tensors", ()):
             exposure = Exposure(tensor["class"])

@@ -7,6 +7,7 @@ from privacy.report import BEFORE, Report, in_order
 from privacy.report_blocks import Answered
 from privacy.report_words import (
     NAME,
+    NO_LIMIT_KNOWN,
     NOTHING,
     SHORT_RISK,
     capital,
@@ -21,6 +22,12 @@ from privacy.report_words import (
 )
 
 _RUNS_ON_PAGE_ONE = 6
+_PROVEN = "It proved its name with a certificate of the federation"
+_DECLARED = (
+    "What each array and number is, the hospital has declared: it was computed by an app of {protocol}, which is not "
+    "Medsilo's code. Names, shapes and number formats were checked; that the numbers hold what was declared, and no "
+    "image or patient's name, was not."
+)
 
 
 def subtitle(report: Report) -> str:
@@ -85,7 +92,10 @@ def _what_left(report: Report) -> Answered:
         points.append(f"{len(runs) - _RUNS_ON_PAGE_ONE} more runs, which stand below")
     if any(exposure in run.left for run in runs for exposure in (*MODEL, Exposure.MASKED_UPDATE)):
         sentences.append("A model is a set of numbers that training has adjusted to the hospital's images.")
-    sentences.append("No image, no single image's finding and no patient's name is among what left.")
+    if report.foreign:
+        sentences.append(_DECLARED.format(protocol=listed(sorted(set(report.foreign.values())))))
+    else:
+        sentences.append("No image, no single image's finding and no patient's name is among what left.")
     return Answered(question, verdict, sentences, points=points)
 
 
@@ -111,7 +121,8 @@ def _to_whom(report: Report) -> Answered:
         "To whom?",
         verdict,
         [
-            "It proved its name with a certificate of the federation, and the way to it was encrypted."
+            ("It proved its address with a certificate" if report.foreign else _PROVEN)
+            + ", and the way to it was encrypted."
             if proven
             else "The connection was in plain text (allowed only within one machine), so nothing proved its name.",
             *_handed_on(report),
@@ -187,7 +198,12 @@ def _risk_in_short(report: Report) -> Answered:
     return Answered(
         question,
         "Some, and no limit to it can be stated",
-        [*reasons, "No noise was added (no differential privacy), so there is no proven limit (ε = ∞)."],
+        [
+            *reasons,
+            NO_LIMIT_KNOWN
+            if report.foreign
+            else "No noise was added (no differential privacy), so there is no proven limit (ε = ∞).",
+        ],
         "attention",
     )
 

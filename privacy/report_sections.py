@@ -453,10 +453,19 @@ def _check(report: Report) -> Iterator[Block]:
             f"`{command} audit export --config {report.party.name}.yaml`",
             f"Check it: `{command} audit verify BUNDLE`. Exit code 0 means sound; else it names the first entry that "
             "is not. The record's hash must be the one below.",
-            f"Ask {other} for its own bundle and compare the two: `{command} audit verify BUNDLE --peer OTHER`. What "
-            "one side holds and the other does not is named.",
-            "Compare the key: the record is signed with the audit key whose public half has the fingerprint below. It "
-            f"must be the one that {other} knows as {report.party.name}'s.",
+            *(
+                [
+                    "There is no other side's bundle to compare it with: the server keeps no journal and signs "
+                    "nothing. Compare the key's fingerprint below with `keys/audit.pub` in the hospital's state folder."
+                ]
+                if report.foreign
+                else [
+                    f"Ask {other} for its own bundle and compare the two: `{command} audit verify BUNDLE --peer "
+                    "OTHER`. What one side holds and the other does not is named.",
+                    "Compare the key: the record is signed with the audit key whose public half has the fingerprint "
+                    f"below. It must be the one that {other} knows as {report.party.name}'s.",
+                ]
+            ),
         ]
     )
     yield Table(

@@ -215,6 +215,11 @@ NO_DIFFERENTIAL_PRIVACY = (
     "worked out from it (in figures: ε = ∞)."
 )
 
+NO_LIMIT_KNOWN = (
+    "If an app that is not Medsilo's added noise, nothing here accounts for it: no limit can be stated to what could "
+    "be worked out from what left (in figures: ε = ∞)."
+)
+
 GLOSSARY: dict[str, str] = {
     "accuracy": "The share of test images for which the model names the right finding.",
     "audit key": "The pair of keys with which a party signs its record; the secret half never leaves its machine.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from google.protobuf import descriptor_pb2
@@ -39,8 +39,20 @@ class StoredSchema:
             # Text that is not UTF-8 comes out of protobuf as bytes, and makes a TypeError here.
             raise JournalError(f"the stored schema cannot be read: {error}") from None
         self.sha256 = hashlib.sha256(b"".join(files)).hexdigest()
-        self._messages = {f"{file.package}.{message.name}": message for file in protos for message in file.message_type}
+        self._messages: dict[str, descriptor_pb2.DescriptorProto] = {}
+        for file in protos:
+            self._add(file.package, file.message_type)
         self._known: dict[str, dict[str, str]] = {}
+
+    def _add(self, scope: str, messages: Iterable[descriptor_pb2.DescriptorProto]) -> None:
+        for message in messages:
+            self._messages[f"{scope}.{message.name}"] = message
+            self._add(f"{scope}.{message.name}", message.nested_type)
+
+    def exposure(self, message_type: str, path: str) -> Exposure:
+        """The class of a field path; raises ``JournalError`` if the schema gives it none."""
+        (name,) = self.classes(message_type, {path: 1})
+        return Exposure(name)
 
     def classes(self, message_type: str, fields: Mapping[str, Any]) -> dict[str, int]:
         """Bytes of each exposure class, from the bytes of each field path.

@@ -29,6 +29,7 @@ from privacy.report_words import readable_bytes
 from silo.config import SiloConfig
 from silo.consent_commands import approve, consent_app
 from silo.evaluation_commands import evaluate, export
+from silo.flower.config import FlowerConfig, read_party
 from silo.joining_commands import doctor, init
 from silo.plans import known_plan, read_plan
 from silo.prepare_command import prepare, read_window
@@ -44,7 +45,7 @@ out = output()
 Config = Annotated[Path, typer.Option("--config", "-c", help="The hospital's configuration (YAML).")]
 
 
-audit = audit_app(SiloConfig.read)
+audit = audit_app(read_party)
 app.add_typer(audit, name="audit")
 
 
@@ -81,11 +82,13 @@ def open_sent(
 @app.command()
 def keys(config: Config, rotate: Rotate = False) -> None:
     """Make the hospital's keys and its certificate request, on this machine."""
-    settings = SiloConfig.read(config)
+    settings = read_party(config)
     if rotate:
         rotate_key(settings)
         return
     paths = make_keys(settings)
+    if not isinstance(settings, SiloConfig):
+        return  # a door for Flower apps needs no certificate
     out.print(
         f"Next: send {paths.request} to the federation's CA, whose operator runs\n"
         f"  coordinator ca issue {settings.name} --request {paths.request.name}\n"
@@ -129,6 +132,29 @@ def _end(number: int, _frame: FrameType | None) -> None:
     shown = b"\x1b[?25h\n" if sys.stdout.isatty() else b""  # the cursor, which the progress bar hides
     os.write(sys.stderr.fileno(), shown + b"stopped; the same command goes on from here\n")
     os._exit(128 + number)
+
+
+@app.command()
+def flower(config: Config, log: Log = LogFormat.TEXT) -> None:
+    """Be the door between a Flower SuperNode on this machine and its server: what leaves is agreed to and recorded."""
+    from privacy import logs
+    from silo.flower.serving import serve
+
+    settings = FlowerConfig.read(config)
+    logs.begin(log)
+
+    def ready() -> None:
+        service_manager.watch(lambda: True)
+        service_manager.notify("READY=1")
+        out.print(f"The door is open: flower-supernode --insecure --superlink {settings.flower.listen}", soft_wrap=True)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)
+    serve(settings, ready)
+
+
+def _stop(number: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + number)
 
 
 @app.command()
@@ -233,7 +259,7 @@ def report(
     run: OnlyRun = None,
 ) -> None:
     """Say what left this hospital, to whom and on which consent: in words here; as HTML, PDF and JSON in files."""
-    report_on(SiloConfig.read(config), folder, formats, run=run)
+    report_on(read_party(config), folder, formats, run=run)
 
 
 @app.command()

@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +22,39 @@ def postgres() -> Iterator[Cluster]:
     cluster = Cluster(programs)
     yield cluster
     cluster.remove()
+
+
+@pytest.fixture(scope="session")
+def flower_python() -> Path:
+    """The interpreter of Flower's own environment, which is made once beside the one that runs the tests."""
+    requirements = Path(__file__).parent / "end_to_end" / "flower_app" / "environment.txt"
+    folder = Path(sys.prefix) / f"flower-{hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]}"
+    python = folder / "bin" / "python"
+    with Path(f"{folder}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another of pytest's processes may be making it
+        if not (folder / "ready").exists():
+            # As pinned: flwr 1.42.0 asks for a newer certifi than there was to be had, and for tools that nothing here
+            # uses; what is missing would show when the processes start.
+            install = [
+                sys.executable,
+                "-m",
+                "pip",
+                "--python",
+                python,
+                "install",
+                "--quiet",
+                "--no-deps",
+                "--no-compile",
+            ]
+            for command in (
+                [sys.executable, "-m", "venv", "--clear", "--without-pip", folder],
+                [*install, "--disable-pip-version-check", "--only-binary", ":all:", "--requirement", requirements],
+            ):
+                done = subprocess.run(command, capture_output=True, text=True)
+                if done.returncode:
+                    pytest.fail(f"NOT TESTED: Flower's environment could not be made in {folder}\n{done.stderr}")
+            (folder / "ready").touch()
+    return python
 
 
 @pytest.fixture(scope="module")
