@@ -5,7 +5,6 @@ A model maps ``Tensor[batch, C, H, W]`` to logits ``Tensor[batch, classes]``.
 
 from __future__ import annotations
 
-import copy
 import importlib
 from collections import OrderedDict
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from algorithms.tensors import TensorSpec
 from privacy.errors import ConfigurationError
@@ -235,20 +235,24 @@ def build(plan: ModelPlan, *, seed: int | None = None, trusted: tuple[str, ...] 
         if seed is not None:
             torch.manual_seed(seed)
         model = _make(plan, trusted)
-    model.train()
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigurationError(f"model {plan.name}: it has no trainable parameters")
-    if ":" in plan.name:
-        _check_fits(model, plan)
+        model.train()
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ConfigurationError(f"model {plan.name}: it has no trainable parameters")
+        if ":" in plan.name:
+            _check_fits(model, plan)
     return model
 
 
 def _check_fits(model: nn.Module, plan: ModelPlan) -> None:
-    """Tries a copy on two black images, in training mode, where some models of torchvision give more than logits."""
+    """Tries it on two black images, in training mode, where some models of torchvision give more than logits.
+
+    Its statistics stay as they are; its parameters, which may be gigabytes, are not copied.
+    """
     shape = "×".join(map(str, plan.input_shape))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         try:
-            logits = copy.deepcopy(model)(torch.zeros(2, *plan.input_shape))
+            statistics = {name: buffer.clone() for name, buffer in model.named_buffers()}
+            logits = functional_call(model, statistics, torch.zeros(2, *plan.input_shape))
         except Exception as error:  # whatever somebody's own code raises
             raise ConfigurationError(f"model {plan.name!r} does not take images of {shape}: {error}") from error
     found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__

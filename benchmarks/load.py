@@ -396,6 +396,7 @@ def thin(names: Sequence[str]) -> None:
     from algorithms.models import Layout, build
     from algorithms.tensor_files import read_payload
     from algorithms.tensors import FileSource, MemorySource, Part
+    from privacy.consent import ConsentFile
     from privacy.door import Door
     from privacy.exposure import Exposure
     from privacy.gate import PlanGate
@@ -421,12 +422,15 @@ def thin(names: Sequence[str]) -> None:
         key = load_audit_key(config.keys / "audit.key")
         with Journal(config.journal, key=key, origin=config.journal_origin) as journal:
             door = Door(journal, identity=config.identity.uri, federation="load", gate=PlanGate(Exposure))
+            consent = ConsentFile.read(config.consent)
+            door.note("consent", consent=consent.describe(), synthetic=True)
             uplink = silo.uplink.Uplink(
                 config, config.open_credentials(), door, notice=lambda text: print(name, text, flush=True)
             )
             plan = uplink.get_plan()
             uplink.use(door, plan)
             uplink.answer(plan, None, synthetic=True)
+            door.note("run", run=plan.run, plan_sha256=plan.sha256.hex(), plan=plan.model_dump(mode="json"))
             with torch.device("meta"):
                 layout = Layout.of(build(plan.model, seed=plan.seed))
             whole = read_payload(Path(f"state/coordinator/runs/{plan.run}/initial.safetensors"))[Exposure.INITIAL_MODEL]

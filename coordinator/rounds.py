@@ -270,7 +270,7 @@ class Rounds:
             yield order, payload
         finally:
             with self._changed:
-                self._readers.subtract(paths)
+                self._readers -= Counter(paths)  # keeps no path that nobody reads any more
 
     def _download(self, silo: str, order: Order, *, holds_model: bool) -> Payload:
         if order.kind in (wire.TASK_KIND_WAIT, wire.TASK_KIND_MASK):

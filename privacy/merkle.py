@@ -87,7 +87,7 @@ class MerkleTree:
 
 
 class ProvingTree(MerkleTree):
-    """A tree that also makes proofs; in memory it keeps less than a byte a leaf: the perfect subtrees from 256 leaves,
+    """A tree that also makes proofs; in memory it keeps about three bytes a leaf: the perfect subtrees from 256 leaves,
     and of the newest leaves (256 to 512), about which most proofs are, all.
 
     ``leaves(first, count)`` gives at most 256 leaves again, from wherever they lie. A tree that goes on from ``peaks``

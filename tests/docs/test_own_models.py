@@ -112,6 +112,15 @@ def classifier_first(shape: tuple[int, int, int], classes: int) -> nn.Module:
     return model
 
 
+tried_with: list[int] = []
+
+
+def telling_its_parameters(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    model = Own(classes)
+    model.body.register_forward_hook(lambda body, *_: tried_with.append(body.weight.data_ptr()))  # type: ignore[operator, union-attr]
+    return model
+
+
 def too_small(shape: tuple[int, int, int], classes: int) -> nn.Module:
     return nn.Sequential(nn.Conv2d(shape[0], 4, 99), nn.Flatten(), nn.Linear(4, classes))
 
@@ -129,6 +138,13 @@ def test_a_network_that_does_not_fit_is_refused_before_the_run(factory: object, 
     name = f"{__name__}:{factory.__name__}"  # type: ignore[attr-defined]
     with pytest.raises(ConfigurationError, match=words):
         build(plan(name), seed=1, trusted=(name,))
+
+
+def test_a_network_is_tried_without_a_second_copy_of_its_parameters() -> None:
+    name = f"{__name__}:telling_its_parameters"
+    tried_with.clear()
+    model = build(plan(name), seed=1, trusted=(name,))
+    assert tried_with == [model.body.weight.data_ptr()]  # type: ignore[union-attr, operator]
 
 
 def test_batch_normalisation_is_refused_by_name_under_differential_privacy_and_group_normalisation_is_not() -> None:

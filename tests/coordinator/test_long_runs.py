@@ -1,0 +1,30 @@
+"""A run may have any number of rounds: what the coordinator keeps in memory does not grow with them."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from pathlib import Path
+
+from test_waiting import NAMES, Run
+
+
+def test_rounds_that_are_over_leave_no_names_of_files_in_memory(tmp_path: Path) -> None:
+    one = Run(tmp_path, rounds=1000)
+
+    def play(numbers: Iterable[int]) -> int:
+        for number in numbers:
+            for name in NAMES:
+                with one.rounds.task(name, 60, lambda: True, holds_model=number > 0) as (order, _):
+                    assert order.round == number
+            one.deliver(*NAMES, number=number)
+        gc.collect()
+        return sum(issubclass(type(held), Path) and "round-" in str(held) for held in gc.get_objects())
+
+    try:
+        one.join(*NAMES)
+        before = play(range(6))
+        assert play(range(6, 22)) < before + 8  # of the round that is just being ended
+    finally:
+        one.rounds.stop()
+        one.store.close()
