@@ -23,8 +23,8 @@ def test_rounds_that_are_over_leave_no_names_of_files_in_memory(tmp_path: Path) 
 
     try:
         one.join(*NAMES)
-        before = play(range(6))
-        assert play(range(6, 22)) < before + 8  # of the round that is just being ended
+        before = play(range(4))
+        assert play(range(4, 16)) < before + 6  # of the round that is just being ended
     finally:
         one.rounds.stop()
         one.store.close()
