@@ -23,7 +23,7 @@ from privacy.logs import LogFormat
 from privacy.party_commands import Log, OnlyRun, ReportFolder, ReportFormats, Rotate, make_keys, report_on, rotate_key
 from privacy.report import Answer, Attendance, SharedAccuracy
 from privacy.report_pages import Format
-from privacy.report_words import minute
+from privacy.report_words import minute, ranges
 from privacy.withdrawal import Cause
 
 app = application("The coordinator of a federation: leads runs, and never sees an image.")
@@ -96,7 +96,7 @@ def status(config: Config, as_json: AsJson = False) -> None:
     ):
         table.add_column(column)
     for silo in silos:
-        late = f" ({', '.join(map(str, silo['late'][-LATE_SHOWN:]))})" if silo["late"] else ""
+        late = f" ({ranges(silo['late'][-LATE_SHOWN:])})" if silo["late"] else ""
         note = f" (lacks {', '.join(silo['missing'])})" if silo["missing"] else ""
         if silo["withdrawal"] and silo["withdrawal"]["reason"] != Cause.WITHDRAWN:
             note = f" ({silo['withdrawal']['reason']})"

@@ -1,7 +1,8 @@
 """The page's pictures, as SVG: accuracy by round, and who was given how much of whose model.
 
-Colours come from the page's style sheet, so that they follow dark mode; each line and each cell also says in words what
-it is (``<title>``, read aloud and shown under the pointer), and the figures stand in a table beside.
+Colours come from the page's style sheet, so that they follow dark mode; lines also differ in their dashes, and each has
+its sample beside its name. Each line and each cell also says in words what it is (``<title>``, read aloud and shown
+under the pointer), and the figures stand in a table beside.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 300, 46, 130, 12, 34
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 300, 46, 170, 12, 34
 _COLOURS = 6
-_DASHES = ("", "7 4", "2 3", "9 3 2 3")
+_DASHES = ("", "9 7", "2 5", "9 4 2 4")
 _MOST_NAMED = 12
 
 
@@ -39,17 +40,23 @@ def curves(measured: Mapping[str, Sequence[tuple[int, float]]], *, identifier: s
     for place, (name, points) in enumerate(measured.items()):
         if not points:
             continue
-        style = f'class="line c{place % _COLOURS}" stroke-dasharray="{_DASHES[place // _COLOURS % len(_DASHES)]}"'
+        # Neighbours differ in both, so that of lines that lie on each other the lower one shows through the gaps.
+        style = f'class="line" stroke-dasharray="{_DASHES[(place + place // 12) % len(_DASHES)]}"'
         path = " ".join(f"{x(number):.1f},{y(accuracy):.1f}" for number, accuracy in points)
         dot = (
             f'<circle {style} cx="{x(points[0][0]):.1f}" cy="{y(points[0][1]):.1f}" r="2"/>' if len(points) == 1 else ""
         )
         parts.append(
-            f"<g><title>{escape(name)}: {100 * points[-1][1]:.1f} % in round {points[-1][0]}</title>"
+            f'<g class="c{place % _COLOURS}">'
+            f"<title>{escape(name)}: {100 * points[-1][1]:.1f} % in round {points[-1][0]}</title>"
             f'<polyline {style} points="{path}"/>{dot}'
         )
         if len(measured) <= _MOST_NAMED:
-            parts.append(f'<text x="{_LEFT + width + 8}" y="{ends[name] + 4:.1f}">{escape(name)}</text>')
+            beside = _LEFT + width + 8
+            parts.append(
+                f'<line {style} x1="{beside}" x2="{beside + 30}" y1="{ends[name]:.1f}" y2="{ends[name]:.1f}"/>'
+                f'<text x="{beside + 36}" y="{ends[name] + 4:.1f}">{escape(name)}</text>'
+            )
         parts.append("</g>")
     return "".join([*parts, "</svg>"])
 
@@ -116,4 +123,9 @@ def _spread(places: Mapping[str, float]) -> dict[str, float]:
     for name, place in sorted(places.items(), key=lambda item: item[1]):
         last = max(place, last + 14)
         found[name] = last
+    # Those at the bottom make room upwards.
+    limit = float(_HEIGHT - _BOTTOM)
+    for name in reversed(found):
+        found[name] = limit = min(found[name], limit)
+        limit -= 14
     return found

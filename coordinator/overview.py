@@ -51,8 +51,8 @@ class Overview:
             "opened_at": states[-1].opened_at[:19].replace("T", " ") if states else None,
             "accuracy": {name: [[number, value] for number, value in points] for name, points in measured.items()},
             "curves": curves(measured, identifier="curves") if any(measured.values()) else "",
-            "received": _classes(received),
-            "sent": _classes(sent),
+            "received": _classes(received, config.silos),
+            "sent": _classes(sent, config.silos),
             "weights": chosen,
             "weight_rounds": [number + 1 for number in weights],
             "matrix": matrix(chosen["silos"], chosen["weights"], identifier="matrix") if chosen else "",
@@ -89,8 +89,9 @@ def _measured(silos: Sequence[str], states: Sequence[RoundState]) -> dict[str, l
     }
 
 
-def _classes(by_peer: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-    """A table of silos by exposure class: what tells about patients first."""
+def _classes(by_peer: Mapping[str, Mapping[str, int]], silos: Sequence[str]) -> dict[str, Any]:
+    """A table of silos, in their order, by exposure class: what tells about patients first."""
+    place = {name: number for number, name in enumerate(silos)}
     found = {name for counts in by_peer.values() for name in counts}
     order = [e for e in TELLING if e.value in found] + [e for e in Exposure if e.value in found and e not in TELLING]
     return {
@@ -101,7 +102,9 @@ def _classes(by_peer: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
                 "bytes": [counts.get(e.value, 0) for e in order],
                 "readable": [readable_bytes(counts[e.value]) if e.value in counts else "–" for e in order],
             }
-            for peer, counts in sorted(by_peer.items())
+            for peer, counts in sorted(
+                by_peer.items(), key=lambda item: (place.get(last_part(item[0]), len(place)), item)
+            )
             if peer
         ],
     }

@@ -32,6 +32,7 @@ _REMEMBERED = 1 << 13
 _MOST_REMARKS = 5
 _MOST_UNCHECKED = 64
 _LARGEST_NUMBER = 2**53
+_JOINING = "Join"
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", re.ASCII)
 _HEX16 = re.compile(r"[0-9a-f]{32}")
 _HEX32 = re.compile(r"[0-9a-f]{64}")
@@ -85,6 +86,8 @@ class EvidenceReader:
         self._backwards = 0
         """The first record whose time is before that of the one before it."""
         self._unknown: set[str] = set()
+        self._withdrawn: set[str] = set()
+        """Hospitals that have withdrawn and not joined since: nothing more is exchanged with them."""
 
     def compare_with(self, comparison: Comparison, party: str) -> None:
         """While it is read, gives the comparison what was exchanged with that party."""
@@ -294,6 +297,7 @@ class EvidenceReader:
                 self._permissions.consented(record)
             case "withdrawal":
                 self._permissions.withdrawn(record)
+                self._withdrawn.add(record.get("silo", record["self"]))
             case "roster":
                 self._permissions.masked(record)
                 if "/silo/" in record["self"]:
@@ -327,6 +331,8 @@ class EvidenceReader:
         classes = self._attribute(record)
         if sent:
             self._permissions.check(record, classes, whole=whole)
+        if record["rpc"] == _JOINING:
+            self._withdrawn -= {record["self"], record["peer"]}
         result.sent += sent
         result.received += not sent
         document = None
@@ -492,11 +498,12 @@ class EvidenceReader:
 
     def _conclude(self) -> None:
         result = self.result
-        unsigned = self._tree.size - result.signed if self.header is None else 0
-        if unsigned:
+        result.unsigned = self._tree.size - result.signed if self.header is None else 0
+        if result.unsigned:
             result.remarks.append(
-                f"Not signed yet: the newest {_count_of(unsigned, 'record')}. Nothing shows whether they were "
-                "changed, or how many there were. The daemon signs with its next message."
+                f"Too fresh to be signed: the newest {_count_of(result.unsigned, 'record')}. Nothing shows yet whether "
+                "they were changed, or how many there were. The daemon signs with its next message; look again after "
+                "the run."
             )
         if self._unlisted:
             result.remarks.append(
@@ -552,9 +559,10 @@ class EvidenceReader:
     def _count(self) -> None:
         result = self.result
         try:
-            found = [dialogue.outstanding() for dialogue in self._dialogues.values()]
+            outstanding = {peer: dialogue.outstanding() for peer, dialogue in self._dialogues.items()}
         except JournalError as error:
             raise BrokenError(None, str(error)) from None
+        found = outstanding.values()
         faults = [item.fault for item in found if item.fault is not None]
         if faults:
             raise BrokenError(*min(faults))
@@ -580,12 +588,19 @@ class EvidenceReader:
                 + "; ".join(f"{_count_of(count, 'call')} {way}" for way, count in ways.items() if count)
                 + ". They count as having left."
             )
-        unsigned = sum(item.unsigned for item in found)
-        if unsigned:
-            result.remarks.append(
-                f"The other side has not signed yet for what it sent in {_count_of(unsigned, 'call')}: that comes with "
-                "its next word."
+        for withdrawn, ending in (
+            (False, "that comes with its next message."),
+            (True, "as the consent was withdrawn, and nothing more is exchanged, that stays open."),
+        ):
+            unsigned = sum(
+                item.unsigned
+                for peer, item in outstanding.items()
+                if withdrawn == bool(self._withdrawn & {result.party, peer})
             )
+            if unsigned:
+                result.remarks.append(
+                    f"The other side has not signed yet for what it sent in {_count_of(unsigned, 'call')}: {ending}"
+                )
 
 
 def _check_form(record: Mapping[str, Any]) -> None:

@@ -22,7 +22,8 @@ class BrokenError(MedsiloError):
 class Verification:
     """What was verified, and found.
 
-    ``key``: SHA-256 of the public audit key that signed last. ``signed``: records covered by the last checkpoint.
+    ``key``: SHA-256 of the public audit key that signed last. ``signed``: records covered by the last checkpoint;
+    ``unsigned``: newer ones in a journal's folder.
     ``remarks``: what is in order and should be known all the same. ``problem`` is empty if the evidence is sound;
     ``index``: the first bad record's. ``peer``: the other side's identity, if it was compared.
     """
@@ -33,6 +34,7 @@ class Verification:
     key: str = ""
     records: int = 0
     signed: int = 0
+    unsigned: int = 0
     whole: bool = True
     root: str = ""
     first_time: str | None = None
@@ -57,9 +59,11 @@ class Verification:
             where = "" if self.index is None else f" The first bad record is number {self.index}."
             return [f"The record is NOT sound: {self.problem}.{where}", *self.remarks]
         extent = f"All {self.records} records are" if self.whole else f"The {self.records} records of this stretch are"
+        if self.unsigned:
+            extent = f"The first {self.signed} of {self.records} records are"
         return [
-            f"{extent} in place and unchanged: they give the root that {self.party} signed with the audit key "
-            f"{self.key[:16]}….",
+            f"{extent} in place and unchanged: they give the root that {self.party} signed with the audit key whose "
+            f"fingerprint begins with {self.key[:16]}.",
             *(
                 [f"{self.acknowledged} of {self.sent} messages sent have the other side's signed receipt."]
                 if self.whole

@@ -53,7 +53,7 @@ class JournalTail:
         return list(dict.fromkeys(run for run, *_ in self._bytes if run))
 
     def by_class(self, run: str, direction: str) -> dict[str, dict[str, int]]:
-        """Bytes of a run by other party and exposure class."""
+        """Bytes of a run, in rounds and outside, by other party and exposure class; of no run: its name is empty."""
         found: dict[str, dict[str, int]] = {}
         for (of, way, peer, _, name), count in self._bytes.items():
             if (of, way) == (run, direction):

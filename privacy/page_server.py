@@ -119,6 +119,8 @@ class PageServer:
         self._credentials = credentials
         self._hosts = hosts
         self._sessions: dict[str, float] = {}
+        self._said: dict[str, str] = {}
+        """What an action said, by session, until the page has shown it."""
         self._watchers = 0
         self._drawn: dict[tuple[tuple[str, str], ...], tuple[float, asyncio.Task[tuple[str, str]]]] = {}
         self._environment = jinja2.Environment(
@@ -224,6 +226,11 @@ class PageServer:
             return False
         return identity.role == "operator"
 
+    def _session(self, request: web.Request) -> str:
+        """The session's name; empty for who comes without one, with the token or a certificate."""
+        session = _digest(request.cookies.get(_COOKIE, ""))
+        return session if session in self._sessions else ""
+
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self._token.encode())
 
@@ -273,7 +280,7 @@ class PageServer:
             middle=middle,
             digest=digest,
             query=request.query_string,
-            said=request.query.get("said", ""),
+            said=self._said.pop(self._session(request), ""),
         )
         return web.Response(text=text, content_type="text/html")
 
@@ -297,7 +304,8 @@ class PageServer:
         said = await asyncio.to_thread(self._content.actions[request.path.removeprefix("/do/")])
         self._drawn.clear()
         log.info("%s: %s", request.path, said)
-        return web.Response(status=303, headers={"Location": str(request.rel_url.with_path("/").with_query(said=said))})
+        self._said[self._session(request)] = said
+        return web.Response(status=303, headers={"Location": "/"})
 
     async def _changes(self, request: web.Request) -> web.StreamResponse:
         """One line whenever the page's middle is another one (server-sent events)."""

@@ -31,6 +31,7 @@ from privacy.report import (
 from privacy.report_words import TELLING
 from privacy.stored_schema import StoredSchema
 from privacy.verification import verify_evidence
+from privacy.withdrawal import Cause
 from protos.medsilo.v1 import coordinator_pb2
 
 _Flows = dict[tuple[str, str, Exposure], Flow]
@@ -46,7 +47,7 @@ _OPEN_CALLS = 1024  # more than can be open at once; calls that belong to no rou
 def verify_journal(journal: Path, public_key: bytes) -> Verification:
     """What ``audit verify`` finds in a journal of the owner of that audit key."""
     found = verify_evidence(journal, key=public_key)
-    return Verification(found.sound, found.sentences(), found.index)
+    return Verification(found.sound, found.sentences(), found.index, found.signed)
 
 
 def make_report(
@@ -147,6 +148,7 @@ def build_report(
         consents=sums.consents,
         decisions=sums.decisions,
         outside_consent=sums.outside_consent,
+        withdrawn=sums.withdrawn,
         refusals=list(sums.refusals.values()),
         refusals_unlisted=sums.refusals_unlisted,
         synthetic=sorted(sums.synthetic),
@@ -180,6 +182,8 @@ class _Sums:
         self.decisions: list[Mapping[str, Any]] = []
         self.allowed: frozenset[Exposure] = frozenset()
         self.outside_consent: dict[Exposure, int] = {}
+        self.in_force_from: str | None = None
+        self.withdrawn: tuple[str, str] | None = None
         self.refusals: dict[tuple[str, ...], Refusal] = {}
         self.refusals_unlisted = 0
         self.open_calls: OrderedDict[str, list[tuple[_Flows, str, Mapping[str, Any]]]] = OrderedDict()
@@ -199,6 +203,8 @@ class _Sums:
         elif kind == "consent":
             self._consent(record)
         elif kind in ("approval", "withdrawal"):
+            if kind == "withdrawal" and record.get("cause") == Cause.WITHDRAWN and self.in_force_from:
+                self.withdrawn, self.in_force_from = (self.in_force_from, record["time"]), None
             if self._wanted(record):
                 self.decisions.append(
                     {key: value for key, value in record.items() if key not in ("v", "index", "federation", "self")}
@@ -223,7 +229,11 @@ class _Sums:
             self._note_synthetic(self.party)
         self.allowed = expand(record["consent"].get("exposures") or ())
         if not self.consents or self.consents[-1]["consent"] != record["consent"]:
-            self.consents.append({"time": record["time"], "consent": record["consent"]})
+            self.consents.append({"time": record["time"], "consent": record["consent"], "runs": []})
+        if record.get("given"):
+            self.withdrawn = None
+        if self.withdrawn is None and self.in_force_from is None and record.get("purpose") != "enrolment":
+            self.in_force_from = record["time"]
 
     def _note_synthetic(self, identity: str) -> None:
         if identity not in self.synthetic:
@@ -263,6 +273,8 @@ class _Sums:
         else:
             peer.bytes_came_back += record["length"]
         if leaving and self.of_silo:
+            if self.consents and run != BEFORE and run not in self.consents[-1]["runs"]:
+                self.consents[-1]["runs"].append(run)
             for name, count in record["classes"].items():
                 if Exposure(name) not in self.allowed:
                     add_counts(self.outside_consent, {Exposure(name): count})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from privacy.exposure import MODEL, Exposure
 from privacy.report import BEFORE, Report, in_order
 from privacy.report_blocks import Answered
@@ -12,6 +15,7 @@ from privacy.report_words import (
     SHORT_RISK,
     capital,
     consented,
+    grouped,
     last_part,
     listed,
     minute,
@@ -20,6 +24,7 @@ from privacy.report_words import (
     text_of,
     times,
 )
+from privacy.withdrawal import Cause
 
 _RUNS_ON_PAGE_ONE = 6
 _PROVEN = "It proved its name with a certificate of the federation"
@@ -116,6 +121,8 @@ def _to_whom(report: Report) -> Answered:
         return Answered("To whom?", "Nobody", [])
     names = listed([f"“{last_part(peer.identity)}”" for peer in peers])
     verdict = f"The coordinator {names}, and nobody else" if len(peers) == 1 else f"The coordinators {names}"
+    if reaching := _reaching_others(report):
+        verdict = f"Directly to the coordinator{'s' * (len(peers) > 1)} {names} only; {reaching} the other hospitals"
     proven = all(peer.certificates for peer in peers)
     return Answered(
         "To whom?",
@@ -129,6 +136,16 @@ def _to_whom(report: Report) -> Answered:
         ],
         "plain" if proven else "attention",
     )
+
+
+def _reaching_others(report: Report) -> str:
+    """What of it the coordinator hands on; empty where that is nothing."""
+    back = {exposure for run in report.runs for exposure in run.came_back}
+    if Exposure.PEER_MODELS in back:
+        return "its models, as they are, reach"
+    if Exposure.CLASSIFIER_GRADIENT in back:
+        return "its gradients, unnamed, reach"
+    return "parts, mixed with others', reach" if Exposure.PEER_DERIVED in back else ""
 
 
 def _handed_on(report: Report) -> list[str]:
@@ -166,18 +183,32 @@ def _on_which_consent(report: Report) -> Answered:
             [f"Without consent left: {names}. This should be impossible: ask whoever runs the silo at once."],
             "bad",
         )
-    changes = len(report.consents) - 1
+    changes = sum(1 for record in report.consents if record["runs"]) - 1
     withdrawals = [decision for decision in report.decisions if decision["kind"] == "withdrawal"]
-    sentences = [f"In force since {minute(latest['time'])} UTC.", consented(latest["consent"])]
-    if changes:
-        sentences.append(f"It was changed {times(changes)}; all versions stand below.")
-    sentences += [f"Withdrawn from run {text_of(one, 'run')} on {minute(one['time'])} UTC." for one in withdrawals]
+    verdict = "The hospital's own consent; all that left was covered by it"
+    sentences = [f"In force since {minute(latest['time'])} UTC."]
+    if report.withdrawn:
+        since, until = map(minute, report.withdrawn)
+        verdict = f"Withdrawn on {until} UTC; all that left before was covered by it"
+        sentences = [f"The hospital's own consent was in force from {since} to {until} UTC."]
+    sentences.append(consented(latest["consent"], withdrawn=report.withdrawn is not None))
+    if changes > 0:
+        sentences.append(f"It was changed {times(changes)} between or during runs; all versions stand below.")
+    sentences += [f"{_ending(one)} on {minute(one['time'])} UTC." for one in withdrawals]
     return Answered(
         question,
-        "The hospital's own consent; all that left was covered by it",
+        verdict,
         sentences,
         "attention" if withdrawals else "good",
     )
+
+
+def _ending(withdrawal: Mapping[str, Any]) -> str:
+    if withdrawal.get("run") is None:
+        return "Withdrawn, in no run,"
+    if (cause := withdrawal.get("cause", Cause.WITHDRAWN)) != Cause.WITHDRAWN:
+        return f"Its part in run {text_of(withdrawal, 'run')} ended ({cause})"
+    return f"Withdrawn from run {text_of(withdrawal, 'run')}"
 
 
 def _risk_in_short(report: Report) -> Answered:
@@ -210,9 +241,15 @@ def _risk_in_short(report: Report) -> Answered:
 
 def _soundness(report: Report) -> Answered:
     found = report.verification
+    verdict = "Yes: nothing in it was changed or removed" if found.sound else "NO: do not rely on this report"
+    if found.sound and found.signed is not None and found.signed < report.records:
+        verdict = (
+            f"Yes: nothing in its first {grouped(found.signed)} entries was changed or removed; for the newest "
+            f"{grouped(report.records - found.signed)}, make the report again after the run"
+        )
     return Answered(
         "Is the record sound?",
-        "Yes: nothing in it was changed or removed" if found.sound else "NO: do not rely on this report",
+        verdict,
         list(found.sentences),
         "good" if found.sound else "bad",
     )

@@ -3,7 +3,7 @@ privacy ledger's ε has grown.
 
 Kinds differ in size by orders of magnitude (a model beside a count), so each has a strip and a scale of its own, with
 its name and its highest value written on it. Nothing depends on colour: what tells about patients is dark, the rest
-is light, and the strip says which it is.
+is light, and the strip says which it is. Classes let a page's style sheet choose other colours.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def bars_by_round(strips: Sequence[Strip], labels: Sequence[str], *, unit: str, 
         highest = max(strip.values, default=0)
         note = "" if strip.telling else ", nothing about patients"
         parts.append(
-            f'<text x="0" y="{top + 15}"><tspan font-weight="bold">{escape(strip.name)}</tspan>'
+            f'<text x="0" y="{top + 15}"><tspan font-weight="bold">{escape(strip.name)} (bytes)</tspan>'
             f"{escape(f': {_scale(strip.values)}{note}')}</text>"
         )
         for number, value in enumerate(strip.values):
@@ -64,15 +64,15 @@ def bars_by_round(strips: Sequence[Strip], labels: Sequence[str], *, unit: str, 
                 tall = max(1.5, _BARS * value / highest)
                 parts.append(
                     f'<rect x="{number * step + (step - bar) / 2:.1f}" y="{base - tall:.1f}" width="{bar:.1f}" '
-                    f'height="{tall:.1f}" fill="{DARK if strip.telling else LIGHT}"/>'
+                    f'height="{tall:.1f}" class="{"telling" if strip.telling else "other"}" '
+                    f'fill="{DARK if strip.telling else LIGHT}"/>'
                 )
         parts.append(f'<line x1="0" y1="{base}" x2="{WIDTH}" y2="{base}" stroke="{LINE}" stroke-width="1"/>')
     axis = height - _BOTTOM + 12
     room = 8 * max(map(len, labels), default=0) + 8
-    every = -(-room // step)
+    every = max(1, math.ceil(room / step))
     for number, label in enumerate(labels):
-        last = number == len(labels) - 1
-        if last or (number % every == 0 and len(labels) - 1 - number >= every * 0.7):
+        if (len(labels) - 1 - number) % every == 0:  # even steps that end with the last one
             half = 3.4 * len(label)
             x = min(max(number * step + step / 2, half), WIDTH - half)
             parts.append(f'<text x="{x:.1f}" y="{axis}" text-anchor="middle" font-size="12">{escape(label)}</text>')
@@ -118,7 +118,7 @@ def spending(course: Sequence[tuple[int, float]], budget: float | None, *, ident
         )
     if course:
         path = " ".join(f"{x(charges):.1f},{y(epsilon):.1f}" for charges, epsilon in [(0, 0.0), *course])
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{DARK}" stroke-width="2"/>')
+        parts.append(f'<polyline points="{path}" class="course" fill="none" stroke="{DARK}" stroke-width="2"/>')
         parts.append(f'<text x="{right + 6}" y="{y(course[-1][1]) + 4:.1f}">ε = {shown(course[-1][1])}</text>')
     parts.append(f'<text x="{right}" y="{bottom + 16}" text-anchor="end" font-size="12">{last}</text>')
     parts.append(f'<text x="{left}" y="{bottom + 35}" font-size="12">charges to the ledger, in order</text></svg>')

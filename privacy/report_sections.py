@@ -18,6 +18,7 @@ from privacy.report_words import (
     listed,
     minute,
     number_of,
+    ranges,
     readable_bytes,
     text_of,
     yes_or_no,
@@ -97,7 +98,7 @@ def _matrices(report: Report) -> list[Block]:
     blocks += [
         Paragraph(
             f"{number_of(len(one.late), 'round')} of run {one.run} ended without an update of {one.silo}: "
-            f"{', '.join(map(str, one.late))}. What was made of them was made of the others' updates."
+            f"{ranges(one.late)}. What was made of them was made of the others' updates."
         )
         for one in report.attendance
         if one.late
@@ -146,7 +147,7 @@ def _matrix(caption: str, first: str, table: Mapping[str, Mapping[Exposure, int]
         rows.append([name(key), *cells, grouped(rest)])
     return Table(
         caption,
-        [first, *(NAME[exposure] for exposure in columns), "Nothing about patients"],
+        [first, *(f"{NAME[exposure]} (bytes)" for exposure in columns), "Nothing about patients (bytes)"],
         rows,
         list(range(1, len(columns) + 2)),
         [2] * (len(columns) + 2),
@@ -322,7 +323,10 @@ def _consent(report: Report) -> Iterator[Block]:
     yield Table(
         "The hospital's consent, each time it changed",
         ["From (UTC)", "What it agreed to"],
-        [[minute(record["time"]), _agreed(record["consent"])] for record in report.consents],
+        [
+            [f"{minute(record['time'])}\n{_of_runs(record['runs'])}", _agreed(record["consent"])]
+            for record in report.consents
+        ],
         [],
         [22, 78],
     )
@@ -342,6 +346,10 @@ def _consent(report: Report) -> Iterator[Block]:
             [],
             [22, 78],
         )
+
+
+def _of_runs(runs: list[str]) -> str:
+    return f"for run{'s' * (len(runs) > 1)} {listed(runs)}" if runs else "in force for no run"
 
 
 def _agreed(consent: Mapping[str, Any]) -> str:
@@ -501,9 +509,7 @@ def _fields(report: Report) -> Iterator[Block]:
                             [
                                 f"`{name}`",
                                 f"{'×'.join(map(str, tensor.shape)) or 'one number'} {tensor.dtype}",
-                                run.spoken_rounds(
-                                    [n for n in (tensor.first_round, tensor.last_round) if n is not None] or flow.rounds
-                                ),
+                                run.spoken_rounds(tensor.among(flow.rounds)),
                             ]
                             for name, tensor in flow.tensors.items()
                         ],

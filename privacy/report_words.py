@@ -6,7 +6,7 @@ Written for someone who does not know what a gradient is, and honest: a risk is 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from privacy.exposure import Exposure
@@ -296,7 +296,7 @@ def grouped(count: int) -> str:
     return f"{count:,}".replace(",", "\N{NO-BREAK SPACE}")
 
 
-def consented(consent: Mapping[str, Any]) -> str:
+def consented(consent: Mapping[str, Any], *, withdrawn: bool) -> str:
     """A consent in a sentence for page one."""
     methods = list(consent.get("methods") or ())
     rounds = consent.get("rounds", 0)
@@ -308,7 +308,7 @@ def consented(consent: Mapping[str, Any]) -> str:
     ]
     if masks := consent.get("secure_aggregation"):
         parts.append(f"only masked, in sums of {masks['minimum']} hospitals or more")
-    return f"It allows {'; '.join(part for part in parts if part)}."
+    return f"It {'allowed' if withdrawn else 'allows'} {'; '.join(part for part in parts if part)}."
 
 
 def _short(names: Sequence[str]) -> str:
@@ -348,6 +348,30 @@ def capital(text: str) -> str:
 def number_of(count: int, what: str) -> str:
     """``3 rounds``."""
     return f"{count} {what}" + ("" if count == 1 else "s")
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Ascending numbers in few words.
+
+    >>> ranges([1, 2, 3, 5])
+    '1–3, 5'
+    """
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in spans)
+
+
+def rounds_of(numbers: Collection[int]) -> str:
+    """Rounds, counted from 0, as people count them.
+
+    >>> rounds_of([0]), rounds_of([0, 1, 2, 4])
+    ('round 1', 'rounds 1–3, 5')
+    """
+    return f"round{'s' * (len(numbers) > 1)} {ranges(number + 1 for number in sorted(numbers))}"
 
 
 def times(count: int) -> str:

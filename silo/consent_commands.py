@@ -15,6 +15,7 @@ from privacy.consent import ConsentFile, today
 from privacy.console import application, output
 from privacy.errors import ConfigurationError, ConsentError, JournalInUseError
 from privacy.exposure import MEANING, Exposure
+from privacy.report_words import rounds_of
 from privacy.withdrawal import Cause, EndedError, History, timestamp
 from silo.config import SiloConfig
 from silo.plans import known_plan
@@ -204,8 +205,10 @@ def _withdrawal(settings: SiloConfig, history: History) -> dict[str, Any]:
 
 
 def _withdrawn(found: dict[str, Any]) -> str:
-    rounds = ", ".join(str(number + 1) for number in found["rounds_used"])
-    used = f"updates of rounds {rounds} of run {found['run']} had been used" if rounds else "no update had been used"
+    rounds = found["rounds_used"]
+    used = (
+        f"updates of {rounds_of(rounds)} of run {found['run']} had been used" if rounds else "no update had been used"
+    )
     told = {None: "there was nobody to tell", True: "the coordinator has been told"}.get(
         found["coordinator_told"], "the coordinator has NOT been told yet (`silo consent withdraw` tries again)"
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -14,6 +13,7 @@ from privacy.errors import ConsentError, DiskError, IdentityError, JournalError,
 from privacy.gate import FarewellGate
 from privacy.journal import Journal
 from privacy.pki import load_audit_key
+from privacy.report_words import rounds_of
 from privacy.withdrawal import Cause, EndedError, History, Part, Tombstone, timestamp
 from silo.config import SiloConfig
 from silo.uplink import Uplink
@@ -134,10 +134,8 @@ def refuse_withdrawn(config: SiloConfig, notice: Callable[[str], None]) -> Conse
 def describe(part: Part) -> str:
     """How a part ended, for people: rounds are counted from 1."""
     assert part.withdrawal is not None
-    rounds: list[Any] = [number + 1 for number in part.withdrawal["rounds_used"]]
-    used = (
-        f"its updates of round{'s' * (len(rounds) > 1)} {', '.join(map(str, rounds))} had been used" if rounds else ""
-    )
+    rounds = part.withdrawal["rounds_used"]
+    used = f"its updates of {rounds_of(rounds)} had been used" if rounds else ""
     unlearned = "; models made of them stay as they are (nothing was unlearned)" if rounds else ""
     return (
         f"The hospital's part in run {part.run} has ended ({part.withdrawal['cause']}); "

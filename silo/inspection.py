@@ -85,6 +85,20 @@ class Inspection:
     largest_group: int | None
 
     @property
+    def besides(self) -> str:
+        """What leaves beside one round's content, in words."""
+        if not self.other_rounds:
+            also = ""
+        else:
+            names = ", ".join(exposure.value for exposure in self.other_rounds)
+            also = f"In another round, as the method's phases have it, also: {names}. "
+        return (
+            f"{also}{self.total} bytes in {self.messages} messages a round, once the run is joined, and {self.asking} "
+            "bytes (PROTOCOL, IDENTITY) each time it asks for a task. Each also carries signed receipts for what was "
+            "exchanged before (PROTOCOL, IDENTITY; some 1 to 4 kB)."
+        )
+
+    @property
     def total(self) -> int:
         """Bytes of one round's update, gRPC's own framing apart."""
         return sum(item.bytes for item in self.content if item.leaves)

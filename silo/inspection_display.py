@@ -51,20 +51,12 @@ def show(found: Inspection, settings: SiloConfig, out: Console, *, as_json: bool
     out.print(table)
     for line in _privacy_lines(found):
         out.print(line, markup=False, soft_wrap=True)
-    if found.other_rounds:
-        also = ", ".join(exposure.value for exposure in found.other_rounds)
-        out.print(f"In another round, as the method's phases have it, also: {also}.")
     if found.missing:
         out.print("The consent does not cover this run; nothing of it would leave. Missing:")
         for line in found.missing.lines():
             out.print(f"  - {line}", markup=False)
     else:
-        out.print(
-            f"{found.total} bytes in {found.messages} messages a round, once the run is joined, and {found.asking} "
-            "bytes (PROTOCOL, IDENTITY) each time it asks for a task. Each also carries signed receipts for what was "
-            "exchanged before (PROTOCOL, IDENTITY; some 1 to 4 kB). Nothing was sent just now.",
-            soft_wrap=True,
-        )
+        out.print(f"{found.besides} Nothing was sent just now.", soft_wrap=True)
 
 
 def _loss(item: Leaving) -> dict[str, object]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from privacy.errors import MedsiloError
 from privacy.exposure import MEANING, Exposure
 from privacy.journal_tail import JournalTail
 from privacy.page_server import Content, PageServer, open_token
+from privacy.report import BEFORE
 from privacy.report_plots import Strip, bars_by_round, spending
 from privacy.report_words import NAME, TELLING, readable_bytes
 from silo import inspection
@@ -67,6 +69,7 @@ class View:
         with self._reading:
             self._tail.update()
             runs = [_run(self._tail, run) for run in self._tail.runs()]
+            outside = _run(self._tail, BEFORE)
             refused = [
                 {
                     "at": r["time"][:19].replace("T", " "),
@@ -85,6 +88,7 @@ class View:
             "coordinator": config.coordinator_identity.uri,
             "consent": consent_content(config),
             "runs": runs,
+            "outside": outside,
             "refused": refused,
             "coming": coming,
             "accounts": [
@@ -113,10 +117,9 @@ def _withdraw(config: SiloConfig) -> str:
 
 def _run(tail: JournalTail, run: str) -> dict[str, Any]:
     rounds = tail.by_round(run, "sent")
-    total: dict[str, int] = {}
-    for counts in rounds.values():
-        for name, count in counts.items():
-            total[name] = total.get(name, 0) + count
+    total: Counter[str] = Counter()
+    for sums in tail.by_class(run, "sent").values():
+        total.update(sums)
     order = [e for e in (*TELLING, *(e for e in Exposure if e not in TELLING)) if total.get(e.value)]
     labels = [str(number + 1) for number in rounds]
     strips = [
@@ -148,12 +151,13 @@ def _next(config: SiloConfig) -> dict[str, Any]:
         plan = known_plan(config)
         found = inspection.inspect(config, plan)
     except MedsiloError as error:
-        return {"run": None, "why_not": str(error), "content": [], "missing": []}
+        return {"run": None, "why_not": str(error), "content": [], "missing": [], "besides": ""}
     return {
         "run": plan.run,
         "method": plan.method.name,
         "why_not": None,
         "missing": found.missing.lines(),
+        "besides": found.besides,
         "content": [
             {
                 "class": one.exposure.value,
@@ -173,8 +177,13 @@ def metrics(view: View) -> bytes:
     """The figures in Prometheus' text form, for who watches the hospital's machines."""
     data = view.look({})
     registry = CollectorRegistry()
-    sent = Gauge("medsilo_sent_bytes", "Bytes of an exposure class that left.", ["run", "class"], registry=registry)
-    for run in data["runs"]:
+    sent = Gauge(
+        "medsilo_sent_bytes",
+        "Bytes of an exposure class that left; outside runs: run is empty.",
+        ["run", "class"],
+        registry=registry,
+    )
+    for run in [data["outside"], *data["runs"]]:
         for one in run["classes"]:
             sent.labels(run["run"], one["class"]).set(one["bytes"])
     spent = Gauge("medsilo_epsilon_spent", "Privacy loss of a data set.", ["data", "split"], registry=registry)

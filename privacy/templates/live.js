@@ -3,7 +3,6 @@
 (() => {
   const body = document.body, live = document.getElementById("live"), middle = document.getElementById("middle");
   const query = new URLSearchParams(body.dataset.query);
-  query.delete("said");
   const asked = new URLSearchParams(query);
   asked.set("digest", body.dataset.digest);
   const source = new EventSource("changes?" + asked);
@@ -19,7 +18,7 @@
       middle.innerHTML = await answer.text();
       for (const id of open) { const one = document.getElementById(id); if (one) one.open = true; }
       if (focused) { const one = document.getElementById(focused); if (one) one.focus({ preventScroll: true }); }
-      live.textContent = "live, last changed at " + new Date().toLocaleTimeString();
+      live.textContent = "live, last changed at " + new Date().toISOString().slice(11, 19) + " UTC";
     } catch { live.textContent = "the connection was lost; trying again"; }
   };
 })();

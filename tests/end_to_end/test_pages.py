@@ -16,7 +16,9 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, pkcs12
 from federation import PATIENCE, Federation, free_port
 
+from privacy.exposure import Exposure
 from privacy.pki import issue_to_operator
+from privacy.report_builder import make_report
 
 Make = Callable[..., Federation]
 
@@ -85,6 +87,8 @@ def test_the_coordinators_page_follows_a_run(federation: Make, browser: Any) -> 
     assert_accessible(page)
     page.emulate_media(color_scheme="dark")
     assert_accessible(page)
+    colours = "[...document.querySelectorAll('svg g:has(.line)')].map((one) => getComputedStyle(one).color)"
+    assert len(set(page.evaluate(colours))) == 3, "each hospital's line and name have a colour of their own"
     page.set_viewport_size({"width": 360, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     assert_accessible(page)
@@ -165,12 +169,37 @@ def test_the_silos_page_shows_what_left_and_takes_the_consent_back(federation: M
     assert "token" not in page.url
     page.wait_for_selector("text=Model: feature part")
     page.wait_for_selector("text=In each round of run test (diversifed):")
+    page.wait_for_selector("text=Each also carries signed receipts")
     assert_accessible(page)
     page.check("#sure")
     page.click("#withdraw")
     page.wait_for_selector("text=Withdrawn: nothing leaves any more.")
+    assert page.url == f"{site}/", "what it said is not in the address"
     page.wait_for_selector("strong:text-is('withdrawn')")
     one.ends_with(first, 4)
     last = one.messages("hospital1", "sent")[-1]
     assert last["rpc"] in ("Withdraw", "Attest")
+    # Every byte that left, those of joining and of the withdrawal too, as the report has it.
+    report = make_report(one.folder / "state" / "hospital1" / "journal")
+    told = json.loads(report.to_json())
+    left = {
+        run["run"]: {c: sum(f["bytes"] for f in run["left"] if f["exposure"] == c) for c in Exposure}
+        for run in told["runs"]
+    }
+    page.reload()
+    found = json.loads(page.evaluate("fetch('data.json').then((answer) => answer.text())"))
+    shown = {run["run"]: {c["class"]: c["bytes"] for c in run["classes"]} for run in [found["outside"], *found["runs"]]}
+    assert shown == {run: {str(c): count for c, count in counts.items() if count} for run, counts in left.items()}
+    assert set(shown) == {"", "test"}
+    metrics = page.evaluate("fetch('metrics').then((answer) => answer.text())")
+    for run, counts in shown.items():
+        for name, count in counts.items():
+            assert f'medsilo_sent_bytes{{class="{name}",run="{run}"}} {float(count)}' in metrics
+    assert told["withdrawn"]["at"] >= told["withdrawn"]["in_force_from"]
+    page.emulate_media(color_scheme="dark")
+    assert_accessible(page)
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.locator("th .below >> visible=true").count() > 0, "each kind's description stands below it"
+    assert_accessible(page)
     page.close()

@@ -16,9 +16,10 @@ from privacy.exposure import Exposure
 from privacy.journal import RECORDS, read_checkpoints, read_records
 from privacy.rehearsed import read_rehearsals
 from privacy.report import Answer, Attendance, Flow, Report, Run, SharedAccuracy, Verification
-from privacy.report_builder import LISTED_REFUSALS
+from privacy.report_builder import LISTED_REFUSALS, verify_journal
 from privacy.report_document import make_document
 from privacy.report_words import GLOSSARY, NAME, RISK, TELLING, classify, glossary_of
+from privacy.withdrawal import Cause
 
 EXTRACTOR, CLASSIFIER = Exposure.MODEL_PARAMETERS_EXTRACTOR, Exposure.MODEL_PARAMETERS_CLASSIFIER
 STATISTICS: Content = {Exposure.RUNNING_STATISTICS: {"norm.running_mean": 40}}
@@ -132,15 +133,53 @@ class TestWhatLeft:
         assert set(coordinator.peers) == {SILO.uri}
         assert set(silo.peers) == {COORDINATOR.uri}
 
+    def test_left_in_the_rounds_in_which_something_about_patients_left(self, tmp_path: Path) -> None:
+        with Recorded(tmp_path) as recorded:
+            recorded.run("spring", rounds=9)
+            for number in (0, 1, 2, 4):
+                recorded.upload("spring", number, MODELS)
+            recorded.upload("spring", 6, {})  # it was asked for and brought nothing
+            (run,) = recorded.report().runs
+        assert run.during == " in 4 of 9 rounds"
+        assert run.spoken_rounds(run.left[EXTRACTOR].rounds) == "1–3, 5"
+        assert run.spoken_rounds([0, 9]) == "1, end"
+
 
 class TestConsent:
     def test_each_change_is_listed_once_however_often_the_daemon_started(self, tmp_path: Path) -> None:
         with Recorded(tmp_path) as recorded:
+            recorded.run("spring")
             for classes in (("MODEL_PARAMETERS",), ("MODEL_PARAMETERS",), (), ("MODEL_PARAMETERS",)):
                 recorded.consent(*classes)
+                recorded.join("spring", synthetic=True)
             report = recorded.report()
         assert [len(record["consent"]["exposures"]) for record in report.consents] == [3, 2, 3]
         assert "changed 2 times" in answered(report, "On which consent?")
+
+    def test_what_was_never_in_force_for_a_run_does_not_count_as_a_version(self, tmp_path: Path) -> None:
+        with Recorded(tmp_path) as recorded:
+            recorded.consent()
+            recorded.ask()
+            recorded.consent("MODEL_PARAMETERS")
+            recorded.run("spring")
+            recorded.upload("spring", 0, MODELS)
+            report = recorded.report()
+        assert [record["runs"] for record in report.consents] == [[], ["spring"]]
+        assert "It was changed" not in answered(report, "On which consent?")
+
+    def test_a_withdrawn_consent_is_no_longer_said_to_be_in_force(self, tmp_path: Path) -> None:
+        with ordinary(tmp_path) as recorded:
+            recorded.door.note("withdrawal", run="spring", rounds_used=[0, 1], cause=Cause.WITHDRAWN.value)
+            recorded.consent("MODEL_PARAMETERS")  # a daemon that is started all the same gives nothing anew
+            report = recorded.report()
+            told = answered(report, "On which consent?")
+            since, until = (time[:16].replace("T", " ") for time in report.withdrawn or ("", ""))
+            assert told.startswith(f"Withdrawn on {until} UTC; all that left before was covered by it")
+            assert f"was in force from {since} to {until} UTC" in told
+            assert "It allowed" in told
+            assert "In force since" not in told
+            recorded.door.note("consent", consent=dict(report.consents[-1]["consent"]), given=True)
+            assert "In force since" in answered(recorded.report(), "On which consent?")
 
     def test_what_left_without_consent_is_shouted(self, tmp_path: Path) -> None:
         with Recorded(tmp_path) as recorded:
@@ -188,6 +227,16 @@ class TestRefusals:
 
 
 class TestSoundness:
+    def test_is_said_of_what_is_signed_and_of_nothing_newer(self, tmp_path: Path) -> None:
+        with ordinary(tmp_path) as recorded:
+            signed = recorded.report().records
+            assert answered(recorded.report(), "Is the record sound?").startswith("Yes: nothing in it was changed")
+            recorded.door.note("something new")
+            verification = verify_journal(tmp_path, recorded.journal.public_key)
+            told = answered(recorded.report(verification=verification), "Is the record sound?")
+        assert told.startswith(f"Yes: nothing in its first {signed} entries was changed or removed; for the newest 1,")
+        assert f"The first {signed} of {signed + 1} records are in place" in told
+
     def test_comes_from_the_verification_that_it_is_given(self, tmp_path: Path) -> None:
         with ordinary(tmp_path) as recorded:
             assert answered(recorded.report(), "Is the record sound?").startswith("Yes")
@@ -232,7 +281,10 @@ class TestPageOne:
         with ordinary(tmp_path) as recorded:
             report = recorded.report()
         assert "Models only" in answered(report, "What left?")
-        assert "The coordinator “hub”, and nobody else" in answered(report, "To whom?")
+        assert (
+            "Directly to the coordinator “hub” only; parts, mixed with others', reach the other hospitals"
+            in answered(report, "To whom?")
+        )
         assert "all that left was covered by it" in answered(report, "On which consent?")
         assert "ε = ∞" in answered(report, "What risk remains?")
         assert "whether a given image was used" in answered(report, "What risk remains?")

@@ -199,7 +199,19 @@ class TestPictures:
         bars = [float(bar.attrib["height"]) for bar in svg.iter("{http://www.w3.org/2000/svg}rect")]
         assert len(bars) == 3
         assert min(bars) == max(bars)
-        assert "small: 3 bytes, once" in "".join(svg.itertext())
+        assert "small (bytes): 3 bytes, once" in "".join(svg.itertext())
+
+    @pytest.mark.parametrize("rounds", [1, 7, 38, 40, 41])
+    def test_the_axis_has_even_steps_and_ends_with_the_last_round(self, rounds: int) -> None:
+        labels = [str(number + 1) for number in range(rounds)]
+        svg = bars_by_round([Strip("one", True, [1] * rounds)], labels, unit="Round", identifier="x")
+        told = [
+            int(text.text or "")
+            for text in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
+            if text.get("text-anchor") == "middle"
+        ]
+        assert told[-1] == rounds
+        assert len({after - before for before, after in itertools.pairwise(told)}) <= 1
 
 
 @pytest.mark.parametrize("width", [1200, 360])

@@ -203,6 +203,26 @@ def test_a_client_cannot_deny_an_answer_that_it_has_cosigned(tmp_path: Path) -> 
     assert "leaves out call" in verify_evidence(exchange.silo.folder).problem
 
 
+@pytest.mark.parametrize("withdrawn", [False, True])
+def test_a_signature_that_is_still_due_comes_later_but_not_after_a_withdrawal(tmp_path: Path, withdrawn: bool) -> None:
+    exchange = meet(tmp_path)
+    exchange.rounds([0])
+    for party in (exchange.silo, exchange.coordinator) if withdrawn else ():
+        party.door.note("withdrawal", run="run", silo=SILO, cause="withdrawn by the hospital")
+    for party in (exchange.silo, exchange.coordinator):
+        party.journal.checkpoint()
+    remarks = [
+        remark
+        for party in (exchange.silo, exchange.coordinator)
+        for remark in verify_evidence(party.folder).remarks
+        if "has not signed yet for what it sent" in remark
+    ]
+    assert remarks
+    for remark in remarks:
+        assert ("that stays open" in remark) == withdrawn
+        assert ("comes with its next message" in remark) == (not withdrawn)
+
+
 def test_refused_words_are_told(tmp_path: Path) -> None:
     exchange = meet(tmp_path)
     exchange.rounds([0])
