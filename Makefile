@@ -2,7 +2,7 @@
 VENV ?= .venv
 export VENV
 BIN := $(VENV)/bin
-WORKERS ?= 2
+WORKERS ?= 3
 
 .PHONY: demo test check docs format protos benchmark sbom supply-check clean
 

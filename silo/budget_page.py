@@ -25,7 +25,7 @@ def to_html(silo: str, accounts: list[AccountView]) -> str:
     if not accounts:
         parts.append(
             "<p>There is no privacy ledger: nothing was trained with differential privacy. What is learnt from "
-            "what left without it has no bound.</p>"
+            "what was learnt from models without it has no bound.</p>"
         )
     for number, account in enumerate(accounts):
         subject = account.subject

@@ -241,7 +241,7 @@ def budget(
     if not found:
         out.print(
             f"There is no privacy ledger in {settings.ledgers}: nothing was trained with differential privacy. What "
-            "left without it has no bound; see `silo report`.",
+            "was learnt from models without it has no bound; see `silo report`.",
             soft_wrap=True,
         )
     for account in found:
