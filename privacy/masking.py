@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
@@ -94,12 +94,13 @@ def pair_keys(name: str, private: X25519PrivateKey, others: Mapping[str, bytes],
 
 
 def mask(values: NDArray[np.uint64], keys: Iterable[PairKey]) -> NDArray[np.uint64]:
-    """The values plus and minus each pair's stream (ChaCha20, RFC 8439), modulo 2^64; of the same length.
+    """The values plus and minus each pair's stream (AES-256 in counter mode, NIST SP 800-38A), modulo 2^64; of the same
+    length.
 
-    A key must mask one vector and no other: the nonce is zero.
+    A key must mask one vector and no other: the counter begins at zero.
     """
     masked = values.copy()
-    streams = [(Cipher(algorithms.ChaCha20(pair.key, bytes(16)), mode=None).encryptor(), pair.adds) for pair in keys]
+    streams = [(Cipher(algorithms.AES256(pair.key), modes.CTR(bytes(16))).encryptor(), pair.adds) for pair in keys]
     size = min(_BLOCK, len(masked))
     zeros = memoryview(bytes(8 * size))
     room = np.empty(8 * size + 63, dtype=np.uint8)
