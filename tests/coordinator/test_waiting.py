@@ -153,7 +153,7 @@ def test_a_hospital_that_never_comes_back_is_named_round_by_round(
     silos = {silo["silo"]: silo for silo in one.status()["silos"]}
     assert silos["c"]["late"] == [1, 2]
     assert silos["a"]["late"] == silos["b"]["late"] == []
-    assert "2 (1, 2)" in one.told()
+    assert "2 (1–2)" in one.told()
 
 
 class Jumping(datetime):
