@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from exchanging import Exchange, meet
+from exchanging import Exchange, two_rounds
 
 from privacy.bundle import UnreadableError, open_evidence, read_evidence
 from privacy.envelope import key_id
@@ -17,11 +17,7 @@ from privacy.report_builder import make_report
 
 @pytest.fixture
 def exchange(tmp_path: Path) -> Exchange:
-    made = meet(tmp_path)
-    made.rounds([0, 1])
-    made.attest()
-    made.close()
-    return made
+    return two_rounds(tmp_path)
 
 
 def test_a_bundle_and_its_journal_give_the_same_records_in_order(exchange: Exchange, tmp_path: Path) -> None:
