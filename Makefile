@@ -12,7 +12,7 @@ demo: ## real daemons on this machine, a few rounds, ending with the reports
 
 test: ## all tests, several at once
 	@./setup.sh --tests
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: ## style, types, schemas, import contracts
 	@./setup.sh

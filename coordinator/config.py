@@ -13,10 +13,9 @@ from pydantic_core import PydanticCustomError
 from coordinator.store import has_password
 from privacy.accounting import Event, SampledGaussian, Unit, noise_multiplier_for
 from privacy.configuration import HIDDEN, FilePath, Name, StrictModel
-from privacy.endpoint import Address, is_loopback
+from privacy.endpoint import Address, Host, is_loopback
 from privacy.errors import ConfigurationError
 from privacy.exposure import MODEL, Exposure, expand
-from privacy.invitation import check_host
 from privacy.party import PartyConfig
 from privacy.plan import (
     MethodPlan,
@@ -196,15 +195,10 @@ class EnrolmentConfig(StrictModel):
     folder of the federation's CA, whose key signs. ``days``: how long the certificates are valid.
     """
 
-    listen: str
-    host: str
+    listen: Address
+    host: Host
     ca: FilePath
     days: int = Field(default=365, ge=1, le=3650)
-
-    @field_validator("host")
-    @classmethod
-    def _host(cls, host: str) -> str:
-        return check_host(host)
 
 
 class CoordinatorConfig(PartyConfig):

@@ -12,6 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from coordinator.config import CoordinatorConfig
 from coordinator.invitations import Invitations
+from privacy.endpoint import split_address
 from privacy.errors import ConfigurationError, MedsiloError
 from privacy.examination import (
     Finding,
@@ -90,11 +91,10 @@ def _check_database(config: CoordinatorConfig) -> Finding:
 
 def _check_port(what: str, address: str, shown: str) -> Finding:
     """Whether this coordinator answers there, nobody does (it is not running), or somebody else."""
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
+    host, port = split_address(address)
     nearby = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 what it listens on, not where
     try:
-        plain = socket.create_connection((nearby, int(port)), timeout=_SECONDS)
+        plain = socket.create_connection((nearby, port), timeout=_SECONDS)
     except OSError:
         return notice(what, f"nobody answers on {address}", "coordinator serve")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -16,8 +16,8 @@ _DASHES = ("", "9 7", "2 5", "9 4 2 4")
 _MOST_NAMED = 12
 
 
-def curves(measured: Mapping[str, Sequence[tuple[int, float]]], *, identifier: str) -> str:
-    """Lines of accuracies (0 to 1) by round (from 1), one a silo."""
+def curves(measured: Mapping[str, Sequence[tuple[int, float]]], *, planned: int) -> str:
+    """Lines of accuracies (0 to 1) by round (from 1), one a silo; after the ``planned`` rounds comes the run's end."""
     rounds = max(points[-1][0] for points in measured.values() if points)
     width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
 
@@ -27,14 +27,17 @@ def curves(measured: Mapping[str, Sequence[tuple[int, float]]], *, identifier: s
     def y(accuracy: float) -> float:
         return _TOP + height * (1 - accuracy)
 
-    parts = [_begin(_WIDTH, _HEIGHT, "Accuracy by round", _spoken(measured), identifier)]
+    def said(number: int) -> str:
+        return str(number) if number <= planned else "end"
+
+    parts = [_begin(_WIDTH, _HEIGHT, "Accuracy by round", _spoken(measured), "curves")]
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         parts.append(
             f'<line class="cell" x1="{_LEFT}" x2="{_LEFT + width}" y1="{y(share):.1f}" y2="{y(share):.1f}"/>'
             f'<text x="{_LEFT - 6}" y="{y(share) + 4:.1f}" text-anchor="end">{100 * share:.0f} %</text>'
         )
     for number in dict.fromkeys((1, (1 + rounds) // 2, rounds)):
-        parts.append(f'<text x="{x(number):.1f}" y="{_HEIGHT - 14}" text-anchor="middle">{number}</text>')
+        parts.append(f'<text x="{x(number):.1f}" y="{_HEIGHT - 14}" text-anchor="middle">{said(number)}</text>')
     parts.append(f'<text x="{_LEFT + width + 24}" y="{_HEIGHT - 14}">round</text>')
     ends = _spread({name: y(points[-1][1]) for name, points in measured.items() if points})
     for place, (name, points) in enumerate(measured.items()):
@@ -48,7 +51,7 @@ def curves(measured: Mapping[str, Sequence[tuple[int, float]]], *, identifier: s
         )
         parts.append(
             f'<g class="c{place % _COLOURS}">'
-            f"<title>{escape(name)}: {100 * points[-1][1]:.1f} % in round {points[-1][0]}</title>"
+            f"<title>{escape(name)}: {100 * points[-1][1]:.1f} %, round {said(points[-1][0])}</title>"
             f'<polyline {style} points="{path}"/>{dot}'
         )
         if len(measured) <= _MOST_NAMED:

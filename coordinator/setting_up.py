@@ -13,9 +13,10 @@ from pathlib import Path
 from coordinator.config import CoordinatorConfig
 from coordinator.invitations import Invitations
 from privacy.durable import write_atomically
+from privacy.endpoint import check_host, split_address
 from privacy.errors import ConfigurationError
 from privacy.installing import aligned, make_keys_once, make_whole, place_new, quoted
-from privacy.invitation import Invitation, check_host, new_code
+from privacy.invitation import Invitation, new_code
 from privacy.pki import Identity, create_authority, fingerprint, issue
 
 _CONFIGURATION = """\
@@ -146,8 +147,8 @@ def invite(config: CoordinatorConfig, silo: str, *, days: float) -> Invitation:
     assert credentials is not None  # the configuration does not take `enrolment` and `insecure` together
     made = Invitation(
         host=enrolment.host,
-        port=_port(config.listen),
-        enrolment_port=_port(enrolment.listen),
+        port=split_address(config.listen)[1],
+        enrolment_port=split_address(enrolment.listen)[1],
         federation=config.federation,
         coordinator=config.name,
         silo=silo,
@@ -157,7 +158,3 @@ def invite(config: CoordinatorConfig, silo: str, *, days: float) -> Invitation:
     )
     Invitations(config.invitations).add(silo, made.key.public_key().public_bytes_raw(), made.expires)
     return made
-
-
-def _port(address: str) -> int:
-    return int(address.rpartition(":")[2])

@@ -11,7 +11,7 @@ from pydantic import AfterValidator
 
 from privacy.configuration import FilePath, StrictModel
 
-_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9.])?")
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9.])?")
 
 
 class TlsFiles(StrictModel):
@@ -32,8 +32,26 @@ class TlsFiles(StrictModel):
         return cls(ca=keys / "ca.pem", certificate=keys / "tls.pem", key=keys / "tls.key", revoked=keys / "ca.crl")
 
 
+def check_host(host: str) -> str:
+    """A host name, an IPv4 address, or an IPv6 address with or without brackets; the answer is without.
+
+    Raises ``ValueError`` saying what it should be.
+    """
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    try:
+        if bare != host or ":" in host:
+            return str(ipaddress.IPv6Address(bare))
+        if host.replace(".", "").isdecimal():
+            return str(ipaddress.IPv4Address(host))
+    except ValueError as error:
+        raise ValueError(f"{host} is not an IP address: {error}") from None
+    if _HOST.fullmatch(host) is None:
+        raise ValueError(f"{host!r} is not a host name; write letters, digits, dots and hyphens (xn--… for others)")
+    return host
+
+
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of ``host:port``; the host is a name, an IPv4 address, or an IPv6 address in brackets.
+    """Host (see ``check_host``) and port of ``host:port``, in which an IPv6 address stands in brackets.
 
     Raises ``ValueError`` saying how to write it.
     """
@@ -42,18 +60,9 @@ def split_address(address: str) -> tuple[str, int]:
         raise ValueError("should be host:port alone, without https:// and without a path")
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
         raise ValueError('an IPv6 address stands in brackets before its port, and in quotes: "[2001:db8::5]:7443"')
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
         raise ValueError('should be host:port, for example coordinator.example.org:7443 or "[2001:db8::5]:7443"')
-    try:
-        if host.startswith("["):
-            ipaddress.IPv6Address(host[1:-1])
-        elif host.replace(".", "").isdecimal():
-            ipaddress.IPv4Address(host)
-    except ValueError as error:
-        raise ValueError(f"{host} is not an IP address: {error}") from None
-    if not host.startswith("[") and not _HOST.fullmatch(host):
-        raise ValueError(f"{host!r} is not a host name; write letters, digits, dots and hyphens (xn--… for others)")
-    return host, int(port)
+    return check_host(host), int(port)
 
 
 def _checked(address: str) -> str:
@@ -63,11 +72,12 @@ def _checked(address: str) -> str:
 
 Address = Annotated[str, AfterValidator(_checked)]
 """``host:port`` (see ``split_address``)."""
+Host = Annotated[str, AfterValidator(check_host)]
 
 
 def is_loopback(address: str) -> bool:
     """Whether ``host:port`` is an address of this machine alone."""
-    host = split_address(address)[0].strip("[]")
+    host = split_address(address)[0]
     if host == "localhost":
         return True
     try:

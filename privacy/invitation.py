@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import ipaddress
 import re
 import secrets
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from pydantic import Field, ValidationError
 from securesystemslib import dsse
 
 from privacy.configuration import StrictModel
+from privacy.endpoint import split_address
 from privacy.envelope import countersign, seal, unseal
 from privacy.errors import ConfigurationError, IdentityError, JournalError, RefusedError
 from privacy.pki import Identity
@@ -36,7 +36,6 @@ _CODE_BYTES = 16
 _CODE = re.compile(r"[a-z2-7]{26}")
 _HEX32 = r"^[0-9a-f]{64}$"
 _TIME = "%Y%m%dT%H%M%SZ"
-_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True)
@@ -102,12 +101,12 @@ class Invitation:
             )
         try:
             address, enrolment_port, federation, coordinator, silo, ca, code, expires = parts[1:]
-            host, _, port = address.rpartition(":")
+            host, port = split_address(address)
             if re.fullmatch(_HEX32, ca) is None or _CODE.fullmatch(code) is None:
                 raise ValueError("a part of it was changed")
             found = cls(
-                host=check_host(host.removeprefix("[").removesuffix("]")),
-                port=_port(port),
+                host=host,
+                port=port,
                 enrolment_port=_port(enrolment_port),
                 federation=federation,
                 coordinator=coordinator,
@@ -127,19 +126,6 @@ class Invitation:
 def new_code() -> str:
     """A one-time code of 128 random bits, as 26 letters and digits."""
     return base64.b32encode(secrets.token_bytes(_CODE_BYTES)).decode().rstrip("=").lower()
-
-
-def check_host(host: str) -> str:
-    """A host name or an IP address, without brackets; raises ``ValueError`` for anything else."""
-    bare = host.removeprefix("[").removesuffix("]")
-    try:
-        return str(ipaddress.ip_address(bare))
-    except ValueError:
-        if _HOST.fullmatch(host) is None:
-            raise ValueError(
-                f"{host!r} is not a host name or IP address (without a port), for example coordinator.example.org"
-            ) from None
-    return host
 
 
 class Statement(StrictModel):

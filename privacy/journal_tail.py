@@ -27,6 +27,8 @@ class JournalTail:
         self._bytes: Counter[tuple[str, str, str, int | None, str]] = Counter()
         self.refusals: list[dict[str, Any]] = []
         """The newest refusals, oldest first."""
+        self.planned: dict[str, int] = {}
+        """The rounds that a run's plan has, by run; a Flower app's plan does not say."""
         self._file: IO[bytes] | None = None
         self._rest = b""
 
@@ -43,6 +45,8 @@ class JournalTail:
                     where = (record["run"] or "", record["direction"], record["peer"], record["round"])
                     for name, count in record["classes"].items():
                         self._bytes[(*where, name)] += count
+                elif kind == "plan" and "rounds" in record["plan"]:
+                    self.planned[record["run"]] = record["plan"]["rounds"]
                 elif kind == "refusal":
                     self.refusals = [*self.refusals[-49:], record]
             except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from privacy.endpoint import split_address
 from privacy.errors import IdentityError, UnreachableError
 from privacy.pki import Credentials, Identity
 from silo.proxy import ProxyConfig
@@ -134,10 +135,9 @@ def _ask_to_connect(plain: socket.socket, address: str, proxy: ProxyConfig) -> N
 
 
 def _connect_directly(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
+    host, port = split_address(address)
     try:
-        return socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS)
+        return socket.create_connection((host, port), timeout=CONNECT_SECONDS)
     except socket.gaierror as error:
         raise UnreachableError(
             f"the name {host} cannot be resolved ({error.strerror}); check its spelling, and the name service of this "

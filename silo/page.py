@@ -121,7 +121,8 @@ def _run(tail: JournalTail, run: str) -> dict[str, Any]:
     for sums in tail.by_class(run, "sent").values():
         total.update(sums)
     order = [e for e in (*TELLING, *(e for e in Exposure if e not in TELLING)) if total.get(e.value)]
-    labels = [str(number + 1) for number in rounds]
+    planned = tail.planned.get(run)
+    labels = [str(number + 1) if planned is None or number < planned else "end" for number in rounds]
     strips = [
         Strip(NAME[e], e in TELLING, [counts.get(e.value, 0) for counts in rounds.values()])
         for e in order
@@ -129,7 +130,7 @@ def _run(tail: JournalTail, run: str) -> dict[str, Any]:
     ]
     return {
         "run": run,
-        "rounds": len(rounds),
+        "rounds": len(rounds) - labels.count("end"),
         "classes": [
             {
                 "class": e.value,

@@ -12,6 +12,31 @@ from typing import Any
 import pytest
 from postgres_cluster import Cluster, find_programs
 
+LONGEST = (
+    "end_to_end/test_flower.py",
+    "end_to_end/test_evidence.py",
+    "end_to_end/test_runs.py",
+    "end_to_end/test_every_method.py",
+    "end_to_end/test_private_runs.py",
+    "simulation/test_running.py",
+    "docs/test_commands.py",
+    "privacy/test_report_pages.py",
+    "docs/test_notebooks.py",
+)
+"""Files that take a minute or more."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long begin first, so that none is under way alone when all others are done."""
+    tests = Path(__file__).parent
+    first = [tests / name for name in LONGEST]
+
+    def place(item: pytest.Item) -> tuple[int, bool]:
+        at = first.index(item.path) if item.path in first else len(first)
+        return at, not item.path.is_relative_to(tests / "end_to_end")
+
+    items.sort(key=place)
+
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Cluster]:

@@ -91,7 +91,7 @@ def _listening(address: str, relay: Relay) -> Iterator[None]:
 
     host, port = split_address(address)
     try:
-        server = ThreadingHTTPServer((host.strip("[]"), port), Handler)
+        server = ThreadingHTTPServer((host, port), Handler)
     except OSError as error:
         raise ConfigurationError(
             f"flower: listen: {address} cannot be had ({error.strerror}); give another port"

@@ -111,11 +111,11 @@ class Upstream:
     def connect(self) -> Connection:
         """Raises ``UnreachableError`` if the server does not answer, or does not show a certificate of its own."""
         try:
-            plain = socket.create_connection((self._host.strip("[]"), self._port), timeout=_SECONDS)
+            plain = socket.create_connection((self._host, self._port), timeout=_SECONDS)
             if self._context is None:
                 return Connection(plain, "")
             try:
-                secured = self._context.wrap_socket(plain, server_hostname=self._host.strip("[]"))
+                secured = self._context.wrap_socket(plain, server_hostname=self._host)
             except BaseException:
                 plain.close()
                 raise

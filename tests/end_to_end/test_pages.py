@@ -19,6 +19,8 @@ from federation import PATIENCE, Federation, free_port
 from privacy.exposure import Exposure
 from privacy.pki import issue_to_operator
 from privacy.report_builder import make_report
+from silo.config import SiloConfig
+from silo.page import View
 
 Make = Callable[..., Federation]
 
@@ -75,6 +77,10 @@ def test_the_coordinators_page_follows_a_run(federation: Make, browser: Any) -> 
     page.wait_for_selector("strong:text-is('ended')")
     page.wait_for_selector("strong:text-is('3 of 3')")
     assert page.locator("svg title", has_text="Accuracy by round").count() == 1
+    assert page.locator("svg text:text-is('end')").count() == 1, "accuracies of the run's end are not a fourth round's"
+    (own,) = View(SiloConfig.read(one.folder / "hospital1.yaml")).look({})["runs"]
+    assert own["rounds"] == 3
+    assert ">end<" in own["picture"]
     drawn = page.locator("svg g title", has_text="is pulled to").count()
     drawn += page.locator("svg g title", has_text="is pushed from").count()
     assert drawn == 6, "each of three hospitals has two others"
