@@ -45,7 +45,7 @@ class JournalTail:
                     where = (record["run"] or "", record["direction"], record["peer"], record["round"])
                     for name, count in record["classes"].items():
                         self._bytes[(*where, name)] += count
-                elif kind == "plan" and "rounds" in record["plan"]:
+                elif kind == "run" and "rounds" in record["plan"]:
                     self.planned[record["run"]] = record["plan"]["rounds"]
                 elif kind == "refusal":
                     self.refusals = [*self.refusals[-49:], record]

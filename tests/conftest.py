@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -12,8 +13,11 @@ from typing import Any
 import pytest
 from postgres_cluster import Cluster, find_programs
 
+# Several tests run at once, many of them with processes of their own; threads that wait for each other without a core
+# would take one from the others. Before anything imports PyTorch.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 LONGEST = (
-    "end_to_end/test_flower.py",
     "end_to_end/test_evidence.py",
     "end_to_end/test_runs.py",
     "end_to_end/test_every_method.py",
@@ -27,13 +31,16 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take long begin first, so that none is under way alone when all others are done."""
+    """Files that take long begin first, so that none is under way alone when all others are done. Flower's processes,
+    which give a task up when they get no processor for a while, come when the other daemons are done."""
     tests = Path(__file__).parent
     first = [tests / name for name in LONGEST]
 
-    def place(item: pytest.Item) -> tuple[int, bool]:
+    def place(item: pytest.Item) -> tuple[int, bool, bool]:
         at = first.index(item.path) if item.path in first else len(first)
-        return at, not item.path.is_relative_to(tests / "end_to_end")
+        daemons = item.path.is_relative_to(tests / "end_to_end")
+        flower = item.path.name == "test_flower.py"
+        return at, not daemons or flower, not flower
 
     items.sort(key=place)
 
