@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import multiprocessing
 import os
@@ -72,6 +73,7 @@ class Forked:
 
 
 def _run(command: list[str], folder: Path, log: Path) -> None:
+    gc.freeze()  # what was there before the fork is not gone through again, and its pages stay shared
     os.chdir(folder)
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
