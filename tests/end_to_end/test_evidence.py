@@ -165,7 +165,7 @@ def test_every_sent_byte_is_in_the_journal_and_there_is_no_other_connection(fede
     one = federation(insecure=True, run={"rounds": 2, "model": BIG})
     with inside(island):
         proxies = {name: Proxy(one.port) for name in one.silos}
-    prefix = ("ip", "netns", "exec", island)
+    prefix = ("hosted", island, "20", "30")
     try:
         for name, proxy in proxies.items():
             one.write_silo(name, port=proxy.port)
