@@ -151,7 +151,7 @@ def test_a_killed_command_goes_on_and_ends_as_if_it_had_not_been(tmp_path: Path)
     (tmp_path / "killed").mkdir()
     found = {}
     for kind in ("whole", "killed"):
-        config = write(tmp_path / kind, rounds=150, data=str(_file(tmp_path)))
+        config = write(tmp_path / kind, rounds=60, data=str(_file(tmp_path)))
         found[kind] = runs(ExperimentConfig.read(config), (), tmp_path / kind / "runs" / "tiny")[0].folder
         command = [str(SIMULATION), "run", "-c", str(config), "--runs", str(tmp_path / kind / "runs"), "--workers", "1"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
