@@ -311,9 +311,9 @@ class Uplink:
         self._in_step = True
 
     def _read_task(
-        self, stream: Iterator[bytes], call: Call, plan: RunPlan, trained_rounds: int
+        self, stream: Any, call: Call, plan: RunPlan, trained_rounds: int
     ) -> tuple[wire.Task, Payload] | None:
-        first = next(stream, None)
+        first = self._first_of(stream)
         frame = self._door.admit(first, wire.GetTaskResponse, call) if first is not None else None
         if frame is None or frame.WhichOneof("frame") != "task":
             raise RefusedError("the coordinator's answer does not begin with a task")
@@ -356,11 +356,36 @@ class Uplink:
             answer: bytes = self._begin(call).result(timeout=seconds)
         except grpc.FutureTimeoutError:
             call.cancel()
-            address = self._config.coordinator.address
-            raise UnansweredError(f"the coordinator at {address} does not answer within {seconds:.0f} s") from None
+            raise self._unanswered(seconds) from None
         except grpc.FutureCancelledError:
             raise UnansweredError("the call was cut short") from None
         return answer
+
+    def _first_of(self, stream: Any) -> bytes | None:
+        """A stream's first message, waited for as in ``_answer``; the coordinator may take ``WAIT_SECONDS`` for it."""
+        seconds = WAIT_SECONDS + ANSWER_SECONDS
+        late = threading.Event()
+
+        def cut() -> None:
+            late.set()
+            stream.cancel()
+
+        timer = threading.Timer(seconds, cut)
+        timer.daemon = True
+        timer.start()
+        try:
+            first: bytes | None = next(stream, None)
+        except grpc.RpcError:
+            if late.is_set():
+                raise self._unanswered(seconds) from None
+            raise
+        finally:
+            timer.cancel()
+        return first
+
+    def _unanswered(self, seconds: float | None) -> UnansweredError:
+        address = self._config.coordinator.address
+        return UnansweredError(f"the coordinator at {address} does not answer within {seconds:g} s")
 
     def _release(self, message: Message, call: Call) -> bytes:
         (data,) = self._counted(iter(self._door.release([message], call)))

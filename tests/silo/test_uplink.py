@@ -59,18 +59,51 @@ def silent() -> Iterator[str]:
     server.stop(grace=None).wait()
 
 
+def configured(address: str, folder: Path) -> SiloConfig:
+    return SiloConfig(
+        federation="test",
+        name="hospital1",
+        coordinator=CoordinatorAddress(address=address),
+        state=folder,
+        shard=folder / "shard.npz",
+        insecure=True,
+    )
+
+
+def test_a_coordinator_that_takes_the_call_for_a_task_and_hangs_is_asked_again(
+    silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uplink, "WAIT_SECONDS", 0)
+    monkeypatch.setattr(uplink, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(Uplink, "_keep_step", lambda *_: None)  # else it would ask for receipts first
+    config = configured(silent, tmp_path)
+    said: list[str] = []
+
+    class EnoughError(Exception):
+        pass
+
+    def told(words: str) -> None:
+        said.append(words)
+        if len(said) == 2:
+            raise EnoughError
+
+    with Journal(config.journal, key=Ed25519PrivateKey.generate(), origin=config.journal_origin) as journal:
+        door = Door(journal, identity=config.identity.uri, federation="test", gate=PlanGate(Exposure))
+        way_out = Uplink(config, None, door, notice=told)
+        way_out.use(door, PLAN)
+        with pytest.raises(EnoughError):
+            way_out.next_task(PLAN, holds_model=True, trained_rounds=0)
+        way_out.close()
+    assert all("does not answer within 0.5 s; trying again" in words for words in said)
+    asked = [record["rpc"] for record in read_records(config.journal) if record["kind"] == "message"]
+    assert asked == ["GetTask", "GetTask"]
+
+
 def test_a_run_that_has_ended_is_no_failure_though_the_coordinator_says_nothing_more(
     silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uplink, "PARTING_SECONDS", 0.5)
-    config = SiloConfig(
-        federation="test",
-        name="hospital1",
-        coordinator=CoordinatorAddress(address=silent),
-        state=tmp_path,
-        shard=tmp_path / "shard.npz",
-        insecure=True,
-    )
+    config = configured(silent, tmp_path)
     said: list[str] = []
     key = Ed25519PrivateKey.generate()
     with Journal(config.journal, key=key, origin=config.journal_origin) as journal:
