@@ -57,14 +57,15 @@ def _work(connection: Connection) -> None:
         raise DataError(f"{start['shard']}: the file was changed while the silo started; give the command again")
     model = build(plan.model, seed=plan.seed, trusted=tuple(start["trusted_models"]))
     connection.send_bytes(READY)
+    # Before it waits for the others, which may be for minutes: the silo may end meanwhile.
+    orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(connection, orders), daemon=True).start()
     rank = start["rank"]
     place = DataParallel(rank, devices, Path(start["meeting"]))
     site = LocalSite(
         start["name"], dataset, model, plan, device=devices[rank], precision=start["precision"], place=place
     )
     half = make(plan.method.name, plan.method.parameters).silo_half(site)
-    orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(connection, orders), daemon=True).start()
     while True:
         order = orders.get()
         match order.what:
