@@ -102,7 +102,7 @@ def main(path: str, known_key: str | None) -> None:
     assert (origin, size) == (header["origin"], header["size"])
     assert root_of(header, lines) == root, "the records are not those that were signed"
     print(f"{len(records)} of {size} records of {header['party']} give the root that was signed: {root.hex()}")
-    print(f"Key: {public_key.hex()}")
+    print(f"Key: {public_key.hex()}\nits fingerprint: {hashlib.sha256(public_key).hexdigest()}")
 
     for record in records:
         if record["kind"] == "message":

@@ -23,6 +23,7 @@ from privacy.bundle import Selection, export, open_evidence
 from privacy.evidence_reader import KINDS
 from privacy.merkle import leaf_hash
 from privacy.receipts import MOST_CALLS
+from privacy.verification import verify_evidence
 
 DOCS = Path(__file__).parents[2] / "docs"
 SCHEMA = json.loads((DOCS / "bundle.schema.json").read_text())
@@ -134,6 +135,7 @@ def test_the_script_verifies_by_hand(bundles: dict[str, Path], tmp_path: Path, n
     assert done.returncode == 0, done.stderr
     assert ("messages sent have the other side's signed receipt" in done.stdout) == (name != "stretch")
     (key,) = re.findall("Key: ([0-9a-f]{64})", done.stdout)
+    assert f"its fingerprint: {verify_evidence(bundles[name]).key}" in done.stdout, "as `audit verify` calls the key"
     assert run(key).returncode == 0
     assert "another key" in run("00" * 32).stderr
     records = records_of(bundles[name])
