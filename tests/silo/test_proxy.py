@@ -12,9 +12,11 @@ import pytest
 import yaml
 from connect_proxy import ConnectProxy
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import ValidationError
 
-from coordinator.config import CoordinatorConfig
+from coordinator.config import CoordinatorConfig, EnrolmentConfig
 from privacy.door import Door
+from privacy.endpoint import split_address
 from privacy.errors import ConfigurationError, IdentityError, MedsiloError, RefusedError
 from privacy.exposure import Exposure
 from privacy.gate import PlanGate
@@ -267,3 +269,16 @@ def test_an_ipv6_address_without_quotes_gets_a_hint(tmp_path: Path) -> None:
     path.write_text("federation: test\nlisten: [::]:7443\n")
     with pytest.raises(ConfigurationError, match="needs quotes"):
         CoordinatorConfig.read(path)
+
+
+def test_an_address_is_split_into_what_sockets_take() -> None:
+    assert split_address("[2001:db8::5]:7443") == ("2001:db8::5", 7443)
+    assert split_address("coordinator.example.org:7443") == ("coordinator.example.org", 7443)
+
+
+@pytest.mark.parametrize(
+    ("listen", "host"), [(":7444", "10.0.0.1"), ("0.0.0.0:7444", "10.0.0.300"), ("[::]:7444", "a/b")]
+)
+def test_where_hospitals_enrol_is_checked_as_other_addresses_are(tmp_path: Path, listen: str, host: str) -> None:
+    with pytest.raises(ValidationError, match=r"should be host:port|is not an IP address|is not a host name"):
+        EnrolmentConfig(listen=listen, host=host, ca=tmp_path)
