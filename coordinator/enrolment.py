@@ -143,6 +143,7 @@ class EnrolmentService:
             with self._one_by_one:
                 return self._enrol(data, call, silo, invitation, statement)
         except (RefusedError, IdentityError) as error:
+            self._throttle.failed(address)
             log.warning("%s could not enrol: %s", silo.name, error)
             self._store.refuse(silo.uri, "Enrol", str(error))
             context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
@@ -186,11 +187,20 @@ class EnrolmentService:
         raise RefusedError(_UNKNOWN)
 
     def _enrol(self, data: bytes, call: Call, silo: Identity, invitation: Kept, statement: Statement) -> bytes:
-        request = self._door.admit(data, wire.EnrolRequest, call, durable=True)
-        key = _requested_key(request.certificate_request)
+        request = wire.EnrolRequest.FromString(data)
         audit_key = bytes.fromhex(statement.audit_key)
-        self._invitations.use(invitation, hashlib.sha256(key + audit_key).hexdigest())
+        try:
+            key = _requested_key(request.certificate_request)
+            keys = hashlib.sha256(key + audit_key).hexdigest()
+            self._invitations.check(invitation, keys)
+            self._door.check_key(silo.uri, audit_key, request.rotations)
+            self._invitations.use(invitation, keys)
+        except (RefusedError, IdentityError) as error:
+            # Others may know an invitation's line. What they send must not be acknowledged to the hospital.
+            self._door.turn_away(data, wire.EnrolRequest, call, error)
+            raise
         self._door.enrol(silo.uri, audit_key, request.rotations)
+        self._door.admit(data, wire.EnrolRequest, call, durable=True)
         response = wire.EnrolResponse(
             nonce=nonce(),
             certificate=self._certificate(silo, request.certificate_request, key),

@@ -102,13 +102,12 @@ class Invitations:
         """
         with self._changing() as kept:
             place = next(n for n, one in enumerate(kept) if one.id == invitation.id)
-            found = kept[place]
-            again = found.used_for == what_for
-            if again and _now() <= found.expires:
-                return
-            if again or found.state != "open":
-                raise RefusedError(_REASONS["expired" if again else found.state].format(found))
-            kept[place] = found.model_copy(update={"used_at": _now(), "used_for": what_for})
+            if not _check(kept[place], what_for):
+                kept[place] = kept[place].model_copy(update={"used_at": _now(), "used_for": what_for})
+
+    def check(self, invitation: Kept, what_for: str) -> None:
+        """Raises as ``use`` does; nothing is used up."""
+        _check(next(one for one in self.all() if one.id == invitation.id), what_for)
 
     @staticmethod
     def _revoke(kept: list[Kept], silo: str) -> int:
@@ -141,6 +140,14 @@ _REASONS: dict[State, str] = {
     "expired": "the invitation expired on {0.expires:%Y-%m-%d %H:%M} UTC; ask the coordinator's operator for another "
     "(`coordinator invite`)",
 }
+
+
+def _check(found: Kept, what_for: str) -> bool:
+    """Whether it was used for the same already; raises ``RefusedError`` if it cannot be used."""
+    again = found.used_for == what_for
+    if (again and _now() > found.expires) or (not again and found.state != "open"):
+        raise RefusedError(_REASONS["expired" if again else found.state].format(found))
+    return again
 
 
 def _now() -> datetime:

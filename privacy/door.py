@@ -123,13 +123,9 @@ class Door:
     def enrol(self, peer: str, public_key: bytes, rotations: Sequence[journal_pb2.Envelope] = ()) -> None:
         """Takes a party's audit key (Ed25519, 32 bytes) the first time, and holds it to that key from then on.
 
-        ``rotations``: the party's changes of key, each signed with the key before. Raises ``IdentityError`` for
-        another key than the one enrolled without such a chain.
+        ``rotations``: the party's changes of key, each signed with the key before. Raises as ``check_key`` does.
         """
-        if len(public_key) != AUDIT_KEY_BYTES:
-            raise RefusedError(
-                f"the audit key has {len(public_key)} bytes; an Ed25519 public key has {AUDIT_KEY_BYTES}"
-            )
+        self.check_key(peer, public_key, rotations)
         correspondence = self.correspondence(peer)
         with correspondence.lock:
             known = correspondence.peer_key
@@ -138,6 +134,17 @@ class Door:
             chain = [] if known is None else _chain(peer, known, public_key, rotations)
             self.note("peer-key", peer=peer, public_key=public_key.hex(), rotations=chain)
             correspondence.peer_key = public_key
+
+    def check_key(self, peer: str, public_key: bytes, rotations: Sequence[journal_pb2.Envelope] = ()) -> None:
+        """Raises ``RefusedError`` for what is no audit key, and ``IdentityError`` for another key than the one enrolled
+        without a chain of changes that leads to it."""
+        if len(public_key) != AUDIT_KEY_BYTES:
+            raise RefusedError(
+                f"the audit key has {len(public_key)} bytes; an Ed25519 public key has {AUDIT_KEY_BYTES}"
+            )
+        known = self.correspondence(peer).peer_key
+        if known is not None and known != public_key:
+            _chain(peer, known, public_key, rotations)
 
     def attest(self, peer: str, *, since: int | None = None, durable: bool = False) -> journal_pb2.Envelope:
         """This party's signed word for another on what was exchanged and not yet acknowledged.
@@ -246,6 +253,12 @@ class Door:
                 raise denied from None
             self._append([record], call, durable=durable)
         return message
+
+    def turn_away(self, data: bytes, kind: type[Message], call: Call, error: MedsiloError) -> None:
+        """Records that received bytes were refused before they were looked at as a message of ``call.peer``: whoever
+        sent them has not shown to be that party, so they are nothing that was exchanged with it."""
+        self._refuse(data, kind(), call, "received", error)
+        error.recorded = True
 
     def _append(self, records: Sequence[Mapping[str, Any]], call: Call, *, durable: bool = True) -> None:
         correspondence = self.correspondence(call.peer)

@@ -184,6 +184,7 @@ def test_a_used_invitation_is_good_for_the_same_keys_only(coordinator: Coordinat
     with pytest.raises(RefusedError, match=r"the invitation was used on .* for other keys"):
         join(invitation, tmp_path / "thief")
     assert not (tmp_path / "thief/state/hospital1/keys/tls.pem").exists()
+    assert [record["direction"] for record in coordinator.calls()] == ["received", "sent"], "the hospital's alone"
     config.tls_files.certificate.unlink()
     assert join(invitation, tmp_path / "one").tls_files.certificate.read_bytes() == first
     # What is given again is the same certificate: the CA signed one.
@@ -213,7 +214,10 @@ def test_an_invitation_that_was_taken_back_is_good_for_nothing(coordinator: Coor
     assert Invitations(coordinator.config.invitations).revoke("hospital1") == 1
     with pytest.raises(RefusedError, match="taken back"):
         join(second, tmp_path / "one")
-    assert coordinator.calls() != []  # who knows the code is told why, and that is on record
+    # Who knows the code is told why, and that is on record; nothing was exchanged with the hospital.
+    kinds = [record["kind"] for record in read_records(coordinator.config.journal)]
+    assert kinds.count("refusal") == 2
+    assert coordinator.calls() == []
 
 
 def test_a_hospital_that_lost_its_audit_key_does_not_come_back_under_its_name(

@@ -160,6 +160,28 @@ def test_who_may_not_enrol_is_told_why_and_leaves_nothing_half_done(machines: Ma
     assert "What needs it is not sent" in said
 
 
+def test_who_tries_an_enrolled_hospitals_invitations_does_it_no_harm(machines: Machines) -> None:
+    """Not with the one that was used, nor with another that was lost on its way."""
+    line = machines.begin("--rounds", "1")
+    words = ["--data", str(machines.images), "--yes-to", "fedavg"]
+    machines.command("hospital", "silo", "init", line, *words)
+    assert "was used on" in machines.command("thief", "silo", "init", line, *words, expect=6)
+    lost = machines.invite()
+    assert "was enrolled with the audit key" in machines.command("thief", "silo", "init", lost, *words, expect=6)
+    trained = machines.start("hospital", ["silo", "train", "--config", "hospital1.yaml"])
+    assert trained.wait(PATIENCE) == 0, machines.said("hospital")
+    for place, party, config in (("hospital", "silo", "hospital1"), ("coordinator", "coordinator", "coordinator")):
+        out = str(machines.folder / f"{party}.json")
+        machines.command(place, party, "audit", "export", "--config", f"{config}.yaml", "--out", out)
+    own, other = (str(machines.folder / f"{party}.json") for party in ("silo", "coordinator"))
+    assert "agree on every message" in machines.command("hospital", "silo", "audit", "verify", own, "--peer", other)
+    records = json.loads((machines.folder / "coordinator.json").read_text())["records"]
+    refused = [record for record in records if record["kind"] == "refusal"]
+    assert [(record["rpc"], record["direction"]) for record in refused] == [("Enrol", "received")] * 2
+    assert "was used on" in refused[0]["reason"]
+    assert "was enrolled with the audit key" in refused[1]["reason"]
+
+
 def test_somebody_in_between_with_another_certificate_is_found_out(machines: Machines) -> None:
     """Another federation of the same names, at the address that the hospital reaches."""
     line = machines.begin()
