@@ -92,10 +92,12 @@ class Inspection:
         else:
             names = ", ".join(exposure.value for exposure in self.other_rounds)
             also = f"In another round, as the method's phases have it, also: {names}. "
+        identifier = any(item.exposure is Exposure.DATA_IDENTIFIER and item.leaves for item in self.content)
+        once = " (DATA_IDENTIFIER only once, until the images change)" if identifier else ""
         return (
-            f"{also}{self.total} bytes in {self.messages} messages a round, once the run is joined, and {self.asking} "
-            "bytes (PROTOCOL, IDENTITY) each time it asks for a task. Each also carries signed receipts for what was "
-            "exchanged before (PROTOCOL, IDENTITY; some 1 to 4 kB)."
+            f"{also}{self.total} bytes in {self.messages} messages a round{once}, after the run is joined, and "
+            f"{self.asking} bytes (PROTOCOL, IDENTITY) each time it asks for a task. Each also carries signed receipts "
+            "for what was exchanged before (PROTOCOL, IDENTITY; some 1 to 4 kB)."
         )
 
     @property

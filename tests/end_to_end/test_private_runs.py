@@ -195,6 +195,8 @@ def test_feddfq_pays_for_its_identifier_once_and_sends_the_same_bytes_in_the_nex
     run_again(one, "again")
     plan.write_text(one.command("coordinator", "plan", "--config", "coordinator.yaml"))
     again = json.loads(one.command("silo", "inspect", "--config", "hospital1.yaml", "--plan", str(plan), "--json"))
+    said = one.command("silo", "inspect", "--config", "hospital1.yaml", "--plan", str(plan))
+    assert "DATA_IDENTIFIER only once" in " ".join(said.split())
     (identifier,) = [item["loss"] for item in again["content"] if item["exposure"] == "DATA_IDENTIFIER"]
     assert identifier["epsilon"] == 0
     assert identifier["mechanism"].startswith("already paid for this data set")
