@@ -221,8 +221,10 @@ def main() -> None:
     found: list[dict[str, Any]] = []
     if options.out and options.out.exists():
         found = json.loads(options.out.read_text())
-    for name, fault in faults().items():
-        if name != HOURS if options.only is None else any(word in name for word in options.only):
+    known = faults()
+    wanted = options.only or [name for name in known if name != HOURS]
+    for name, fault in known.items():
+        if any(word in name for word in wanted):
             result = measure(name, **fault)
             print(json.dumps(result), flush=True)
             found = [one for one in found if one["fault"] != name] + [result]

@@ -16,7 +16,7 @@ _DASHES = ("", "9 7", "2 5", "9 4 2 4")
 _MOST_NAMED = 12
 
 
-def curves(measured: Mapping[str, Sequence[tuple[int, float]]], *, planned: int) -> str:
+def curves(measured: Mapping[str, Sequence[tuple[int, float]]], *, planned: int, identifier: str) -> str:
     """Lines of accuracies (0 to 1) by round (from 1), one a silo; after the ``planned`` rounds comes the run's end."""
     rounds = max(points[-1][0] for points in measured.values() if points)
     width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
@@ -30,7 +30,7 @@ def curves(measured: Mapping[str, Sequence[tuple[int, float]]], *, planned: int)
     def said(number: int) -> str:
         return str(number) if number <= planned else "end"
 
-    parts = [_begin(_WIDTH, _HEIGHT, "Accuracy by round", _spoken(measured), "curves")]
+    parts = [_begin(_WIDTH, _HEIGHT, "Accuracy by round", _spoken(measured), identifier)]
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         parts.append(
             f'<line class="cell" x1="{_LEFT}" x2="{_LEFT + width}" y1="{y(share):.1f}" y2="{y(share):.1f}"/>'

@@ -141,7 +141,7 @@ class EnrolmentService:
         )
         try:
             with self._one_by_one:
-                return self._enrol(data, call, silo, invitation, statement)
+                return self._enrol(data, request, call, silo, invitation, statement)
         except (RefusedError, IdentityError) as error:
             self._throttle.failed(address)
             log.warning("%s could not enrol: %s", silo.name, error)
@@ -186,8 +186,15 @@ class EnrolmentService:
                 return request, invitation, statement
         raise RefusedError(_UNKNOWN)
 
-    def _enrol(self, data: bytes, call: Call, silo: Identity, invitation: Kept, statement: Statement) -> bytes:
-        request = wire.EnrolRequest.FromString(data)
+    def _enrol(
+        self,
+        data: bytes,
+        request: wire.EnrolRequest,
+        call: Call,
+        silo: Identity,
+        invitation: Kept,
+        statement: Statement,
+    ) -> bytes:
         audit_key = bytes.fromhex(statement.audit_key)
         try:
             key = _requested_key(request.certificate_request)

@@ -125,26 +125,17 @@ class Door:
 
         ``rotations``: the party's changes of key, each signed with the key before. Raises as ``check_key`` does.
         """
-        self.check_key(peer, public_key, rotations)
         correspondence = self.correspondence(peer)
         with correspondence.lock:
-            known = correspondence.peer_key
-            if known == public_key:
+            if (chain := _chain(peer, correspondence.peer_key, public_key, rotations)) is None:
                 return
-            chain = [] if known is None else _chain(peer, known, public_key, rotations)
             self.note("peer-key", peer=peer, public_key=public_key.hex(), rotations=chain)
             correspondence.peer_key = public_key
 
     def check_key(self, peer: str, public_key: bytes, rotations: Sequence[journal_pb2.Envelope] = ()) -> None:
         """Raises ``RefusedError`` for what is no audit key, and ``IdentityError`` for another key than the one enrolled
         without a chain of changes that leads to it."""
-        if len(public_key) != AUDIT_KEY_BYTES:
-            raise RefusedError(
-                f"the audit key has {len(public_key)} bytes; an Ed25519 public key has {AUDIT_KEY_BYTES}"
-            )
-        known = self.correspondence(peer).peer_key
-        if known is not None and known != public_key:
-            _chain(peer, known, public_key, rotations)
+        _chain(peer, self.correspondence(peer).peer_key, public_key, rotations)
 
     def attest(self, peer: str, *, since: int | None = None, durable: bool = False) -> journal_pb2.Envelope:
         """This party's signed word for another on what was exchanged and not yet acknowledged.
@@ -374,9 +365,18 @@ def _attestation(message: Message) -> journal_pb2.Envelope | None:
 
 
 def _chain(
-    peer: str, known: bytes, public_key: bytes, rotations: Sequence[journal_pb2.Envelope]
-) -> list[dict[str, Any]]:
-    """The rotations that lead from the known key to the new one."""
+    peer: str, known: bytes | None, public_key: bytes, rotations: Sequence[journal_pb2.Envelope]
+) -> list[dict[str, Any]] | None:
+    """The rotations that lead from the known key, if any, to the new one; None if it is the known one.
+
+    Raises as ``Door.check_key`` does.
+    """
+    if len(public_key) != AUDIT_KEY_BYTES:
+        raise RefusedError(f"the audit key has {len(public_key)} bytes; an Ed25519 public key has {AUDIT_KEY_BYTES}")
+    if known is None:
+        return []
+    if known == public_key:
+        return None
     found: list[dict[str, Any]] = []
     for envelope in map(from_message, rotations):
         try:

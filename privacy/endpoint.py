@@ -73,6 +73,7 @@ def _checked(address: str) -> str:
 Address = Annotated[str, AfterValidator(_checked)]
 """``host:port`` (see ``split_address``)."""
 Host = Annotated[str, AfterValidator(check_host)]
+"""A field of a configuration that ``check_host`` takes."""
 
 
 def is_loopback(address: str) -> bool:
