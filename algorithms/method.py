@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from algorithms.models import Layout
 from algorithms.tensors import Payload, TensorSpec, Workspace
 from privacy.errors import ConfigurationError, RefusedError
-from privacy.exposure import Exposure
+from privacy.exposure import MADE_OF_UPDATES, Exposure
 from privacy.plan import RunPlan, TrainingPlan
 
 State = dict[str, Tensor]
@@ -343,7 +343,7 @@ class Method(ABC):
     def required(self) -> tuple[Exposure, ...]:
         """What a silo must consent to: what it sends, what is measured on that, and what of it reaches other silos."""
         asked = {Exposure.PROTOCOL, Exposure.IDENTITY} | self.uploads
-        asked |= self.downlink & {Exposure.PEER_DERIVED, Exposure.PEER_MODELS, Exposure.DERIVED_ACCURACY}
+        asked |= self.downlink & MADE_OF_UPDATES
         return tuple(exposure for exposure in Exposure if exposure in asked)
 
     @abstractmethod

@@ -19,11 +19,12 @@ from privacy.audit_commands import audit_app
 from privacy.console import application, output
 from privacy.console import run as run_app
 from privacy.errors import ConfigurationError
+from privacy.exposure import Exposure
 from privacy.logs import LogFormat
 from privacy.party_commands import Log, OnlyRun, ReportFolder, ReportFormats, Rotate, make_keys, report_on, rotate_key
 from privacy.report import Answer, Attendance, SharedAccuracy
 from privacy.report_pages import Format
-from privacy.report_words import minute, ranges
+from privacy.report_words import minute, ranges, rounds_and_end
 from privacy.withdrawal import Cause
 
 app = application("The coordinator of a federation: leads runs, and never sees an image.")
@@ -153,29 +154,43 @@ def results(config: Config, as_json: AsJson = False) -> None:
     settings, store = _open(config)
     run = settings.run.name
     rounds = store.rounds(run)
-    content = {
+    shared = {
         name: [
-            {"round": p.round, "accuracy": p.accuracy, "loss": p.loss}
+            (p.round, p.accuracy, p.loss)
             for state in rounds
             if (p := state.participants.get(name)) is not None and p.accuracy is not None
         ]
         for name in settings.silos
     }
     if as_json:
-        typer.echo(json.dumps({"run": run, "method": settings.run.method["name"], "silos": content}, indent=2))
+        silos = {
+            name: [{"round": number, "accuracy": accuracy, "loss": loss} for number, accuracy, loss in measured]
+            for name, measured in shared.items()
+        }
+        typer.echo(json.dumps({"run": run, "method": settings.run.method["name"], "silos": silos}, indent=2))
         return
-    table = Table(title=f"run {run} · accuracy on each silo's own test images", title_justify="left")
-    for column in ("silo", "first", "best", "last", "measured rounds"):
-        table.add_column(column, justify="left" if column == "silo" else "right")
+    if Exposure.LOCAL_METRICS not in settings.run.ask_for and not any(shared.values()):
+        out.print(
+            f"Run {run} asks nobody for accuracies. Hospitals that consent to LOCAL_METRICS send theirs in runs with "
+            "`ask_for: [LOCAL_METRICS]`.",
+            soft_wrap=True,
+        )
+        return
+    table = Table(
+        title=f"run {run} · accuracy on each silo's own test images, after training",
+        title_justify="left",
+    )
+    for column in ("silo", "first", "best", "last", "measured after"):
+        table.add_column(column, justify="left" if column in ("silo", "measured after") else "right")
     lasts = []
-    for name, measured in content.items():
+    for name, measured in shared.items():
         if not measured:
-            table.add_row(name, "not shared", "", "", "0")
+            table.add_row(name, "not shared", "", "", "")
             continue
-        accuracies = [m["accuracy"] for m in measured if m["accuracy"] is not None]
+        accuracies = [accuracy for _, accuracy, _ in measured]
         lasts.append(accuracies[-1])
         cells = [f"{100 * value:.1f} %" for value in (accuracies[0], max(accuracies), accuracies[-1])]
-        table.add_row(name, *cells, str(len(accuracies)))
+        table.add_row(name, *cells, rounds_and_end((number for number, *_ in measured), settings.run.rounds))
     if lasts:
         table.add_section()
         table.add_row("mean of those shared", "", "", f"{100 * sum(lasts) / len(lasts):.1f} %", "")

@@ -275,9 +275,10 @@ def serve_enrolment(service: EnrolmentService, settings: EnrolmentConfig, creden
         server.add_secure_port(
             settings.listen, grpc.dynamic_ssl_server_credentials(shown(), shown, require_client_authentication=False)
         )
-    except RuntimeError as error:
+    except RuntimeError:  # its words are about gRPC's own variables
         raise MedsiloError(
-            f"cannot listen on {settings.listen} for enrolment: {error}; is another coordinator running there?"
+            f"cannot listen on {settings.listen} for enrolment: another program (another coordinator?) does, or this "
+            "machine does not have the address; end the other, or change `enrolment: listen:`"
         ) from None
     server.start()
     log.info("hospitals that were invited enrol on %s", settings.listen)

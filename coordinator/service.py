@@ -538,9 +538,10 @@ def serve(service: CoordinatorService, config: CoordinatorConfig, credentials: L
                     _shown_by(credentials), lambda: _shown_by(credentials), require_client_authentication=True
                 ),
             )
-    except RuntimeError as error:
+    except RuntimeError:  # its words are about gRPC's own variables
         raise MedsiloError(
-            f"cannot listen on {config.listen}: {error}; is another coordinator running there?"
+            f"cannot listen on {config.listen}: another program (another coordinator?) does, or this machine does not "
+            "have the address; end the other, or change `listen:`"
         ) from None
     server.start()
     return server

@@ -131,7 +131,8 @@ def _where(error: Exception) -> str:
 def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
     """One line per mistake: the key's path, what is wrong, and for an unknown key the nearest valid one."""
     lines = []
-    for mistake in error.errors():
+    # A key that is missing is often one that is misspelt, and then follows from it.
+    for mistake in sorted(error.errors(), key=lambda one: one["type"] == "missing"):
         where = ".".join(str(part) for part in mistake["loc"])
         if mistake["type"] == "extra_forbidden":
             valid = _keys_at(model, mistake["loc"][:-1])
@@ -145,7 +146,10 @@ def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
         elif mistake["type"] in _PLAINER:
             lines.append(f"`{where}`: {_PLAINER[mistake['type']]} (got {_shown(mistake['input'])})")
         else:
-            lines.append(f"`{where}`: {mistake['msg'].removeprefix('Value error, ')} (got {_shown(mistake['input'])})")
+            said = f"`{where}`: {mistake['msg'].removeprefix('Value error, ')}"
+            # What is wrong with a list or a part of the file is said in words; the whole of it explains nothing.
+            own = mistake["type"] == "value_error" and isinstance(mistake["input"], list | dict)
+            lines.append(said if own else f"{said} (got {_shown(mistake['input'])})")
     return lines
 
 

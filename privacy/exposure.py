@@ -78,6 +78,9 @@ class Exposure(StrEnum):
 MODEL = (Exposure.MODEL_PARAMETERS_EXTRACTOR, Exposure.MODEL_PARAMETERS_CLASSIFIER)
 """A whole model's trainable parameters."""
 
+MADE_OF_UPDATES = frozenset({Exposure.PEER_DERIVED, Exposure.PEER_MODELS, Exposure.DERIVED_ACCURACY})
+"""What a coordinator makes of updates, or passes on of them. It leaves no silo, and tells about those who sent them."""
+
 TENSOR_CLASSES: tuple[Exposure, ...] = tuple(
     exposure for exposure in Exposure if exposure.chunk_field in tensor_pb2.TensorChunk.DESCRIPTOR.fields_by_name
 )

@@ -398,7 +398,10 @@ class Correspondence:
                 self._check_exchange(item, messages)
             elif item.direction == "received":
                 raise ReceiptError(
-                    f"{self.peer} acknowledges {item.rpc} (call {item.call_id}), which was not sent to it"
+                    f"{self.peer} acknowledges {item.rpc} (call {item.call_id}), which was not sent to it by this "
+                    "journal: it was put back to an earlier state, or another has sent under this name. Nothing more "
+                    f"is sent. If it was put back, restore the newest copy; else ask the operator of {self.peer}, and "
+                    "keep both journals"
                 )
         return document
 

@@ -34,7 +34,7 @@ from privacy.report_words import (
     listed,
     masked_sums,
     number_of,
-    ranges,
+    rounds_and_end,
 )
 
 BEFORE = ""
@@ -241,11 +241,7 @@ class Run:
 
     def spoken_rounds(self, numbers: Iterable[int]) -> str:
         """``1–8, 10, end``: some rounds, counted from 1; "end" is after the last one."""
-        found = sorted(numbers)
-        if not found:
-            return "joining"
-        trained = [number + 1 for number in found if self.rounds is None or number < self.rounds]
-        return ", ".join([ranges(trained)] * bool(trained) + ["end"] * (len(trained) < len(found)))
+        return rounds_and_end(numbers, self.rounds) or "joining"
 
 
 @dataclass

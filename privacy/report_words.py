@@ -374,6 +374,17 @@ def rounds_of(numbers: Collection[int]) -> str:
     return f"round{'s' * (len(numbers) > 1)} {ranges(number + 1 for number in sorted(numbers))}"
 
 
+def rounds_and_end(numbers: Iterable[int], planned: int | None) -> str:
+    """Rounds, counted from 0, of a run of ``planned``; what comes after the last one is its end.
+
+    >>> rounds_and_end([0, 1, 2, 3], 3)
+    '1–3, end'
+    """
+    found = sorted(numbers)
+    trained = [number + 1 for number in found if planned is None or number < planned]
+    return ", ".join([ranges(trained)] * bool(trained) + ["end"] * (len(trained) < len(found)))
+
+
 def times(count: int) -> str:
     """``once``, ``3 times``."""
     return "once" if count == 1 else f"{grouped(count)} times"

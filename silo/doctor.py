@@ -194,6 +194,8 @@ def _check_consent(config: SiloConfig) -> tuple[Finding, bool]:
     found = f"{', '.join(consent.methods) or 'no method'}; {len(consent.classes)} exposure classes; silo consent show"
     if consent.expires is not None and (left := (consent.expires - today()).days) < SOON_DAYS:
         return notice("consent", f"{found}; ends in {left} days", "renew `expires:` if the hospital agrees"), True
+    if consent.expires is None:
+        return notice("consent", f"{found}; without an end", "add `expires: DAY` if it is to end by itself"), True
     return good("consent", found), True
 
 

@@ -62,7 +62,10 @@ def evaluate(
 
 def export(
     config: Config,
-    path: Annotated[Path, typer.Option("--out", help="The file to write.")],
+    path: Annotated[
+        Path | None,
+        typer.Option("--out", help="The file to write; by default NAME.onnx or NAME.pt2 here.", show_default=False),
+    ] = None,
     kind: Annotated[
         ExportFormat, typer.Option("--format", help="ONNX, or PyTorch's own (`torch.export`).")
     ] = ExportFormat.ONNX,
@@ -71,7 +74,8 @@ def export(
     """Write this hospital's model as one file for other programs, checked against the model. Sends nothing."""
     from silo import exporting
 
-    made = exporting.export(SiloConfig.read(config), path, kind, run=run)
+    settings = SiloConfig.read(config)
+    made = exporting.export(settings, path or Path(f"{settings.name}.{kind}"), kind, run=run)
     out.print(
         f"{made.path}: on {made.images} test images its probabilities differ from the model's by at most "
         f"{made.difference:.1e}. Whoever gets the file can try to work out what it was trained on.",

@@ -52,13 +52,17 @@ class PrivacyLoss:
 
 @dataclass(frozen=True)
 class Leaving:
-    """One kind of content of a round's update. ``leaves`` is whether the consent lets it out; ``loss`` is of the whole
-    run."""
+    """One kind of content of a round's update.
+
+    ``agreed``: whether the consent names the class. ``leaves``: whether it would leave, which nothing does unless the
+    consent covers the whole run. ``loss`` is of the whole run.
+    """
 
     exposure: Exposure
     tensors: tuple[tuple[str, tuple[int, ...], str], ...]
     bytes: int
     fields: dict[str, int]
+    agreed: bool
     leaves: bool
     loss: PrivacyLoss
 
@@ -149,6 +153,7 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
             tuple((s.name, s.shape, s.dtype) for s in payload[exposure].specs) if exposure in payload else (),
             count,
             {name: size for name, size in fields.items() if field_exposure(_UPDATE, name) == exposure},
+            exposure in allowed,
             exposure in allowed and not missing,
             privacy_loss(plan, method, exposure, paid),
         )

@@ -46,7 +46,7 @@ def show(found: Inspection, settings: SiloConfig, out: Console, *, as_json: bool
             "\n".join(what or fields),
             str(item.bytes),
             str(item.loss),
-            "yes" if item.leaves else "no: stays here",
+            _consented(item),
         )
     out.print(table)
     for line in _privacy_lines(found):
@@ -57,6 +57,12 @@ def show(found: Inspection, settings: SiloConfig, out: Console, *, as_json: bool
             out.print(f"  - {line}", markup=False)
     else:
         out.print(f"{found.besides} Nothing was sent just now.", soft_wrap=True)
+
+
+def _consented(item: Leaving) -> str:
+    if item.leaves:
+        return "yes"
+    return "yes, but see below" if item.agreed else "no: stays here"
 
 
 def _loss(item: Leaving) -> dict[str, object]:

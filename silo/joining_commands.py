@@ -10,9 +10,9 @@ import typer
 from rich.table import Table
 
 from privacy.console import output
-from privacy.errors import ConfigurationError, ConsentError, DataError, NotReadyError
+from privacy.errors import ConfigurationError, ConsentError, DataError, MedsiloError, NotReadyError
 from privacy.examination import Finding, show
-from privacy.exposure import MEANING, Exposure, expand
+from privacy.exposure import MADE_OF_UPDATES, MEANING, Exposure, expand
 from privacy.invitation import Invitation
 from privacy.plan import RunPlan
 from silo.config import SiloConfig
@@ -37,7 +37,12 @@ def init(
         ),
     ] = None,
     rounds: Annotated[
-        int, typer.Option("--rounds", min=1, help="With --yes-to: the most rounds of a run that are agreed to.")
+        int,
+        typer.Option(
+            "--rounds",
+            min=1,
+            help="With --yes-to: agrees to no run of more rounds. The consent is for as many as the run has.",
+        ),
     ] = 100,
     folder: Annotated[Path, typer.Option("--folder", help="Where the hospital's files go.")] = Path(),
     proxy: Annotated[
@@ -75,7 +80,11 @@ def init(
     _say(f"Configuration: {path}. Keys: {config.keys}; the private ones stay there.")
     skew: Finding | None = None
     if ca is not None:
-        skew = skew_finding(steps.obtain_certificate(config, invited, ca))
+        try:
+            skew = skew_finding(steps.obtain_certificate(config, invited, ca))
+        except MedsiloError:
+            _say(f"{path} and the keys stay: `silo init` with an invitation that is good goes on from there.")
+            raise
     _say(f"Certificate: {config.tls_files.certificate}")
     plan = steps.plan_of(config)
     if config.consent is None:
@@ -150,7 +159,7 @@ def _agree(
     if yes_to:
         return frozenset(needed) | optional, f"Agreed to with --yes-to {' --yes-to '.join(yes_to)}."
     _show_plan(plan, needed)
-    if not typer.confirm(f"Does {config.name} agree that this leaves, as long as the consent says?", default=False):
+    if not typer.confirm(f"Does {config.name} agree to this, as long as the consent says?", default=False):
         return nothing
     chosen = set(needed)
     for exposure in plan.optional:
@@ -166,10 +175,12 @@ def _show_plan(plan: RunPlan, needed: tuple[Exposure, ...]) -> None:
         f"of {plan.model.classes} classes",
         title_justify="left",
     )
-    table.add_column("would leave this hospital")
+    table.add_column("the run needs")
+    table.add_column("leaves this hospital")
     table.add_column("that is", overflow="fold")
     for exposure in needed:
-        table.add_row(exposure.value, MEANING[exposure])
+        leaves = "no: made of what left" if exposure in MADE_OF_UPDATES else "yes"
+        table.add_row(exposure.value, leaves, MEANING[exposure])
     out.print(table)
     if plan.privacy is None:
         _say("Without differential privacy: models are sent without noise.")

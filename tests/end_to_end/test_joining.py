@@ -115,12 +115,20 @@ def test_the_four_commands_of_the_readme_lead_to_the_first_round(machines: Machi
     said = machines.command("coordinator", *init, *ports)
     machines.start("coordinator", serve)
     machines.wait_to_say("coordinator", "listening on")
+    looked = machines.command("coordinator", "coordinator", "doctor", "--config", "coordinator.yaml")
+    assert looked.count("this coordinator answers on") == 2
+    machines.command("another", *init, *ports)
+    assert "another program (another coordinator?) does" in machines.command("another", *serve, expect=1)
     assert join[2].startswith("medsilo:1/")
     join[2] = invitation_in(said)
     join[join.index("--data") + 1] = str(machines.images)
     assert "hospital1: ready" in machines.command("hospital", *join)
     machines.start("hospital", train)
     machines.wait_to_say("coordinator", "round 1 of 10 has ended with 1 update (")
+    assert "asks nobody for accuracies" in machines.command(
+        "coordinator", "coordinator", "results", "--config", "coordinator.yaml"
+    )
+    assert "ssl" not in machines.said("coordinator"), "the doctor's visit is no failed handshake"
     machines.end()
     verified = machines.command("hospital", "silo", "audit", "verify", "--config", "hospital1.yaml")
     assert "are in place and unchanged" in verified
@@ -144,6 +152,7 @@ def test_who_may_not_enrol_is_told_why_and_leaves_nothing_half_done(machines: Ma
     assert "hospital1: to be mended" in said
     said = machines.command("thief", "silo", "init", line, *words, expect=6)
     assert "was used on" in said
+    assert "hospital1.yaml and the keys stay" in said
     late = machines.invite()
     kept = machines.place("coordinator") / "state/coordinator/invitations.json"
     content = json.loads(kept.read_text())
@@ -251,8 +260,12 @@ def test_at_a_terminal_it_asks_for_what_it_needs(machines: Machines) -> None:
     said, seen = _read_until(own, said, seen, "silo train --config")
     os.close(own)
     assert process.wait(PATIENCE) == 0
-    for exposure in ("MODEL_PARAMETERS_EXTRACTOR", "SAMPLE_COUNT", "PEER_DERIVED"):
-        assert exposure in said, "what would leave is shown before it is asked about"
+    for exposure, leaves in (
+        ("MODEL_PARAMETERS_EXTRACTOR", "yes"),
+        ("SAMPLE_COUNT", "yes"),
+        ("PEER_DERIVED", "no: made"),
+    ):
+        assert re.search(rf"{exposure} +│ {leaves}", said), "what would leave is shown before it is asked about"
     consent = (machines.place("hospital") / "hospital1.consent.yaml").read_text()
     assert "at the terminal, with `silo init`" in " ".join(consent.split("\n# "))
 

@@ -74,6 +74,8 @@ def test_three_hospitals_train_together_and_each_keeps_the_record_of_what_left(f
     assert_models_are(one, one.simulate())
     assert_signed(one)
     results = json.loads(one.command("coordinator", "results", "--config", "coordinator.yaml", "--json"))
+    table = one.command("coordinator", "results", "--config", "coordinator.yaml")
+    assert table.count("1–3, end") == len(one.silos)
     for name in one.silos:
         own = json.loads((one.run_folder(name) / "results.json").read_text())["measured"]
         assert [m["rounds"] for m in own] == [0, 1, 2, 3]

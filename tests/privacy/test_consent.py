@@ -268,6 +268,19 @@ def test_an_unknown_key_deep_inside_names_the_nearest_valid_one(tmp_path: Path) 
     assert "the key `listen` is missing" in text
 
 
+def test_a_misspelt_key_stands_before_what_follows_from_it_and_no_whole_part_of_the_file_is_repeated(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        SiloConfig.read(written(tmp_path, b"federation: a\nname: b\ncoordinator: {address: 'c:1'}\nstate: s\nshart: x"))
+    first, second = str(caught.value).splitlines()
+    assert "unknown key `shart`; did you mean `shard`?" in first
+    assert "the key `shard` is missing" in second
+    with pytest.raises(ConfigurationError) as caught:
+        ConsentFile.read(written(tmp_path, b"exposures: [PROTOCOL, LOCAL_METRIC]"))
+    assert str(caught.value).endswith("'LOCAL_METRIC' is not an exposure class; did you mean LOCAL_METRICS?")
+
+
 def test_relative_paths_are_taken_from_the_files_folder(tmp_path: Path) -> None:
     path = tmp_path / "hospital1.yaml"
     path.write_text("{federation: a, name: hospital1, coordinator: {address: 'c:1'}, state: s, shard: /x/y.npz}")

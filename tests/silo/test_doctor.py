@@ -63,7 +63,7 @@ def hospital(tmp_path: Path) -> Path:
     save_npz(tmp_path / "images.npz", images(0, 1, 2))
     (tmp_path / "consent.yaml").write_text(
         "coordinator: spiffe://test/coordinator/coordinator\nmethods: [fedavg]\n"
-        "exposures: [PROTOCOL, IDENTITY]\nrounds: 1\n"
+        "exposures: [PROTOCOL, IDENTITY]\nrounds: 1\nexpires: 2999-12-31\n"
     )
     path = tmp_path / "hospital1.yaml"
     path.write_text(
@@ -85,7 +85,7 @@ def test_with_everything_in_place_only_the_coordinator_that_is_away_is_to_be_men
     findings = found(hospital)
     assert {check for check, finding in findings.items() if finding.state == "bad"} == {"address"}
     assert "cannot be reached (Connection refused)" in findings["address"].found
-    assert findings["run"].state == "good"
+    assert findings["run"].state == findings["consent"].state == "good"
     assert not (hospital.parent / "state/journal").exists(), "looking leaves no trace while nothing is asked"
 
 
@@ -121,8 +121,9 @@ def _edit(name: str, before: str, after: str) -> Callable[[Path], object]:
         (lambda f: (f / "images.npz").write_bytes(b"PK"), "images", "bad", "not a readable .npz"),
         (lambda f: (f / "consent.yaml").write_text(""), "consent", "bad", "agrees to nothing yet"),
         (lambda f: (f / "consent.yaml").unlink(), "consent", "bad", "there is no such file"),
-        (_edit("consent.yaml", "rounds", "expires: 2020-01-01\nrounds"), "consent", "bad", "expired on 2020-01-01"),
+        (_edit("consent.yaml", "2999-12-31", "2020-01-01"), "consent", "bad", "expired on 2020-01-01"),
         (lambda f: (f / "state/withdrawal.json").write_text("{}"), "consent", "notice", "withdrawn"),
+        (_edit("consent.yaml", "expires: 2999-12-31\n", ""), "consent", "notice", "without an end"),
         (_edit("consent.yaml", "[fedavg]", "[local]"), "run", "notice", "method fedavg"),
         (_damage_journal, "journal", "bad", "journal"),
     ],

@@ -143,6 +143,7 @@ def test_without_consent_to_the_run_nothing_leaves_and_what_is_missing_is_named(
     )
     assert shown.total == 0
     assert not any(item.leaves for item in shown.content)
+    assert {item.exposure for item in shown.content if item.agreed} == {Exposure.PROTOCOL, Exposure.IDENTITY}
 
 
 def test_tensors_are_shown_with_name_shape_and_type(tmp_path: Path) -> None:
