@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -42,6 +43,8 @@ from silo.proxy import proxies_in_environment
 PROTOCOL_VERSION = 1
 WAIT_SECONDS = 50
 ANSWER_SECONDS = 60
+STALLED_SECONDS: float = 600
+"""How long nothing of tensors may move, in either direction: a message of a megabyte takes so long at 14 kbit/s."""
 PARTING_SECONDS: float = 60
 """How long a silo calls whose run has ended: it needs nothing more of the coordinator, which may have ended too."""
 LONGEST_PAUSE_SECONDS: float = 30
@@ -97,6 +100,7 @@ class Uplink:
         self._peer_certificate_sha256 = ""
         self._in_step = False
         self.bytes_sent = 0
+        self._moved_at = time.monotonic()
         self.needed = True
         self._under_way: Any = None
         self._interrupted = threading.Event()
@@ -274,7 +278,7 @@ class Uplink:
                 messages = _end_at_failure(self._counted(messages), failure, lambda: begun.result().cancel())
                 begun.set_result(self._channel.stream_unary(f"/{_SERVICE}/SubmitUpdate").future(messages))
                 try:
-                    data = self._answer(begun.result())
+                    data = self._answer(begun.result(), STALLED_SECONDS)
                 except (grpc.RpcError, UnansweredError):
                     # What went wrong on our own side of the stream is no answer of the other's.
                     if failure:
@@ -313,7 +317,8 @@ class Uplink:
     def _read_task(
         self, stream: Any, call: Call, plan: RunPlan, trained_rounds: int
     ) -> tuple[wire.Task, Payload] | None:
-        first = self._first_of(stream)
+        # The coordinator may take WAIT_SECONDS until there is a task.
+        first = self._next_of(stream, WAIT_SECONDS + ANSWER_SECONDS)
         frame = self._door.admit(first, wire.GetTaskResponse, call) if first is not None else None
         if frame is None or frame.WhichOneof("frame") != "task":
             raise RefusedError("the coordinator's answer does not begin with a task")
@@ -331,7 +336,7 @@ class Uplink:
             raise RefusedError(f"the coordinator sends {', '.join(sorted(extra))}, which the plan does not announce")
         sink = MemorySink(parts)
         receiver = Receiver(parts, sink)
-        for data in stream:
+        while (data := self._next_of(stream, STALLED_SECONDS)) is not None:
             frame = self._door.admit(data, wire.GetTaskResponse, call)
             receiver.take(frame.chunk)
         receiver.finish()
@@ -346,24 +351,29 @@ class Uplink:
     def _begin(self, call: Any) -> Any:
         """Notes the call under way, so that it can be interrupted."""
         self._under_way = call
+        self._moved_at = time.monotonic()
         if self._interrupted.is_set():
             call.cancel()
         return call
 
-    def _answer(self, call: Any, seconds: float | None = None) -> bytes:
-        """The answer of a call, waited for on this side alone: a deadline would travel in a header of its own."""
-        try:
-            answer: bytes = self._begin(call).result(timeout=seconds)
-        except grpc.FutureTimeoutError:
-            call.cancel()
-            raise self._unanswered(seconds) from None
-        except grpc.FutureCancelledError:
-            raise UnansweredError("the call was cut short") from None
-        return answer
+    def _answer(self, call: Any, seconds: float) -> bytes:
+        """The answer of a call, waited for so long after the last message was taken from here. The limit is on this
+        side alone: a deadline would travel in a header of its own."""
+        self._begin(call)
+        while True:
+            try:
+                answer: bytes = call.result(timeout=max(0.0, self._moved_at + seconds - time.monotonic()))
+            except grpc.FutureTimeoutError:
+                if time.monotonic() < self._moved_at + seconds:
+                    continue
+                call.cancel()
+                raise self._unanswered(seconds) from None
+            except grpc.FutureCancelledError:
+                raise UnansweredError("the call was cut short") from None
+            return answer
 
-    def _first_of(self, stream: Any) -> bytes | None:
-        """A stream's first message, waited for as in ``_answer``; the coordinator may take ``WAIT_SECONDS`` for it."""
-        seconds = WAIT_SECONDS + ANSWER_SECONDS
+    def _next_of(self, stream: Any, seconds: float) -> bytes | None:
+        """A stream's next message, or None at its end, waited for on this side alone as in ``_answer``."""
         late = threading.Event()
 
         def cut() -> None:
@@ -374,16 +384,16 @@ class Uplink:
         timer.daemon = True
         timer.start()
         try:
-            first: bytes | None = next(stream, None)
+            found: bytes | None = next(stream, None)
         except grpc.RpcError:
             if late.is_set():
                 raise self._unanswered(seconds) from None
             raise
         finally:
             timer.cancel()
-        return first
+        return found
 
-    def _unanswered(self, seconds: float | None) -> UnansweredError:
+    def _unanswered(self, seconds: float) -> UnansweredError:
         address = self._config.coordinator.address
         return UnansweredError(f"the coordinator at {address} does not answer within {seconds:g} s")
 
@@ -396,6 +406,7 @@ class Uplink:
             # Messages are recorded several at once; the consent may end between two of them.
             self._door.gate.check(())
             self.bytes_sent += len(data)
+            self._moved_at = time.monotonic()
             yield data
 
     @property
