@@ -38,6 +38,7 @@ from algorithms.method import (
     Federation,
     Method,
     SiloHalf,
+    SiloWeights,
     Site,
     load_parameters,
     require,
@@ -160,7 +161,6 @@ class DiversiFedCoordinator(CoordinatorHalf):
     def __init__(self, method: DiversiFed, federation: Federation) -> None:
         super().__init__(federation)
         self.method = method
-        self.last_weights: Tensor | None = None
 
     def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
         """The whole model."""
@@ -178,14 +178,13 @@ class DiversiFedCoordinator(CoordinatorHalf):
         del round_number
         models = Stack.of(list(uploads.values()), MODEL)
         weights = self.method.weights(pairwise_distances(models.map(squared_distances), models.shape[0]))
-        self.last_weights = weights
         rows = combine(models, weights, workspace)
         fresh: dict[str, Payload] = {
             silo: {Exposure.PEER_DERIVED: row} for silo, row in zip(uploads, rows, strict=True)
         }
         if self.method.stale == "none":
-            return Downloads(own={silo: {} for silo in latest} | fresh)
-        return Downloads(own=fresh)
+            fresh = {silo: {} for silo in latest} | fresh
+        return Downloads(own=fresh, weights=SiloWeights(tuple(uploads), weights))
 
 
 def model_distance_loss(models: Tensor, *, temperature: float) -> Tensor:

@@ -25,6 +25,7 @@ from algorithms.method import (
     Federation,
     Method,
     SiloHalf,
+    SiloWeights,
     Site,
     require,
 )
@@ -88,15 +89,11 @@ class FedAMP(Method):
 
 
 class FedAMPCoordinator(CoordinatorHalf):
-    """Computes u from every silo's last model, and for every silo: one that was absent keeps its place.
-
-    ``last_weights``: ξ of the last round, ``Tensor[N, N]`` over the silos in the order of their names.
-    """
+    """Computes u from every silo's last model, and for every silo: one that was absent keeps its place."""
 
     def __init__(self, method: FedAMP, federation: Federation) -> None:
         super().__init__(federation)
         self.method = method
-        self.last_weights: Tensor | None = None
 
     def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
         """The whole model."""
@@ -115,9 +112,9 @@ class FedAMPCoordinator(CoordinatorHalf):
         models = Stack.of(list(latest.values()), MODEL)
         distances = pairwise_distances(models.map(squared_distances), len(latest))
         weights = attention(distances.square(), sigma=self.method.sigma, step_size=self.method.step_size)
-        self.last_weights = weights
         rows = combine(models, weights, workspace)
-        return Downloads(own={silo: {Exposure.PEER_DERIVED: row} for silo, row in zip(latest, rows, strict=True)})
+        own = {silo: {Exposure.PEER_DERIVED: row} for silo, row in zip(latest, rows, strict=True)}
+        return Downloads(own=own, weights=SiloWeights(tuple(latest), weights))
 
 
 def attention(squared: Tensor, *, sigma: float, step_size: float) -> Tensor:

@@ -31,6 +31,7 @@ from algorithms.method import (
     Federation,
     Method,
     SiloHalf,
+    SiloWeights,
     Site,
     require,
 )
@@ -246,7 +247,6 @@ class FedDFQCoordinator(CoordinatorHalf):
     def __init__(self, method: FedDFQ, federation: Federation) -> None:
         super().__init__(federation)
         self.method = method
-        self.last_weights: Tensor | None = None
         check_linear(method.name, federation.layout)
 
     def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
@@ -279,18 +279,19 @@ class FedDFQCoordinator(CoordinatorHalf):
         shared = (Exposure.MODEL_PARAMETERS_EXTRACTOR, Exposure.RUNNING_STATISTICS)
         stack = Stack.of(list(uploads.values()), shared)
         if self.method.felpa == "global":
-            rows = combine(stack, weights.mean(dim=0, keepdim=True), workspace) * len(silos)
-            self.last_weights = weights.mean(dim=0, keepdim=True).expand(len(silos), -1)
+            mean = weights.mean(dim=0, keepdim=True)
+            rows = combine(stack, mean, workspace) * len(silos)
+            given = mean.expand(len(silos), -1)
         else:
             rows = combine(stack, weights, workspace)
-            self.last_weights = weights
+            given = weights
         own: dict[str, Payload] = {}
         for index, silo in enumerate(silos):
             payload = {Exposure.PEER_DERIVED: rows[index]}
             if candidates := self._candidates(index, weights[index], uploads):
                 payload[Exposure.CLASSIFIER_GRADIENT] = Part.of(candidates)
             own[silo] = payload
-        return Downloads(own=own)
+        return Downloads(own=own, weights=SiloWeights(tuple(silos), given))
 
     def _weights(self, uploads: Mapping[str, Payload]) -> Tensor:
         if not self.method.diem:

@@ -248,12 +248,25 @@ class Federation:
     public: PublicSet | None = None
 
 
+@dataclass(frozen=True)
+class SiloWeights:
+    """How much of whose model silos were given: ``weights[i, j]`` of ``silos[j]``'s for ``silos[i]``.
+
+    ``weights`` is ``Tensor[K, K]``, float64. A negative weight pushes i away from j.
+    """
+
+    silos: tuple[str, ...]
+    weights: Tensor
+
+
 @dataclass
 class Downloads:
-    """What silos get: ``own`` by silo name, else ``everyone``."""
+    """What silos get: ``own`` by silo name, else ``everyone``. ``weights`` is for people to look at: by which the own
+    ones were mixed, where they were."""
 
     own: Mapping[str, Payload] = field(default_factory=dict)
     everyone: Payload | None = None
+    weights: SiloWeights | None = None
 
     def for_silo(self, silo: str) -> Payload:
         """The silo's payload; empty where there is none."""

@@ -29,6 +29,7 @@ from algorithms.method import (
     Federation,
     Method,
     SiloHalf,
+    SiloWeights,
     Site,
     require,
 )
@@ -162,7 +163,6 @@ class PFedSimCoordinator(CoordinatorHalf):
     def __init__(self, method: PFedSim, federation: Federation) -> None:
         super().__init__(federation)
         self.method = method
-        self.last_weights: Tensor | None = None
         self._warmup = method.warmup_rounds(federation.rounds)
         check_linear(method.name, federation.layout)
 
@@ -194,14 +194,13 @@ class PFedSimCoordinator(CoordinatorHalf):
             return Downloads(everyone={Exposure.PEER_DERIVED: mixed})
         similarity = self._update(uploads)
         silos = self.federation.silos
-        known = [index for index, silo in enumerate(silos) if similarity[index, index] > 0 and silo in latest]
-        weights = normalised_rows(similarity[known][:, known])
-        self.last_weights = weights
+        places = [index for index, silo in enumerate(silos) if similarity[index, index] > 0 and silo in latest]
+        known = tuple(silos[index] for index in places)
+        weights = normalised_rows(similarity[places][:, places])
         shared = (Exposure.MODEL_PARAMETERS_EXTRACTOR, Exposure.RUNNING_STATISTICS)
-        rows = combine(Stack.of([latest[silos[index]] for index in known], shared), weights, workspace)
-        return Downloads(
-            own={silos[index]: {Exposure.PEER_DERIVED: row} for index, row in zip(known, rows, strict=True)}
-        )
+        rows = combine(Stack.of([latest[silo] for silo in known], shared), weights, workspace)
+        own = {silo: {Exposure.PEER_DERIVED: row} for silo, row in zip(known, rows, strict=True)}
+        return Downloads(own=own, weights=SiloWeights(known, weights))
 
     def forget(self, silo: str) -> None:
         """Its similarities to others go; with a new update they are computed anew."""

@@ -661,7 +661,6 @@ class Rounds:
 
     def _close(self, state: RoundState) -> None:
         started = time.monotonic()
-        before = getattr(self._half, "last_weights", None)
         workspace = FileWorkspace(self._round_folder(state.number), self.spares)
         files = {s: p.file for s, p in state.participants.items() if p.file is not None}
         if self._masks is None:
@@ -692,7 +691,8 @@ class Rounds:
             self._closing = False
             self._refresh()
             self._changed.notify_all()
-        self._log_weights(state.number, before, fresh, uploads)
+        if fresh.weights is not None:
+            weights_log.add(self.folder, state.number, fresh.weights)
         late = sorted(set(state.participants) - delivered)
         for silo, change in changes.items():
             if change.unusual:
@@ -707,16 +707,6 @@ class Rounds:
             time.monotonic() - started,
         )
         self._forget(state.number)
-
-    def _log_weights(self, number: int, before: object, fresh: Downloads, uploads: Mapping[str, Payload]) -> None:
-        weights = getattr(self._half, "last_weights", None)
-        if weights is None or weights is before:
-            return
-        # A row for each silo that was given something new, or for each that delivered.
-        for silos in (sorted(fresh.own), sorted(uploads), sorted(self.config.silos)):
-            if weights.shape == (len(silos), len(silos)):
-                weights_log.add(self.folder, number, silos, weights.tolist())
-                return
 
     def _sum_up(
         self, masks: MaskedRound, state: RoundState, files: Mapping[str, str], workspace: Workspace

@@ -7,16 +7,18 @@ and a line that a crash cut off is passed over.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from algorithms.method import SiloWeights
 
 FILE = "weights.jsonl"
 
 
-def add(folder: Path, number: int, silos: Sequence[str], weights: Sequence[Sequence[float]]) -> None:
-    """Keeps a round's weights: ``weights[i][j]`` of silo j's model for silo i."""
-    line = {"round": number, "silos": list(silos), "weights": [[float(f"{w:.6g}") for w in row] for row in weights]}
+def add(folder: Path, number: int, given: SiloWeights) -> None:
+    """Keeps a round's weights."""
+    weights = [[float(f"{weight:.6g}") for weight in row] for row in given.weights.tolist()]
+    line = {"round": number, "silos": given.silos, "weights": weights}
     with (folder / FILE).open("ab") as file:
         file.write(b"\n" * (file.tell() > 0) + json.dumps(line).encode())
 

@@ -39,7 +39,7 @@ from silo.sources import open_dataset
 from silo.training import choose_device
 from simulation.batched import Engine, InThreads, Stacked
 from simulation.experiment import ExperimentConfig, Run
-from simulation.federation import SiloRound, SiloWeights, Simulation
+from simulation.federation import SiloRound, Simulation
 from simulation.public_images import cut_public
 
 RUN, ROUNDS, WEIGHTS = "run.json", "rounds.parquet", "weights.parquet"
@@ -161,10 +161,10 @@ class _Execution:
     def _record(self, simulation: Simulation) -> None:
         self._rows += [_row(one) for one in simulation.last]
         every = self._run.config.weights_every
-        weights = simulation.weights
+        given, number = simulation.weights, simulation.round - 1
         # The first round's, every so many rounds', and the last one's (of a method that aggregates after it).
-        if weights and (weights.round % every == 0 or weights.round == simulation.plan.rounds - 1):
-            self._weights.append(_weights_row(weights))
+        if given is not None and (number % every == 0 or simulation.round == simulation.plan.rounds):
+            self._weights.append({"round": number, "silos": list(given.silos), "weights": given.weights.tolist()})
 
     def _save(self, simulation: Simulation) -> None:
         simulation.save(self._run.folder / CHECKPOINT, notes={"rows": self._rows, "weights": self._weights})
@@ -297,10 +297,6 @@ def _rounds_table(rows: Sequence[dict[str, Any]]) -> pa.Table:
                 sizes = [row[direction].get(str(exposure), 0) for row in rows]
                 columns[f"{direction}_{exposure}"] = pa.array(sizes, pa.int64())
     return pa.table(columns)
-
-
-def _weights_row(weights: SiloWeights) -> dict[str, Any]:
-    return {"round": weights.round, "silos": list(weights.silos), "weights": weights.weights.tolist()}
 
 
 def _weights_table(kept: Sequence[dict[str, Any]]) -> pa.Table:

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from algorithms.datasets import ImageDataset
-from algorithms.method import Downloads, Federation, Method, PublicSet, SiloHalf, State, participants
+from algorithms.method import Downloads, Federation, Method, PublicSet, SiloHalf, SiloWeights, State, participants
 from algorithms.models import Layout, build, state_of
 from algorithms.private_methods import check
 from algorithms.tensors import MemoryWorkspace, Part, Payload
@@ -52,18 +51,6 @@ class SiloRound:
     measured: Measurement | None
     up: Mapping[Exposure, int] = field(default_factory=dict)
     down: Mapping[Exposure, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class SiloWeights:
-    """How much of whose model a silo was given: ``weights[i, j]`` of ``silos[j]``'s for ``silos[i]``.
-
-    ``weights`` is ``Tensor[K, K]``, float64. A negative weight pushes i away from j.
-    """
-
-    round: int
-    silos: tuple[str, ...]
-    weights: Tensor
 
 
 class Simulation:
@@ -267,18 +254,10 @@ class Simulation:
         return {"plan": self.plan.sha256.hex(), "shards": fingerprints}
 
     def _aggregate(self, number: int, uploads: Mapping[str, Payload]) -> None:
-        before = getattr(self._coordinator, "last_weights", None)
         fresh = self._coordinator.aggregate(number, uploads, self._latest, MemoryWorkspace())
         self._own.update(fresh.own)
         self._everyone = fresh.everyone if fresh.everyone is not None else self._everyone
-        weights = getattr(self._coordinator, "last_weights", None)
-        if weights is None or weights is before:
-            return
-        # A row for each silo that was given something new, or for each that delivered.
-        for silos in (fresh.own, uploads, self._halves):
-            if weights.shape == (len(silos), len(silos)):
-                self.weights = SiloWeights(number, tuple(silos), weights.detach().clone())
-                return
+        self.weights = fresh.weights
 
     def _measure(self, chosen: Iterable[str]) -> None:
         """Brings every silo's measurement up to date; a model that did not change is not measured again."""

@@ -437,7 +437,11 @@ def test_fedamps_coordinator_uses_squared_norms_and_serves_the_absent() -> None:
             downloads.for_silo(silo)[Exposure.PEER_DERIVED].tensors()["b"], torch.full((3,), value)
         )
     assert downloads.for_silo("c") == {}
-    torch.testing.assert_close(half.last_weights, torch.tensor([[0.75, 0.25], [0.25, 0.75]], dtype=torch.float64))
+    assert downloads.weights is not None
+    assert downloads.weights.silos == ("a", "b")
+    torch.testing.assert_close(
+        downloads.weights.weights, torch.tensor([[0.75, 0.25], [0.25, 0.75]], dtype=torch.float64)
+    )
 
 
 def test_fedamps_silo_is_pulled_by_lambda_over_alpha() -> None:
