@@ -7,11 +7,12 @@ import sqlite3
 import ssl
 from pathlib import Path
 
-from sqlalchemy import create_engine, text
+from sqlalchemy import make_url, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from coordinator.config import CoordinatorConfig
 from coordinator.invitations import Invitations
+from coordinator.store import make_engine
 from privacy.endpoint import split_address
 from privacy.errors import ConfigurationError, MedsiloError
 from privacy.examination import (
@@ -79,11 +80,11 @@ def _check_database(config: CoordinatorConfig) -> Finding:
             good("database", f"{path} is sound") if word == "ok" else bad("database", f"{path}: {word}", "restore it")
         )
     try:
-        engine = create_engine(config.store)
+        engine = make_engine(make_url(config.store))
         with engine.connect() as connection:
             connection.execute(text("SELECT 1"))
         engine.dispose()
-    except (SQLAlchemyError, ImportError) as error:
+    except (SQLAlchemyError, ConfigurationError) as error:
         said = str(error).splitlines()[0]
         return bad("database", said, "start the server, or mend `store:` and PGPASSWORD (docs/postgresql.md)")
     return good("database", f"{engine.url.render_as_string()} answers")

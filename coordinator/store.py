@@ -118,7 +118,7 @@ class Store:
         try:
             location = make_url(url)
             named = location.render_as_string()  # without a password
-            self._engine = _engine(location)
+            self._engine = make_engine(location)
             self._sqlite = self._engine.dialect.name == "sqlite"
             self._upgraded = schema.upgrade(self._engine)
         except OperationalError as error:
@@ -545,8 +545,8 @@ def _withdrawal_in_force(session: Session, run: str, silo: str) -> tables.Withdr
     )
 
 
-def _engine(url: URL) -> Engine:
-    """Raises ``ConfigurationError`` for a database of another kind."""
+def make_engine(url: URL) -> Engine:
+    """What connects to a store's database; raises ``ConfigurationError`` for one of another kind."""
     name = url.get_backend_name()
     if name == "sqlite":
         engine = create_engine(url)
@@ -554,15 +554,17 @@ def _engine(url: URL) -> Engine:
         return engine
     if name != "postgresql":
         raise ConfigurationError(f"store: {url.render_as_string()} is neither SQLite nor PostgreSQL")
-    # A server whose machine or network is gone must not hold a call for hours.
-    patience = {
+    # A server whose machine or network is gone must not hold a call for hours. And a server that was set up without a
+    # locale, as in a bare container, has no encoding of its own.
+    settings = {
+        "client_encoding": "utf8",
         "connect_timeout": 5,
         "keepalives_idle": 5,
         "keepalives_interval": 5,
         "keepalives_count": 2,
         "tcp_user_timeout": 10_000,
     }
-    given = {key: value for key, value in patience.items() if key not in url.query}
+    given = {key: value for key, value in settings.items() if key not in url.query}
     engine = create_engine(url.set(drivername="postgresql+psycopg"), pool_pre_ping=True, connect_args=given)
     event.listen(engine, "connect", _postgres_settings)
     return engine

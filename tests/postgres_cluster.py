@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 
@@ -65,12 +65,22 @@ class Cluster:
         """The URL of what is as good as an empty database, and made faster: a schema of its own in one."""
         self._databases += 1
         name = f"test{self._databases}"
+        self._execute(f"CREATE SCHEMA {name}")
+        return f"{self._url('postgres')}&options=-csearch_path%3D{name}"
+
+    def without_encoding(self) -> str:
+        """The URL of a database as a server without a locale makes it."""
+        self._execute("CREATE DATABASE bare ENCODING 'SQL_ASCII' TEMPLATE template0")
+        return self._url("bare")
+
+    def _url(self, database: str) -> str:
+        return f"postgresql+psycopg://{USER}@/{database}?host={self.folder}&passfile={self.passfile}"
+
+    def _execute(self, words: LiteralString) -> None:
         with psycopg.connect(
             host=str(self.folder), user=USER, password=PASSWORD, dbname="postgres", autocommit=True
         ) as connection:
-            connection.execute(f"CREATE SCHEMA {name}")
-        place = f"host={self.folder}&passfile={self.passfile}&options=-csearch_path%3D{name}"
-        return f"postgresql+psycopg://{USER}@/postgres?{place}"
+            connection.execute(words)
 
     def _call(self, program: str, *options: str) -> None:
         # pg_ctl's server keeps its output open: what it says goes to a file, which is not waited for.

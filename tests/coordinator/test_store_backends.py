@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from postgres_cluster import Cluster
 
 from coordinator.config import CoordinatorConfig
 from coordinator.store import EVERYONE, Store
@@ -239,6 +240,16 @@ def test_threads_deliver_side_by_side_and_nothing_is_lost(store: Store, reopen: 
 def test_a_database_that_cannot_be_opened_is_a_configuration_error_that_names_it(url: str) -> None:
     with pytest.raises(ConfigurationError, match=url.replace("+", r"\+")):
         Store(url)
+
+
+def test_a_server_without_an_encoding_of_its_own_keeps_names_as_they_are(postgres: Cluster, tmp_path: Path) -> None:
+    store = Store(postgres.without_encoding())
+    try:
+        assert serve(store, tmp_path)
+        store.refuse("spiffe://test/silo/a", "Join", "Köln: über der Zeit")
+        assert [refusal.reason for refusal in store.refusals()] == ["Köln: über der Zeit"]
+    finally:
+        store.close()
 
 
 def test_a_file_that_is_no_database_is_a_configuration_error(tmp_path: Path) -> None:
