@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import random
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -486,10 +487,15 @@ YAML_TOKENS = (
 )
 
 
+def _uncommented(path: Path) -> bytes:
+    """A configuration without its comments, in which most damage would change nothing."""
+    return re.sub(rb"(^|\s)\s*#.*", b"", path.read_bytes())
+
+
 @parser
 def silo_yaml(folder: Path) -> Parser:
     """A hospital's configuration."""
-    return Parser(in_file(folder, SiloConfig.read), [(CONFIGS / "hospital1.yaml").read_bytes()], YAML_TOKENS)
+    return Parser(in_file(folder, SiloConfig.read), [_uncommented(CONFIGS / "hospital1.yaml")], YAML_TOKENS)
 
 
 @parser
@@ -504,20 +510,20 @@ def consent_yaml(folder: Path) -> Parser:
         "privacy": {"epsilon": 8, "delta": 1e-5},
         "secure_aggregation": {"minimum": 3, "audit_keys": {"hospital2": "ab" * 32}},
     }
-    examples = [(CONFIGS / "hospital1.consent.yaml").read_bytes(), yaml.safe_dump(full).encode()]
+    examples = [_uncommented(CONFIGS / "hospital1.consent.yaml"), yaml.safe_dump(full).encode()]
     return Parser(in_file(folder, ConsentFile.read), examples, YAML_TOKENS)
 
 
 @parser
 def coordinator_yaml(folder: Path) -> Parser:
     """A coordinator's configuration."""
-    return Parser(in_file(folder, CoordinatorConfig.read), [(CONFIGS / "coordinator.yaml").read_bytes()], YAML_TOKENS)
+    return Parser(in_file(folder, CoordinatorConfig.read), [_uncommented(CONFIGS / "coordinator.yaml")], YAML_TOKENS)
 
 
 @parser
 def experiment_yaml(folder: Path) -> Parser:
     """An experiment's file."""
-    examples = [path.read_bytes() for path in sorted((CONFIGS / "experiments").glob("*.yaml"))]
+    examples = [_uncommented(path) for path in sorted((CONFIGS / "experiments").glob("*.yaml"))]
     return Parser(in_file(folder, ExperimentConfig.read), examples, YAML_TOKENS)
 
 
