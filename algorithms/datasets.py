@@ -282,6 +282,8 @@ def _opened(path: Path) -> Iterator[Any]:
 
 def _reason(error: BaseException) -> str:
     lines = str(error).splitlines()
+    if lines and "allow_pickle" in lines[0]:  # NumPy's advice would let a file run code
+        return "it is none, or holds Python objects, which are never read"
     return lines[0] if lines else type(error).__name__
 
 

@@ -91,8 +91,8 @@ class Rounds:
         self.store = store
         self.folder = config.state / "runs" / plan.run
         self.failure: BaseException | None = None
-        store.open_run(plan.run, plan.canonical(), plan.sha256.hex())
         model = build(plan.model, seed=plan.seed, trusted=config.trusted_models)
+        store.open_run(plan.run, plan.canonical(), plan.sha256.hex())
         self._method = method
         self._initial = self.folder / "initial.safetensors"
         if not self._initial.exists():

@@ -65,7 +65,8 @@ def _waiting_for(
 ) -> list[str]:
     """Whom the run waits for now: to join, to deliver the open round's update, or to fetch the end."""
     if current is None:
-        return [name for name in config.silos if name not in members and name not in withdrawals]
+        joined = {name for name, member in members.items() if member.accepted}
+        return [name for name in config.silos if name not in joined and name not in withdrawals]
     if current.closed_at is not None:
         return []
     return [name for name, one in current.participants.items() if one.delivered_at is None]
@@ -74,8 +75,8 @@ def _waiting_for(
 def _state(name: str, accepted: bool | None, current: RoundState | None, finished: bool) -> str:
     if accepted is None:
         return "not yet heard of"
-    if not accepted:
-        return "declined"
+    if not accepted and (current is None or name not in current.participants):
+        return "declined"  # who declines what it took part in wants no more of it
     if current is None or name not in current.participants:
         return "joined"
     if current.participants[name].delivered_at is not None:

@@ -191,8 +191,11 @@ class Store:
             if found is None:
                 session.add(tables.Run(name=run, plan=plan.decode(), plan_sha256=plan_sha256, created_at=now()))
             elif found.plan_sha256 != plan_sha256:
+                if session.scalar(select(tables.Member.silo).where(tables.Member.run == run).limit(1)) is None:
+                    found.plan, found.plan_sha256 = plan.decode(), plan_sha256  # no silo has answered it
+                    return
                 raise ConfigurationError(
-                    f"run {run} was started with another plan, and silos have joined that one; give the changed "
+                    f"run {run} was started with another plan, and silos have answered that one; give the changed "
                     "run another name (`run: name:`), or restore the configuration"
                 )
 

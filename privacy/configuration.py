@@ -146,7 +146,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
         elif mistake["type"] in _PLAINER:
             lines.append(f"`{where}`: {_PLAINER[mistake['type']]} (got {_shown(mistake['input'])})")
         else:
-            said = f"`{where}`: {mistake['msg'].removeprefix('Value error, ')}"
+            said = f"`{where}`: " * bool(where) + mistake["msg"].removeprefix("Value error, ")
             # What is wrong with a list or a part of the file is said in words; the whole of it explains nothing.
             own = mistake["type"] == "value_error" and isinstance(mistake["input"], list | dict)
             lines.append(said if own else f"{said} (got {_shown(mistake['input'])})")

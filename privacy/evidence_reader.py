@@ -105,7 +105,7 @@ class EvidenceReader:
                     "was given",
                 )
         except BrokenError as error:
-            result.problem, result.index = error.what, error.index
+            result.problem, result.index, result.until = error.what, error.index, error.until
         return result
 
     def extent(self) -> Extent:
@@ -447,7 +447,9 @@ class EvidenceReader:
             raise BrokenError(self._index, f"the checkpoint over {size} records is out of its place")
         if root != checkpoint.root:
             before = self._confirmed
-            raise BrokenError(before, f"one of the records {before} to {size - 1} is not the one that was signed")
+            raise BrokenError(
+                before, f"one of the records {before} to {size - 1} is not the one that was signed", until=size - 1
+            )
         self._confirmed = max(self._confirmed, size)
 
     def _sign(self, checkpoint: Checkpoint) -> None:

@@ -8,13 +8,15 @@ from privacy.errors import MedsiloError
 
 
 class BrokenError(MedsiloError):
-    """Evidence that does not hold. ``index``: the first bad record, or None where no single record is to blame."""
+    """Evidence that does not hold. ``index``: the first bad record, or None where no single record is to blame.
+    ``until``: where a signature covers several, the last of those among which the bad one is."""
 
     exit_code = 1
 
-    def __init__(self, index: int | None, what: str) -> None:
+    def __init__(self, index: int | None, what: str, *, until: int | None = None) -> None:
         super().__init__(what if index is None else f"record {index}: {what}")
         self.index = index
+        self.until = index if until is None else until
         self.what = what
 
 
@@ -25,7 +27,8 @@ class Verification:
     ``key``: SHA-256 of the public audit key that signed last. ``signed``: records covered by the last checkpoint;
     ``unsigned``: newer ones in a journal's folder.
     ``remarks``: what is in order and should be known all the same. ``problem`` is empty if the evidence is sound;
-    ``index``: the first bad record's. ``peer``: the other side's identity, if it was compared.
+    ``index``: the first bad record's; with ``until``, the first and last of those among which it is. ``peer``: the
+    other side's identity, if it was compared.
     """
 
     source: str
@@ -47,6 +50,7 @@ class Verification:
     remarks: list[str] = field(default_factory=list)
     problem: str = ""
     index: int | None = None
+    until: int | None = None
 
     @property
     def sound(self) -> bool:
@@ -57,6 +61,8 @@ class Verification:
         """The result in words."""
         if not self.sound:
             where = "" if self.index is None else f" The first bad record is number {self.index}."
+            if self.until != self.index:
+                where = f" The first bad record is one of the numbers {self.index} to {self.until}."
             return [f"The record is NOT sound: {self.problem}.{where}", *self.remarks]
         extent = f"All {self.records} records are" if self.whole else f"The {self.records} records of this stretch are"
         if self.unsigned:

@@ -34,6 +34,7 @@ ENROLMENT = "application/vnd.medsilo.enrolment+json"
 _SCHEME = "medsilo:1"
 _CODE_BYTES = 16
 _CODE = re.compile(r"[a-z2-7]{26}")
+_PARTS = 9
 _HEX32 = r"^[0-9a-f]{64}$"
 _TIME = "%Y%m%dT%H%M%SZ"
 
@@ -100,6 +101,8 @@ class Invitation:
                 "`coordinator invite` prints"
             )
         try:
+            if len(parts) != _PARTS:
+                raise ValueError(f"it has {len(parts)} parts between slashes of {_PARTS}")
             address, enrolment_port, federation, coordinator, silo, ca, code, expires = parts[1:]
             host, port = split_address(address)
             if re.fullmatch(_HEX32, ca) is None or _CODE.fullmatch(code) is None:

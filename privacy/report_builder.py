@@ -229,7 +229,8 @@ class _Sums:
             self._note_synthetic(self.party)
         self.allowed = expand(record["consent"].get("exposures") or ())
         if not self.consents or self.consents[-1]["consent"] != record["consent"]:
-            self.consents.append({"time": record["time"], "consent": record["consent"], "runs": []})
+            purpose = {"purpose": record["purpose"]} if record.get("purpose") else {}
+            self.consents.append({"time": record["time"], "consent": record["consent"], "runs": [], **purpose})
         if record.get("given"):
             self.withdrawn = None
         if self.withdrawn is None and self.in_force_from is None and record.get("purpose") != "enrolment":

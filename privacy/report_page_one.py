@@ -220,9 +220,10 @@ def _risk_in_short(report: Report) -> Answered:
     reasons = [
         bare if plain & set(classes) else noised for classes, bare, noised in SHORT_RISK if telling & set(classes)
     ]
-    if report.privacy and not report.without_privacy():
+    noised = bool(report.privacy) or any((run.plan or {}).get("privacy") and run.left for run in report.runs)
+    if noised and not report.without_privacy():
         return Answered(question, "Some, within a proven limit", [*reasons, *report.privacy_statements()], "attention")
-    if report.privacy:
+    if noised:
         return Answered(
             question, "Some, and no limit to it can be stated", [*reasons, *report.privacy_statements()], "attention"
         )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from privacy.exposure import MEANING, Exposure
-from privacy.report import Report, Run, add_counts, in_order
+from privacy.report import Answer, Report, Run, add_counts, in_order
 from privacy.report_blocks import Block, Fold, Heading, Paragraph, Picture, Section, Steps, Table
 from privacy.report_plots import Strip, bars_by_round
 from privacy.report_words import (
@@ -23,6 +23,7 @@ from privacy.report_words import (
     text_of,
     yes_or_no,
 )
+from privacy.withdrawal import Cause
 
 MOST_BARS = 40
 """More rounds than that share bars in pictures, and rows in the tables below them."""
@@ -69,8 +70,14 @@ def _kinds(report: Report) -> Iterator[Block]:
     )
     yield Paragraph(
         f"In all {grouped(report.bytes_left)} bytes of messages. What carries them (TLS, HTTP/2, TCP) comes on top: it "
-        "holds addresses, the parties' certificates, the names of the calls, and nothing else. An entry is written "
-        "before its message is sent: where a connection broke, less may have left than stands here, never more."
+        "holds addresses, the parties' certificates, the names of the calls, and nothing else. "
+        + (
+            "An entry is written before its message is sent: where a connection broke, less may have left than stands "
+            "here, never more."
+            if report.of_silo
+            else "An entry is written when its message has arrived: where a connection broke, more may have left a "
+            "hospital than stands here; its own record has it."
+        )
     )
 
 
@@ -300,14 +307,15 @@ def _consent(report: Report) -> Iterator[Block]:
         if not report.answers:
             yield Paragraph("No hospital has answered a plan yet.")
             return
+        delivered = {(one.run, one.silo): one.rounds_delivered for one in report.attendance}
         yield Table(
-            "Hospitals' answers to the plans",
+            "Hospitals' last answers to the plans",
             ["Hospital", "Run", "Answer", "What its consent lacked", "When (UTC)"],
             [
                 [
                     answer.silo,
                     answer.run,
-                    "agreed" if answer.accepted else "declined",
+                    _answered(answer, delivered.get((answer.run, answer.silo), 0)),
                     ", ".join(answer.missing) or "–",
                     minute(answer.time),
                 ]
@@ -316,6 +324,7 @@ def _consent(report: Report) -> Iterator[Block]:
             [],
             [20, 18, 14, 28, 20],
         )
+        yield from _decisions(report)
         return
     if not report.consents:
         yield Paragraph("No consent is on record.")
@@ -323,10 +332,7 @@ def _consent(report: Report) -> Iterator[Block]:
     yield Table(
         "The hospital's consent, each time it changed",
         ["From (UTC)", "What it agreed to"],
-        [
-            [f"{minute(record['time'])}\n{_of_runs(record['runs'])}", _agreed(record["consent"])]
-            for record in report.consents
-        ],
+        [[f"{minute(record['time'])}\n{_of_runs(record['runs'])}", _agreed(record)] for record in report.consents],
         [],
         [22, 78],
     )
@@ -338,9 +344,13 @@ def _consent(report: Report) -> Iterator[Block]:
         )
     else:
         yield Paragraph("Each message on record was held against the consent in force when it left: all were covered.")
+    yield from _decisions(report)
+
+
+def _decisions(report: Report) -> Iterator[Block]:
     if report.decisions:
         yield Table(
-            "Approvals and withdrawals",
+            "Approvals and withdrawals" if report.of_silo else "Hospitals' withdrawals",
             ["When (UTC)", "Decision"],
             [[minute(record["time"]), _decision(record)] for record in report.decisions],
             [],
@@ -352,18 +362,26 @@ def _of_runs(runs: list[str]) -> str:
     return f"for run{'s' * (len(runs) > 1)} {listed(runs)}" if runs else "in force for no run"
 
 
-def _agreed(consent: Mapping[str, Any]) -> str:
+def _agreed(record: Mapping[str, Any]) -> str:
     """A consent in full: one line for each entry of its file, whatever entries it has."""
+    consent = record["consent"]
     lines = []
     for key, value in consent.items():
         if key != "sha256":
             shown = ", ".join(map(str, value)) if isinstance(value, list) else value
             lines.append(f"{key}: `{'none' if shown in (None, '') else shown}`")
-    return "\n".join([*lines, f"The file's hash (SHA-256): `{text_of(consent, 'sha256')}`"])
+    of = "Given with an invitation, whose" if record.get("purpose") == "enrolment" else "The file's"
+    return "\n".join([*lines, f"{of} hash (SHA-256): `{text_of(consent, 'sha256')}`"])
 
 
 def _named(exposure: Exposure) -> str:
     return f"{NAME[exposure]}\n`{exposure}`"
+
+
+def _answered(answer: Answer, delivered: int) -> str:
+    if answer.accepted:
+        return "agreed"
+    return f"declined, after {number_of(delivered, 'round')} of it" if delivered else "declined"
 
 
 def _decision(record: Mapping[str, Any]) -> str:
@@ -373,7 +391,10 @@ def _decision(record: Mapping[str, Any]) -> str:
     used = record.get("rounds_used")
     what = f" What it had sent was used in {number_of(len(used), 'round')}." if isinstance(used, list) else ""
     statement = f"\n{text_of(record, 'statement')}" if record.get("statement") else ""
-    return f"Consent to run {text_of(record, 'run')} was withdrawn.{what}{statement}"
+    whose = f"{text_of(record, 'silo')}: its" if record.get("silo") else "The"
+    run, cause = text_of(record, "run"), record.get("cause", Cause.WITHDRAWN)
+    ended = f"consent to run {run} was withdrawn" if cause == Cause.WITHDRAWN else f"part in run {run} ended ({cause})"
+    return f"{whose} {ended}.{what}{statement}"
 
 
 def _refused(report: Report) -> Iterator[Block]:

@@ -82,7 +82,7 @@ def _compare(comparison: Comparison, own: EvidenceReader, peer: EvidenceReader) 
             return
     difference = comparison.differ(mine, theirs)
     if difference is not None:
-        result.problem, result.index = difference.what, difference.index
+        result.problem, result.index, result.until = difference.what, difference.index, difference.index
         return
     result.remarks.append(f"The journals of {result.party} and {other.party} agree on every message that both have.")
     lost = comparison.not_arrived(mine, theirs) if theirs.whole else 0

@@ -113,7 +113,11 @@ def tables(account: AccountView) -> list[Table]:
 
 def lines(account: AccountView) -> list[str]:
     """What is spent and left, in words."""
-    found = [f"Spent on these images ({account.subject.split} split), all runs together: {account.spent}."]
+    found = [
+        f"Spent on these images ({account.subject.split} split) by all runs with differential privacy together: "
+        f"{account.spent}. Runs without it, if there were any, are not in it: what they tell has no bound "
+        "(`silo report` names them)."
+    ]
     if account.budget is None or account.left is None:
         found.append(f"The consent gives them no budget with the {account.subject.unit} as unit.")
     else:

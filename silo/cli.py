@@ -162,7 +162,10 @@ def inspect(
     config: Config,
     plan: Annotated[
         Path | None,
-        typer.Option("--plan", help="A plan from `coordinator plan`; by default the one this silo saw last."),
+        typer.Option(
+            "--plan",
+            help="A plan from `coordinator plan`; by default the last one shown here (`silo doctor` asks for it).",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
@@ -180,7 +183,10 @@ def rehearse(
     config: Config,
     plan: Annotated[
         Path | None,
-        typer.Option("--plan", help="A plan from `coordinator plan`; by default the one this silo saw last."),
+        typer.Option(
+            "--plan",
+            help="A plan from `coordinator plan`; by default the last one shown here (`silo doctor` asks for it).",
+        ),
     ] = None,
     canaries: Annotated[
         int, typer.Option("--canaries", min=20, help="Images or patients to guess about, at most.")

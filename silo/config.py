@@ -103,8 +103,8 @@ class SiloConfig(PartyConfig):
         return self.state / "runs"
 
     @property
-    def first_plan(self) -> Path:
-        """The plan that came with the certificate (``silo init``)."""
+    def last_plan(self) -> Path:
+        """The plan that this silo was shown last."""
         return self.state / "plan.json"
 
     @property

@@ -45,6 +45,7 @@ from silo.config import SiloConfig
 from silo.display import Display
 from silo.ending import Ending, conclude_alone, refuse_withdrawn
 from silo.masking import Masking
+from silo.plans import keep_plan
 from silo.processes import Processes, take_up
 from silo.run_state import Measured, RunState, has_ended
 from silo.training import LocalSite, Measurement, Progress, choose_device, set_threads
@@ -119,6 +120,7 @@ def _train(config: SiloConfig, display: Display, day: Callable[[], date]) -> Out
         joined = False
         try:
             plan = uplink.get_plan()
+            keep_plan(config, plan)
             run = plan.run
             uplink.needed = done is None or plan.sha256.hex() != done.plan_sha256
             gate, account, counts = _agree(config, plan, uplink, gate, dataset, door, history, display)

@@ -43,7 +43,7 @@ from privacy.plan import RunPlan
 from protos.medsilo.v1 import coordinator_pb2 as wire
 from silo.channel import channel_credentials, connect, open_channel
 from silo.config import SiloConfig
-from silo.plans import known_plan
+from silo.plans import keep_plan, known_plan
 
 PROTOCOL_VERSION = 1
 ANSWER_SECONDS = 20
@@ -245,6 +245,7 @@ def _get_plan(config: SiloConfig, credentials: Credentials | None, door: Door) -
     if credentials is not None and identity_of_certificate(shown, credentials.ca_pem) != peer:
         raise IdentityError(f"the coordinator shows the certificate of another party than {peer.uri}")
     plan = RunPlan.from_message(response.plan)
+    keep_plan(config, plan)
     return [good("asking", f"the coordinator leads run {plan.run}"), skew_finding(response.time_ms / 1000 - now)], plan
 
 

@@ -7,7 +7,6 @@ its public audit key and a signature. The code and the private keys stay here.
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from dataclasses import dataclass
 
@@ -27,6 +26,7 @@ from privacy.plan import RunPlan
 from protos.medsilo.v1 import enrolment_pb2 as wire
 from silo.channel import open_channel, shown_certificates
 from silo.config import SiloConfig
+from silo.plans import keep_plan
 from silo.proxy import ProxyConfig
 
 PROTOCOL_VERSION = 1
@@ -103,7 +103,7 @@ def enrol(config: SiloConfig, invitation: Invitation, ca: bytes, audit_key: Ed25
         door.enrol(coordinator.uri, answer.coordinator_audit_key, answer.rotations)
         skew = answer.time_ms / 1000 - time.time()
     files = config.tls_files
-    write_atomically(config.first_plan, json.dumps(plan.model_dump(mode="json"), indent=2).encode())
+    keep_plan(config, plan)
     write_atomically(files.ca, ca, mode=0o644)
     write_atomically(files.certificate, answer.certificate, mode=0o644)
     config.open_credentials()

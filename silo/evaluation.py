@@ -23,12 +23,13 @@ from torch.nn import functional as F
 from algorithms.datasets import ImageDataset, Images, ImageSplit, image_hashes, load_npz, to_tensor
 from algorithms.local import Local
 from algorithms.models import build
+from algorithms.registry import make
 from privacy.errors import DataError
 from privacy.plan import RunPlan
 from silo.config import SiloConfig
 from silo.performance import Difference, Floats, Performance, compare, measure
 from silo.prediction import PersonalisedModel, find_run, load_model, logits_of
-from silo.run_state import DESCRIPTION, MODEL, RESULTS
+from silo.run_state import DESCRIPTION, MODEL, RESULTS, has_ended
 from silo.saliency import grad_cam
 from silo.training import choose_device
 
@@ -84,7 +85,7 @@ class Evaluation:
 
     Attributes:
         made: when, UTC.
-        rounds: trained here so far.
+        rounds: that the model has behind it; ``ended``: whether the run is over here.
         class_names: one for each class of the model.
         test: the file that the test images are from; ``own``: whether that is the hospital's shard.
         changed: the shard is not what the model was trained on.
@@ -98,6 +99,7 @@ class Evaluation:
     plan: RunPlan
     made: datetime
     rounds: int
+    ended: bool
     class_names: tuple[str, ...]
     data: str
     test: str
@@ -165,12 +167,14 @@ def evaluate(
                 "The run folder holds no model from before, and the starting model, built again from the plan, does "
                 "not measure what was measured at the start"
             )
+    ended = has_ended(folder, plan.sha256.hex())
     found, layer = _samples(model, test, probabilities, samples, device)
     return Evaluation(
         silo=config.name,
         plan=plan,
         made=datetime.now(UTC),
-        rounds=int(trained.description.get("rounds_trained", 0)),
+        rounds=_rounds_behind(trained, plan, ended=ended),
+        ended=ended,
         class_names=trained.class_names,
         data=shard.name,
         test=(images or config.shard).name,
@@ -187,6 +191,14 @@ def evaluate(
         samples=found,
         layer=layer,
     )
+
+
+def _rounds_behind(trained: PersonalisedModel, plan: RunPlan, *, ended: bool) -> int:
+    """Rounds of training in the model: where it is what the coordinator hands out, the last one's outcome comes with
+    the next task."""
+    rounds = int(trained.description.get("rounds_trained", 0))
+    received = make(plan.method.name, plan.method.parameters).measures_received
+    return max(0, rounds - 1) if received and not ended else rounds
 
 
 def read_plan(folder: Path) -> RunPlan:

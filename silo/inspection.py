@@ -26,6 +26,7 @@ from privacy.plan import RunPlan
 from protos.medsilo.v1 import coordinator_pb2 as wire
 from silo.account import budget_of, check_promise, metrics_budget_of
 from silo.config import SiloConfig
+from silo.run_state import has_ended
 from silo.training import LocalSite
 from silo.uplink import WAIT_SECONDS
 
@@ -75,6 +76,7 @@ class Inspection:
     ``other_rounds``: classes that do not leave in the first round but, as the method's phases have it, in another.
     ``guarantee``: what the plan's privacy promises for the run; ``spent`` and ``after``: what these images have cost so
     far, and would have cost after a whole run more. ``largest_group``: the most training images of one patient.
+    ``stopped``: why nothing of the run leaves now whatever the consent's file says; empty if it does.
     """
 
     plan: RunPlan
@@ -87,6 +89,7 @@ class Inspection:
     spent: Guarantee | None
     after: Guarantee | None
     largest_group: int | None
+    stopped: str
 
     @property
     def besides(self) -> str:
@@ -133,7 +136,7 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
         plan.privacy is None or metrics_budget_of(consent.consent, plan.privacy) is not None
     ):
         payload[Exposure.LOCAL_METRICS] = Part.of({spec.name: torch.zeros(()) for spec in local_metrics(plan)})
-    missing = consent.missing_for(plan)
+    missing, stopped = consent.missing_for(plan), _stopped(config, plan)
     fields: dict[str, int] = {}
     classes: dict[Exposure, int] = {}
     messages = 0
@@ -154,7 +157,7 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
             count,
             {name: size for name, size in fields.items() if field_exposure(_UPDATE, name) == exposure},
             exposure in allowed,
-            exposure in allowed and not missing,
+            exposure in allowed and not missing and not stopped,
             privacy_loss(plan, method, exposure, paid),
         )
         for exposure, count in sorted(classes.items(), key=lambda item: list(Exposure).index(item[0]))
@@ -180,7 +183,19 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
         spent=spent,
         after=after,
         largest_group=largest_group(dataset),
+        stopped=stopped,
     )
+
+
+def _stopped(config: SiloConfig, plan: RunPlan) -> str:
+    if config.withdrawal.exists():
+        return "The consent is withdrawn: nothing leaves. `silo consent give`, if the hospital wants to."
+    if has_ended(config.runs / plan.run, plan.sha256.hex()):
+        return (
+            f"Run {plan.run} has ended here: nothing more of it leaves. `silo doctor` asks the coordinator whether it "
+            "leads another."
+        )
+    return ""
 
 
 def privacy_loss(plan: RunPlan, method: Method, exposure: Exposure, paid: Collection[str] = frozenset()) -> PrivacyLoss:

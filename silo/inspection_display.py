@@ -28,6 +28,7 @@ def show(found: Inspection, settings: SiloConfig, out: Console, *, as_json: bool
             "privacy": _privacy(found),
             "also_in_other_rounds": [exposure.value for exposure in found.other_rounds],
             "missing": found.missing.lines(),
+            "stopped": found.stopped,
         }
         typer.echo(json.dumps(content, indent=2))
         return
@@ -51,7 +52,9 @@ def show(found: Inspection, settings: SiloConfig, out: Console, *, as_json: bool
     out.print(table)
     for line in _privacy_lines(found):
         out.print(line, markup=False, soft_wrap=True)
-    if found.missing:
+    if found.stopped:
+        out.print(found.stopped, soft_wrap=True)
+    elif found.missing:
         out.print("The consent does not cover this run; nothing of it would leave. Missing:")
         for line in found.missing.lines():
             out.print(f"  - {line}", markup=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -63,6 +64,11 @@ def init(
 
     asking = sys.stdin.isatty()
     invited = Invitation.parse(invitation or _ask(asking, "The invitation, one line", "give the invitation"))
+    if invited.expires < datetime.now(UTC):
+        raise ConfigurationError(
+            f"the invitation was good until {invited.expires:%Y-%m-%d %H:%M} UTC; ask the operator of "
+            f"{invited.coordinator_identity.uri} for another (`coordinator invite {invited.silo}`)"
+        )
     _say(
         f"{invited.silo} is invited to the federation {invited.federation} by the coordinator at {invited.address}; "
         f"the invitation is good until {invited.expires:%Y-%m-%d %H:%M} UTC."

@@ -73,9 +73,9 @@ class View:
             refused = [
                 {
                     "at": r["time"][:19].replace("T", " "),
-                    "rpc": r["rpc"],
+                    "rpc": r.get("rpc") or "plan",  # declining a run is no refusal of a message
                     "reason": r["reason"],
-                    "direction": r["direction"],
+                    "direction": r.get("direction") or "",
                 }
                 for r in self._tail.refusals[-_NEWEST:]
             ]
@@ -156,7 +156,7 @@ def _next(config: SiloConfig) -> dict[str, Any]:
     return {
         "run": plan.run,
         "method": plan.method.name,
-        "why_not": None,
+        "why_not": found.stopped or None,
         "missing": found.missing.lines(),
         "besides": found.besides,
         "content": [

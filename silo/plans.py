@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from privacy.configuration import explain
+from privacy.durable import write_atomically
 from privacy.errors import ConfigurationError
 from privacy.plan import RunPlan
 from silo.config import SiloConfig
@@ -26,12 +27,17 @@ def read_plan(path: Path) -> RunPlan:
 
 
 def known_plan(config: SiloConfig) -> RunPlan:
-    """The plan that this silo saw last; raises ``ConfigurationError`` if it has seen none."""
-    kept = [*config.runs.glob("*/plan.json"), *config.state.glob(config.first_plan.name)]
-    seen = sorted(kept, key=lambda path: path.stat().st_mtime)
-    if not seen:
+    """The plan that this silo was shown last; raises ``ConfigurationError`` if it has seen none."""
+    if not config.last_plan.exists():
         raise ConfigurationError(
             "this silo has not seen a plan yet; ask the coordinator's operator for the output of `coordinator plan` "
             "and give it with --plan"
         )
-    return read_plan(seen[-1])
+    return read_plan(config.last_plan)
+
+
+def keep_plan(config: SiloConfig, plan: RunPlan) -> None:
+    """Keeps what the coordinator leads now, for what is looked at before it is agreed to."""
+    content = json.dumps(plan.model_dump(mode="json"), indent=2).encode()
+    if not config.last_plan.exists() or config.last_plan.read_bytes() != content:
+        write_atomically(config.last_plan, content)

@@ -108,7 +108,7 @@ def is_enrolled(config: SiloConfig, invitation: Invitation) -> bool:
             f"{files.ca}: is another CA than the invitation's ({invitation.ca_sha256[:16]}…); if the federation has a "
             f"new CA, move {files.ca} and {files.certificate} away first"
         )
-    if not files.certificate.exists() or not config.first_plan.exists():
+    if not files.certificate.exists() or not config.last_plan.exists():
         return False
     try:
         own = config.open_credentials()
@@ -124,7 +124,7 @@ def obtain_certificate(config: SiloConfig, invitation: Invitation, ca: bytes) ->
 
 def plan_of(config: SiloConfig) -> RunPlan:
     """The plan that came with the certificate."""
-    return read_plan(config.first_plan)
+    return read_plan(config.last_plan)
 
 
 def needed_by_method(plan: RunPlan) -> tuple[Exposure, ...]:

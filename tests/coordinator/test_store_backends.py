@@ -59,7 +59,13 @@ def test_a_run_is_opened_once_and_continued_afterwards(store: Store, reopen: Cal
     assert not again.is_finished("r")
 
 
+def test_a_plan_that_nobody_has_answered_may_be_corrected(store: Store, reopen: Callable[[], Store]) -> None:
+    reopen().open_run("r", b'{"run":"changed"}', "bb")
+    assert reopen().runs() == [("r", '{"run":"changed"}', None)]
+
+
 def test_a_changed_plan_is_refused_and_the_old_one_stays(store: Store, reopen: Callable[[], Store]) -> None:
+    store.answer("r", "a", accepted=False, missing=["rounds"], audit_key="cc", certificate_sha256="dd")
     with pytest.raises(ConfigurationError, match=r"another plan.*another name"):
         reopen().open_run("r", b'{"run":"changed"}', "bb")
     again = reopen()

@@ -104,6 +104,8 @@ def test_a_run_that_waits_says_for_whom(
     one.join("a")
     one.until(lambda: "run r waits for b, c to join" in caplog.text)
     assert one.status()["waiting_for"] == ["b", "c"]
+    one.store.answer("r", "c", accepted=False, missing=["rounds"], audit_key="00" * 32, certificate_sha256="")
+    assert one.status()["waiting_for"] == ["b", "c"], "who has declined is waited for all the same"
     one.join("b", "c")
     one.until(lambda: one.status()["round"] == 1)
     one.deliver("a", "c", number=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,18 @@ def test_broken_evidence_ends_with_1_and_says_where(audit: Audit, exchange: Exch
     done = audit("verify", exchange.silo.folder, "--peer", bundle)
     assert done.exit_code == 1
     assert "the other side's evidence" in done.output
+
+
+def test_where_a_signature_covers_several_records_no_single_one_is_blamed(
+    audit: Audit, exchange: Exchange, tmp_path: Path
+) -> None:
+    bundle = exchange.silo.bundle(tmp_path / "a.json")
+    before, purpose, after = bundle.read_text().rpartition('"purpose":"')
+    bundle.write_text(before + purpose + "!" + after[1:])
+    said = audit("verify", bundle).output
+    found = re.search(r"one of the records (\d+) to (\d+) is not the one that was signed", said)
+    assert found, said
+    assert f"The first bad record is one of the numbers {found[1]} to {found[2]}" in " ".join(said.split())
 
 
 def test_another_key_ends_with_1(audit: Audit, exchange: Exchange, tmp_path: Path) -> None:

@@ -21,6 +21,16 @@ from privacy.report_document import make_document
 from privacy.report_words import GLOSSARY, NAME, RISK, TELLING, classify, glossary_of
 from privacy.withdrawal import Cause
 
+PROMISE = {
+    "epsilon": 8.0,
+    "delta": 1e-5,
+    "clipping_norm": 1.0,
+    "noise_multiplier": 2.0,
+    "sampling_rate": 0.1,
+    "steps": 20,
+    "releases": [{"content": "identifier", "bound": 3.0, "noise_multiplier": 10.0, "times": 1}],
+}
+
 EXTRACTOR, CLASSIFIER = Exposure.MODEL_PARAMETERS_EXTRACTOR, Exposure.MODEL_PARAMETERS_CLASSIFIER
 STATISTICS: Content = {Exposure.RUNNING_STATISTICS: {"norm.running_mean": 40}}
 
@@ -312,19 +322,10 @@ class TestPageOne:
 
     def test_noised_content_is_told_from_plain_with_the_limit_that_it_has(self, tmp_path: Path) -> None:
         """One run with noise and one without: each kind of content by itself, and no limit where there is none."""
-        promise = {
-            "epsilon": 8.0,
-            "delta": 1e-5,
-            "clipping_norm": 1.0,
-            "noise_multiplier": 2.0,
-            "sampling_rate": 0.1,
-            "steps": 20,
-            "releases": [{"content": "identifier", "bound": 3.0, "noise_multiplier": 10.0, "times": 1}],
-        }
         content = {**MODELS, Exposure.DATA_IDENTIFIER: {"profile": 112}, Exposure.SAMPLE_COUNT: {"samples": 8}}
         conditions = "(unit image, adjacency zero-out, accountant PLD)"
         with Recorded(tmp_path) as recorded:
-            recorded.run("noised", method="feddfq", privacy=promise)
+            recorded.run("noised", method="feddfq", privacy=PROMISE)
             recorded.upload("noised", 0, {**content, Exposure.LOCAL_METRICS: {"accuracy": 4}})
             alone = recorded.report()
             first = answered(alone, "What risk remains?")
@@ -470,8 +471,29 @@ class TestCoordinator:
 
     def test_lists_who_declined_and_for_lack_of_what(self, report: Report) -> None:
         text = json.dumps(make_document(report).to_data())
-        assert "declined" in text
+        assert "declined, after 7 rounds of it" in text
         assert "RUNNING_STATISTICS" in text
+
+    def test_names_whose_consent_was_withdrawn_and_whose_part_ended(self, tmp_path: Path) -> None:
+        with Recorded(tmp_path, COORDINATOR) as recorded:
+            recorded.run("spring")
+            for silo, cause in (("east", Cause.WITHDRAWN), ("west", Cause.EXPIRED)):
+                recorded.door.note("withdrawal", run="spring", silo=silo, rounds_used=[0], cause=cause)
+            answers = [Answer("spring", "east", True, [], "2030-01-01T10:00:00.000Z")]
+            text = json.dumps(make_document(recorded.report(answers=answers)).to_data())
+        assert "east: its consent to run spring was withdrawn. What it had sent was used in 1 round." in text
+        assert "west: its part in run spring ended (consent expired)." in text
+
+    def test_page_one_does_not_deny_the_noise_of_a_run_that_had_it(self, tmp_path: Path) -> None:
+        with Recorded(tmp_path, COORDINATOR) as recorded:
+            recorded.run("spring")
+            recorded.run("noisy", privacy=PROMISE)
+            for run in ("spring", "noisy"):
+                recorded.upload(run, 0, MODELS)
+            risk = answered(recorded.report(), "What risk remains?")
+        assert "Run noisy promises each hospital" in risk
+        assert "That does not cover 1 run without differential privacy (spring)" in risk
+        assert "No noise was added" not in risk
 
 
 class TestMaskedRuns:

@@ -298,6 +298,15 @@ def _watch(event: str, arguments: tuple[Any, ...]) -> None:
         _watched.append(event)
 
 
+def test_in_the_midst_of_a_run_it_says_what_the_model_has_behind_it(config: SiloConfig) -> None:
+    """With FedAvg that is what the coordinator handed out before the last round that was trained here."""
+    progress = config.runs / "autumn" / "progress.json"
+    progress.write_text(json.dumps({**json.loads(progress.read_text()), "finished": False}))
+    between = evaluate(config)
+    assert (between.rounds, between.ended) == (0, False)
+    assert "The run has not ended here: this is the model after 0 of 3 rounds." in make_document(between).warnings
+
+
 @pytest.fixture
 def connections() -> Iterator[list[str]]:
     """What Python's audit hook tells of sockets meanwhile; a hook cannot be taken away again."""
@@ -327,7 +336,7 @@ def test_the_command_opens_no_connection_and_leaves_the_journal_alone(
     changed = {path.name for path in config.state.rglob("*") if path.is_file()}
     assert changed == {
         *("autumn.html", "autumn.json", "model-card.md"),
-        *("plan.json", "progress.json", MODEL, DESCRIPTION, RESULTS, "personal-000001.safetensors"),
+        *("plan.json", "progress.json", MODEL, DESCRIPTION, RESULTS, "personal-000001-end.safetensors"),
     }
 
 

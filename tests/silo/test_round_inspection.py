@@ -14,7 +14,7 @@ import yaml
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from algorithms.datasets import ImageDataset, ImageSplit, load_npz, save_npz
-from algorithms.method import local_metrics
+from algorithms.method import PERSONAL, local_metrics
 from algorithms.models import build, state_of
 from algorithms.registry import make
 from algorithms.tensors import Part
@@ -23,13 +23,15 @@ from privacy.consent import ConsentFile
 from privacy.door import Call, Door, nonce
 from privacy.errors import ConfigurationError
 from privacy.exposure import Exposure
-from privacy.gate import ConsentGate
+from privacy.gate import ConsentGate, PlanGate
 from privacy.journal import Journal, read_records
 from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from protos.medsilo.v1 import coordinator_pb2 as wire
 from silo.config import SiloConfig
 from silo.inspection import Inspection, inspect
-from silo.plans import known_plan, read_plan
+from silo.page import View
+from silo.plans import keep_plan, known_plan, read_plan
+from silo.run_state import RunState
 from silo.training import LocalSite
 
 ALL = ["PROTOCOL", "IDENTITY", "MODEL_PARAMETERS", "PEER_DERIVED", "SAMPLE_COUNT", "LOCAL_METRICS"]
@@ -99,6 +101,9 @@ def really_sent(folder: Path, config: SiloConfig, plan: RunPlan) -> tuple[int, d
             for name, count in record[what].items():
                 into[name] = into.get(name, 0) + count
     return len(sent), classes, fields
+
+
+ENDED = "nothing more of it leaves. `silo doctor` asks the coordinator whether it leads another."
 
 
 def leaving(inspection: Inspection) -> dict[str, int]:
@@ -185,9 +190,38 @@ def test_a_silo_that_has_seen_no_plan_is_told_where_to_get_one(tmp_path: Path) -
     config = configured(tmp_path, ALL)
     with pytest.raises(ConfigurationError, match=r"--plan"):
         known_plan(config)
-    (config.runs / "r").mkdir(parents=True)
-    (config.runs / "r" / "plan.json").write_text(make_plan("local").model_dump_json())
-    assert known_plan(config) == make_plan("local")
+    config.state.mkdir()
+    for method in ("local", "fedavg"):
+        keep_plan(config, make_plan(method))
+        assert known_plan(config) == make_plan(method), "the one that was shown last"
+
+
+def test_nothing_of_a_run_that_has_ended_would_leave(tmp_path: Path) -> None:
+    config, plan = configured(tmp_path, ALL), make_plan("fedavg")
+    assert inspect(config, plan).total > 0
+    state = RunState(config.runs / plan.run, plan, "hospital1", load_npz(config.shard))
+    personal = {PERSONAL: state_of(build(plan.model, seed=1))}
+    state.save(personal, trained_rounds=plan.rounds, measurements={}, finished=True)
+    shown = inspect(config, plan)
+    assert (shown.total, shown.stopped) == (0, f"Run {plan.run} has ended here: {ENDED}")
+
+
+def test_nothing_leaves_while_the_consent_is_withdrawn(tmp_path: Path) -> None:
+    config, plan = configured(tmp_path, ALL), make_plan("fedavg")
+    config.withdrawal.parent.mkdir(parents=True, exist_ok=True)
+    config.withdrawal.write_text("{}")
+    shown = inspect(config, plan)
+    assert shown.total == 0
+    assert "withdrawn" in shown.stopped
+
+
+def test_the_page_of_a_hospital_that_declined_a_run_shows_that(tmp_path: Path) -> None:
+    config = configured(tmp_path, ALL)
+    with Journal(config.journal, key=Ed25519PrivateKey.generate(), origin=config.journal_origin) as journal:
+        door = Door(journal, identity=config.identity.uri, federation="test", gate=PlanGate(Exposure))
+        door.note("refusal", run="r", plan_sha256="ab", plan={}, reason="the consent does not cover it")
+    (refused,) = View(config).look({})["refused"]
+    assert (refused["rpc"], refused["reason"]) == ("plan", "the consent does not cover it")
 
 
 def test_what_leaves_only_in_other_rounds_is_named(tmp_path: Path) -> None:

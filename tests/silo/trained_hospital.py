@@ -58,4 +58,5 @@ def train(config: SiloConfig, plan: RunPlan) -> None:
     site.fit(0)
     state = state_of(site.model)
     kept = RunState(config.runs / plan.run, plan, "hospital1", dataset)
-    kept.save({PERSONAL: state}, trained_rounds=1, measurements={0: start, 1: site.measure(state)})
+    measured = {0: start, 1: site.measure(state)}
+    kept.save({PERSONAL: state}, trained_rounds=1, measurements=measured, finished=True)
