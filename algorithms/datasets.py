@@ -18,6 +18,7 @@ import os
 import secrets
 import struct
 import tempfile
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -68,6 +69,7 @@ _UNREADABLE = (
     RuntimeError,
     MemoryError,
     SyntaxError,
+    tokenize.TokenError,
     zipfile.BadZipFile,
     zlib.error,
     lzma.LZMAError,

@@ -20,7 +20,12 @@ class StrictModel(BaseModel):
 
 def _beside_file(value: Any, info: ValidationInfo) -> Any:
     folder = (info.context or {}).get("folder")
-    return folder / Path(value).expanduser() if folder is not None and isinstance(value, str | Path) else value
+    if folder is None or not isinstance(value, str | Path):
+        return value
+    try:
+        return folder / Path(value).expanduser()
+    except RuntimeError:
+        raise ValueError(f"names a home folder that is not known here: {str(value).partition('/')[0]}") from None
 
 
 FilePath = Annotated[Path, BeforeValidator(_beside_file)]

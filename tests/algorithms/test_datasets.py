@@ -169,6 +169,14 @@ def test_a_damaged_npz_never_crashes_the_reader(tmp_path: Path) -> None:
             assert str(path) in str(error)  # noqa: PT017 (a lucky flip may leave it readable)
 
 
+def test_an_array_header_that_is_no_python_is_refused(tmp_path: Path) -> None:
+    """Found by fuzzing: NumPy tries it as Python 2 then, and lets the tokeniser's error through."""
+    header = b"{'descr': (1L,\n"
+    path = tmp_path / "header.npz"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    refused(path)
+
+
 def test_text_and_single_arrays_are_no_data_sets(tmp_path: Path) -> None:
     text = tmp_path / "text.npz"
     text.write_text("images, labels\n")

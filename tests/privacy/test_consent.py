@@ -281,6 +281,12 @@ def test_a_misspelt_key_stands_before_what_follows_from_it_and_no_whole_part_of_
     assert str(caught.value).endswith("'LOCAL_METRIC' is not an exposure class; did you mean LOCAL_METRICS?")
 
 
+def test_a_home_folder_that_nobody_has_is_named(tmp_path: Path) -> None:
+    text = b"{federation: a, name: b, coordinator: {address: 'c:1'}, state: ~no-such-user/s, shard: x}"
+    with pytest.raises(ConfigurationError, match="`state`: names a home folder that is not known here: ~no-such-user"):
+        SiloConfig.read(written(tmp_path, text))
+
+
 def test_relative_paths_are_taken_from_the_files_folder(tmp_path: Path) -> None:
     path = tmp_path / "hospital1.yaml"
     path.write_text("{federation: a, name: hospital1, coordinator: {address: 'c:1'}, state: s, shard: /x/y.npz}")
