@@ -144,7 +144,7 @@ class EnrolmentService:
                 return self._enrol(data, request, call, silo, invitation, statement)
         except (RefusedError, IdentityError) as error:
             self._throttle.failed(address)
-            log.warning("%s could not enrol: %s", silo.name, error)
+            log.warning("%s could not enrol, from %s: %s", silo.name, address, error)
             self._store.refuse(silo.uri, "Enrol", str(error))
             context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         except Exception:

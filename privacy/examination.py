@@ -31,12 +31,14 @@ _COLOURS = {"good": "green", "notice": "yellow", "bad": "red"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One check's outcome. ``bad`` has to be mended before training; ``remedy`` says how."""
+    """One check's outcome. ``bad`` has to be mended before training; ``remedy`` says how. ``declines``: there is
+    nothing to mend, and the party takes no part, as its consent has it."""
 
     check: str
     state: State
     found: str
     remedy: str = ""
+    declines: bool = False
 
 
 def good(check: str, found: str) -> Finding:
@@ -44,9 +46,9 @@ def good(check: str, found: str) -> Finding:
     return Finding(check, "good", found)
 
 
-def notice(check: str, found: str, remedy: str = "") -> Finding:
-    """Worth knowing; training is possible."""
-    return Finding(check, "notice", found, remedy)
+def notice(check: str, found: str, remedy: str = "", *, declines: bool = False) -> Finding:
+    """Worth knowing; training is possible, or the consent does not want it."""
+    return Finding(check, "notice", found, remedy, declines)
 
 
 def bad(check: str, found: object, remedy: str = "") -> Finding:
@@ -57,10 +59,13 @@ def bad(check: str, found: object, remedy: str = "") -> Finding:
 def show(name: str, findings: Sequence[Finding], out: Console, *, as_json: bool = False) -> None:
     """Prints the findings; raises ``NotReadyError`` if one of them is bad."""
     wrong = [finding for finding in findings if finding.state == "bad"]
+    declines = any(finding.declines for finding in findings)
     if as_json:
-        out.print_json(json.dumps({"party": name, "ready": not wrong, "findings": [asdict(f) for f in findings]}))
+        ready = not wrong and not declines
+        out.print_json(json.dumps({"party": name, "ready": ready, "findings": [asdict(f) for f in findings]}))
     else:
-        table = Table(title=f"{name}: {'to be mended' if wrong else 'ready'}", title_justify="left")
+        word = "to be mended" if wrong else "in order, and takes no part as its consent is" if declines else "ready"
+        table = Table(title=f"{name}: {word}", title_justify="left")
         for column in ("check", "", "found, and what to do"):
             table.add_column(column, overflow="fold")
         for finding in findings:

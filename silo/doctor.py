@@ -179,7 +179,8 @@ def _check_consent(config: SiloConfig) -> tuple[Finding, bool]:
     except (ConfigurationError, OSError) as error:
         return bad("consent", error), False
     if config.withdrawal.exists():
-        return notice("consent", "withdrawn: nothing leaves", "silo consent give, if the hospital wants to"), False
+        remedy = "silo consent give, if the hospital wants to"
+        return notice("consent", "withdrawn: nothing leaves", remedy, declines=True), False
     consent = file.consent
     missing = file.missing_to_ask(config.coordinator_identity)
     if missing.expired:
@@ -263,6 +264,7 @@ def _check_plan(config: SiloConfig, plan: RunPlan | None) -> list[Finding]:
                 "run",
                 f"the consent does not cover {what}; missing: {'; '.join(missing.lines())}",
                 "add the lines to the consent if the hospital agrees; if not, it does not take part",
+                declines=True,
             )
         ]
     return [good("run", f"the consent covers {what}")]

@@ -135,6 +135,7 @@ def test_what_is_amiss_is_found_and_named(
     finding = found(hospital)[check]
     assert finding.state == state, finding
     assert words in f"{finding.found} {finding.remedy}"
+    assert finding.declines == (words in ("withdrawn", "method fedavg"))
 
 
 def test_images_that_do_not_fit_the_run_are_found(tmp_path: Path) -> None:
@@ -169,6 +170,8 @@ def test_the_exit_says_whether_something_is_to_be_mended(capsys: pytest.CaptureF
     fine, wrong = Finding("disk", "notice", "[little]"), Finding("images", "bad", "gone", "bring them [back]")
     show("hospital1", [fine], Console(width=200))
     assert "ready" in capsys.readouterr().out
+    show("hospital1", [fine, Finding("run", "notice", "not covered", declines=True)], Console(width=200))
+    assert "hospital1: in order, and takes no part as its consent is" in capsys.readouterr().out
     with pytest.raises(NotReadyError, match="images") as caught:
         show("hospital1", [fine, wrong], Console(width=200), as_json=True)
     assert caught.value.exit_code == 14
@@ -176,7 +179,7 @@ def test_the_exit_says_whether_something_is_to_be_mended(capsys: pytest.CaptureF
         "party": "hospital1",
         "ready": False,
         "findings": [
-            {"check": "disk", "state": "notice", "found": "[little]", "remedy": ""},
-            {"check": "images", "state": "bad", "found": "gone", "remedy": "bring them [back]"},
+            {"check": "disk", "state": "notice", "found": "[little]", "remedy": "", "declines": False},
+            {"check": "images", "state": "bad", "found": "gone", "remedy": "bring them [back]", "declines": False},
         ],
     }
