@@ -76,7 +76,7 @@ class Inspection:
     ``other_rounds``: classes that do not leave in the first round but, as the method's phases have it, in another.
     ``guarantee``: what the plan's privacy promises for the run; ``spent`` and ``after``: what these images have cost so
     far, and would have cost after a whole run more. ``largest_group``: the most training images of one patient.
-    ``stopped``: why nothing of the run leaves now whatever the consent's file says; empty if it does.
+    ``ended``: the run is over here, so that this is what did leave. ``withdrawn``: the consent is, so nothing leaves.
     """
 
     plan: RunPlan
@@ -89,7 +89,8 @@ class Inspection:
     spent: Guarantee | None
     after: Guarantee | None
     largest_group: int | None
-    stopped: str
+    ended: bool
+    withdrawn: bool
 
     @property
     def besides(self) -> str:
@@ -136,7 +137,7 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
         plan.privacy is None or metrics_budget_of(consent.consent, plan.privacy) is not None
     ):
         payload[Exposure.LOCAL_METRICS] = Part.of({spec.name: torch.zeros(()) for spec in local_metrics(plan)})
-    missing, stopped = consent.missing_for(plan), _stopped(config, plan)
+    missing, withdrawn = consent.missing_for(plan), config.withdrawal.exists()
     fields: dict[str, int] = {}
     classes: dict[Exposure, int] = {}
     messages = 0
@@ -157,7 +158,7 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
             count,
             {name: size for name, size in fields.items() if field_exposure(_UPDATE, name) == exposure},
             exposure in allowed,
-            exposure in allowed and not missing and not stopped,
+            exposure in allowed and not missing and not withdrawn,
             privacy_loss(plan, method, exposure, paid),
         )
         for exposure, count in sorted(classes.items(), key=lambda item: list(Exposure).index(item[0]))
@@ -183,19 +184,9 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
         spent=spent,
         after=after,
         largest_group=largest_group(dataset),
-        stopped=stopped,
+        ended=has_ended(config.runs / plan.run, plan.sha256.hex()),
+        withdrawn=withdrawn,
     )
-
-
-def _stopped(config: SiloConfig, plan: RunPlan) -> str:
-    if config.withdrawal.exists():
-        return "The consent is withdrawn: nothing leaves. `silo consent give`, if the hospital wants to."
-    if has_ended(config.runs / plan.run, plan.sha256.hex()):
-        return (
-            f"Run {plan.run} has ended here: nothing more of it leaves. `silo doctor` asks the coordinator whether it "
-            "leads another."
-        )
-    return ""
 
 
 def privacy_loss(plan: RunPlan, method: Method, exposure: Exposure, paid: Collection[str] = frozenset()) -> PrivacyLoss:

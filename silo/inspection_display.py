@@ -28,7 +28,8 @@ def show(found: Inspection, settings: SiloConfig, out: Console, *, as_json: bool
             "privacy": _privacy(found),
             "also_in_other_rounds": [exposure.value for exposure in found.other_rounds],
             "missing": found.missing.lines(),
-            "stopped": found.stopped,
+            "ended": found.ended,
+            "withdrawn": found.withdrawn,
         }
         typer.echo(json.dumps(content, indent=2))
         return
@@ -52,8 +53,16 @@ def show(found: Inspection, settings: SiloConfig, out: Console, *, as_json: bool
     out.print(table)
     for line in _privacy_lines(found):
         out.print(line, markup=False, soft_wrap=True)
-    if found.stopped:
-        out.print(found.stopped, soft_wrap=True)
+    if found.ended:
+        out.print(
+            f"Run {found.plan.run} has ended here: nothing more of it leaves. `silo doctor` asks whether the "
+            "coordinator leads another.",
+            soft_wrap=True,
+        )
+    if found.withdrawn:
+        out.print(
+            "The consent is withdrawn: nothing leaves. `silo consent give`, if the hospital wants to.", soft_wrap=True
+        )
     elif found.missing:
         out.print("The consent does not cover this run; nothing of it would leave. Missing:")
         for line in found.missing.lines():

@@ -156,7 +156,7 @@ def _next(config: SiloConfig) -> dict[str, Any]:
     return {
         "run": plan.run,
         "method": plan.method.name,
-        "why_not": found.stopped or None,
+        "why_not": f"Nothing more of run {plan.run}: it has ended." if found.ended else None,
         "missing": found.missing.lines(),
         "besides": found.besides,
         "content": [
