@@ -519,7 +519,7 @@ def serve(service: CoordinatorService, config: CoordinatorConfig, credentials: L
             ("grpc.so_reuseport", 0),
             ("grpc.keepalive_time_ms", 60_000),
             ("grpc.keepalive_timeout_ms", 20_000),
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", int(SHORTEST_PING_SECONDS * 1000)),
+            ("grpc.http2.min_ping_interval_without_data_ms", int(SHORTEST_PING_SECONDS * 1000)),
             ("grpc.keepalive_permit_without_calls", 1),
         ],
     )
