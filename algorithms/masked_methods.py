@@ -22,7 +22,7 @@ from algorithms.sharing import COUNT, count_part
 from algorithms.tensors import BLOCK, MemorySource, Part, Payload, TensorSpec, Workspace
 from privacy.errors import ConfigurationError, RefusedError
 from privacy.exposure import Exposure
-from privacy.masking import decode, encode
+from privacy.masking import LARGEST_WEIGHT, decode, encode
 from privacy.plan import RunPlan, SecureAggregationPlan
 
 WEIGHT = TensorSpec("weight", (), "I64")
@@ -155,7 +155,7 @@ def mean_of(updates: Sequence[Payload], parts: Parts, plan: SecureAggregationPla
         return found
 
     weight = int(total(0, 8).view(np.int64)[0])
-    if not len(sources) <= weight < 2**53:
+    if not len(sources) <= weight <= len(sources) * LARGEST_WEIGHT:
         raise RefusedError(f"the masks of {len(sources)} updates do not cancel (their weights add up to {weight})")
 
     def blocks(start: int, stop: int) -> Iterator[Tensor]:
