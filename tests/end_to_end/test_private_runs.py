@@ -102,6 +102,7 @@ def test_a_private_run_charges_the_ledger_and_tells_what_it_cost(
     assert [run["name"] for run in said[0]["runs"]] == ["test/test"]
     words = one.command("silo", "budget", "--config", "hospital1.yaml")
     assert "Spent on these images" in words
+    assert "Runs without it, if there were any, are not in it" in " ".join(words.split())
     report = one.command("silo", "report", "--config", "hospital1.yaml")
     for told in (words, report):
         flat = " ".join(told.split())

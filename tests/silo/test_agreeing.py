@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from privacy.consent import ConsentFile
 from privacy.errors import ConfigurationError, ConsentError
 from privacy.exposure import Exposure
+from privacy.invitation import Invitation
 from privacy.plan import RunPlan
+from silo.cli import app
 from silo.config import SiloConfig
 from silo.joining_commands import _agree
 from silo.setting_up import write_consent
@@ -96,3 +100,22 @@ def test_what_was_not_meant_is_not_agreed_to(config: SiloConfig, found: RunPlan,
         agree(config, found, *yes_to)
     assert config.consent is not None
     assert not config.consent.exists()
+
+
+def test_an_invitation_that_has_expired_is_not_tried(tmp_path: Path) -> None:
+    line = Invitation(
+        host="localhost",
+        port=1,
+        enrolment_port=2,
+        federation="tissue",
+        coordinator="coordinator",
+        silo="hospital1",
+        ca_sha256="ab" * 32,
+        code="a" * 26,
+        expires=datetime(2026, 1, 1, 12, 30, tzinfo=UTC),
+    ).line
+    done = CliRunner().invoke(app, ["init", line, "--data", "images.npz", "--folder", str(tmp_path)])
+    assert isinstance(done.exception, ConfigurationError)
+    assert "was good until 2026-01-01 12:30 UTC" in str(done.exception)
+    assert "coordinator invite hospital1" in str(done.exception)
+    assert list(tmp_path.iterdir()) == []
