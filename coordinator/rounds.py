@@ -95,7 +95,7 @@ class Rounds:
         store.open_run(plan.run, plan.canonical(), plan.sha256.hex())
         self._method = method
         self._initial = self.folder / "initial.safetensors"
-        if not self._initial.exists():
+        if not self._initial.exists() or not store.members(plan.run):  # the plan may have been corrected
             write_payload(self._initial, {Exposure.INITIAL_MODEL: Part.of(model.state_dict())})
         self.spares = Spares(self.folder / "spare", most=2 * len(config.silos))
         self._federation = Federation(

@@ -118,6 +118,23 @@ def test_a_run_that_waits_says_for_whom(
     one.until(lambda: "run r waits for a, b, c to fetch the end" in caplog.text)
 
 
+def test_a_corrected_plan_begins_with_its_own_model(tmp_path: Path) -> None:
+    """As long as no hospital has answered the plan, it may be changed; the starting model changes with it."""
+    one = Run(tmp_path)
+    path = tmp_path / "state/runs/r/initial.safetensors"
+    try:
+        first = path.read_bytes()
+        one.rounds.stop()
+        content = yaml.safe_load(one.path.read_text())
+        content["run"]["seed"] = 7
+        one.path.write_text(yaml.safe_dump(content))
+        config = CoordinatorConfig.read(one.path)
+        Rounds(config, config.plan(), config.make_method(), one.store)
+        assert path.read_bytes() != first
+    finally:
+        one.store.close()
+
+
 def test_at_the_end_it_waits_for_every_signature_and_says_for_whose(
     begin: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
