@@ -27,7 +27,7 @@ from privacy.report_pages import Format
 from privacy.report_words import minute, ranges, rounds_and_end
 from privacy.withdrawal import Cause
 
-app = application("The coordinator of a federation: leads runs, and never sees an image.")
+app = application("The coordinator of a federation: leads runs, and never sees an image.", program="coordinator")
 app.command()(init)
 app.command()(invite)
 app.command()(doctor)
@@ -149,10 +149,17 @@ def page(
 
 
 @app.command()
-def results(config: Config, as_json: AsJson = False) -> None:
+def results(
+    config: Config,
+    as_json: AsJson = False,
+    chosen: Annotated[
+        str | None, typer.Option("--run", help="An earlier run; by default the configuration's.", show_default=False)
+    ] = None,
+) -> None:
     """Show each silo's accuracy on its own test images, as far as silos consented to share it."""
-    settings, store = _open(config)
-    run = settings.run.name
+    settings, store = _open(config, chosen)
+    run = chosen or settings.run.name
+    plan = next(json.loads(canonical) for name, canonical, _ in store.runs() if name == run)
     rounds = store.rounds(run)
     shared = {
         name: [
@@ -160,16 +167,16 @@ def results(config: Config, as_json: AsJson = False) -> None:
             for state in rounds
             if (p := state.participants.get(name)) is not None and p.accuracy is not None
         ]
-        for name in settings.silos
+        for name in dict.fromkeys([*settings.silos, *(silo for state in rounds for silo in state.participants)])
     }
     if as_json:
         silos = {
             name: [{"round": number, "accuracy": accuracy, "loss": loss} for number, accuracy, loss in measured]
             for name, measured in shared.items()
         }
-        typer.echo(json.dumps({"run": run, "method": settings.run.method["name"], "silos": silos}, indent=2))
+        typer.echo(json.dumps({"run": run, "method": plan["method"]["name"], "silos": silos}, indent=2))
         return
-    if Exposure.LOCAL_METRICS not in settings.run.ask_for and not any(shared.values()):
+    if Exposure.LOCAL_METRICS not in plan["optional"] and not any(shared.values()):
         out.print(
             f"Run {run} asks nobody for accuracies. Hospitals that consent to LOCAL_METRICS send theirs in runs with "
             "`ask_for: [LOCAL_METRICS]`.",
@@ -190,7 +197,7 @@ def results(config: Config, as_json: AsJson = False) -> None:
         accuracies = [accuracy for _, accuracy, _ in measured]
         lasts.append(accuracies[-1])
         cells = [f"{100 * value:.1f} %" for value in (accuracies[0], max(accuracies), accuracies[-1])]
-        table.add_row(name, *cells, rounds_and_end((number for number, *_ in measured), settings.run.rounds))
+        table.add_row(name, *cells, rounds_and_end((number for number, *_ in measured), plan["rounds"]))
     if lasts:
         table.add_section()
         table.add_row("mean of those shared", "", "", f"{100 * sum(lasts) / len(lasts):.1f} %", "")
@@ -249,9 +256,12 @@ def _shared_accuracy(store: Store, run: str) -> SharedAccuracy | None:
     return SharedAccuracy(run, len(last), sum(last.values()) / len(last)) if last else None
 
 
-def _open(config: Path) -> tuple[CoordinatorConfig, Store]:
+def _open(config: Path, run: str | None = None) -> tuple[CoordinatorConfig, Store]:
     settings, store = _open_store(config)
-    if settings.run.name not in [name for name, _, _ in store.runs()]:
+    begun = [name for name, _, _ in store.runs()]
+    if run is not None and run not in begun:
+        raise ConfigurationError(f"--run {run}: there is no such run; begun were: {', '.join(begun) or 'none'}")
+    if run is None and settings.run.name not in begun:
         raise ConfigurationError(f"run {settings.run.name} has not been started yet; see `coordinator serve`")
     return settings, store
 

@@ -288,7 +288,20 @@ class CoordinatorConfig(PartyConfig):
         try:
             return make(name, parameters)
         except ConfigurationError as error:
-            raise ConfigurationError(f"`run.method`: {error}") from None
+            raise self._wrong("run.method", error) from None
+
+    def build_model(self) -> nn.Module:
+        """The run's first model; raises ``ConfigurationError`` for one that cannot be built."""
+        from algorithms.models import build
+
+        try:
+            return build(self.run.model, seed=self.run.seed, trusted=self.trusted_models)
+        except ConfigurationError as error:
+            raise self._wrong("run.model", error) from None
+
+    def _wrong(self, key: str, why: object) -> ConfigurationError:
+        file = "" if self._file is None else f"{self._file}: "
+        return ConfigurationError(f"{file}`{key}`: {why}")
 
     def open_public(self, model: nn.Module) -> PublicImages | None:
         """The public images, to be measured with a copy of ``model``; None where the method needs none.
@@ -301,25 +314,25 @@ class CoordinatorConfig(PartyConfig):
         if not self.make_method().needs_public:
             return None
         if self.public_data is None:
-            raise ConfigurationError(
-                f"{self.run.method['name']} measures models on public images; name an .npz of them as `public_data:`"
+            raise self._wrong(
+                "public_data",
+                f"is missing; {self.run.method['name']} measures models on public images: name an .npz of them",
             )
         return PublicImages(load_npz(self.public_data), copy.deepcopy(model), self.run.model.input_shape)
 
     def plan(self) -> RunPlan:
         """The plan that silos are asked to join."""
         from algorithms.masked_methods import masked_rounds, required
-        from algorithms.models import build
         from algorithms.private_methods import check_model
 
         method = self.make_method()
         run = self.run
         if run.training.batch_size < 2:
-            raise ConfigurationError("run.training.batch_size should be at least 2")
+            raise self._wrong("run.training.batch_size", "should be at least 2")
         if run.privacy is not None:
-            check_model(build(run.model, seed=run.seed, trusted=self.trusted_models), run.model.name)
+            check_model(self.build_model(), run.model.name)
         if run.max_update_norm is not None and not method.uploads & set(MODEL):
-            raise ConfigurationError(f"`run.max_update_norm` is for models, and {method.name} sends none; leave it out")
+            raise self._wrong("run.max_update_norm", f"is for models, and {method.name} sends none; leave it out")
         masks = None
         if run.secure_aggregation is not None:
             masks = SecureAggregationPlan(

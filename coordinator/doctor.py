@@ -56,12 +56,10 @@ def examine(path: Path) -> tuple[str, list[Finding]]:
 
 
 def _check_plan(config: CoordinatorConfig) -> list[Finding]:
-    from algorithms.models import build  # PyTorch takes seconds to load
-
     try:
-        plan = config.plan()  # loads PyTorch, which knows the models
+        plan = config.plan()  # loads PyTorch, which takes seconds
         warnings = config.make_method().warnings(len(config.silos))
-        build(plan.model, seed=plan.seed, trusted=config.trusted_models)
+        config.build_model()
     except MedsiloError as error:
         return [bad("run", error)]
     found = f"{plan.run}: {plan.method.name}, {plan.rounds} rounds, {len(config.silos)} hospitals"

@@ -20,10 +20,13 @@ from privacy.errors import ConfigurationError
 from privacy.examination import show
 from privacy.invitation import Invitation
 from privacy.pki import fingerprint
+from privacy.plan import ModelPlan
 
 out = output()
 aside = Console(stderr=True, highlight=False)
 """For what is not the invitation itself."""
+
+METHOD, MODEL = "fedavg", "diversifed-cnn"
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The coordinator's configuration (YAML).")]
 Days = Annotated[float, typer.Option("--days", min=0.01, max=90, help="How long invitations are good.")]
@@ -43,8 +46,8 @@ def init(
             "--invite", help="A hospital to invite, for example hospital1. Repeat for each.", show_default=False
         ),
     ] = None,
-    method: Annotated[str, typer.Option("--method", help="What is trained (docs/methods.md).")] = "fedavg",
-    model: Annotated[str, typer.Option("--model", help="The model.")] = "diversifed-cnn",
+    method: Annotated[str, typer.Option("--method", help="What is trained (docs/methods.md).")] = METHOD,
+    model: Annotated[str, typer.Option("--model", help="The model.")] = MODEL,
     shape: Annotated[str, typer.Option("--shape", help="The images: channels,height,width.")] = "3,28,28",
     classes: Annotated[int, typer.Option("--classes", min=2, help="How many classes they have.")] = 9,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="How many rounds are trained.")] = 10,
@@ -74,10 +77,7 @@ def init(
         port=port,
         enrolment_port=enrolment_port,
     )
-    if method != "fedavg":
-        from algorithms.registry import make  # PyTorch takes seconds to load
-
-        make(method, {})
+    _check_known(wanted)
     settings = set_up(wanted, config)
     _say(
         f"Configuration: {config}. The CA is in {settings.enrolment.ca if settings.enrolment else ''}: whoever has its "
@@ -138,6 +138,24 @@ def doctor(
 
     name, findings = examine(config)
     show(name, findings, out, as_json=as_json)
+
+
+def _check_known(wanted: Federation) -> None:
+    """Raises ``ConfigurationError`` for a method or model that nobody has; users' own factories are looked at later."""
+    if (wanted.method, wanted.model) == (METHOD, MODEL):
+        return
+    from algorithms.models import build  # PyTorch takes seconds to load
+    from algorithms.registry import make
+
+    option = "--method"
+    try:
+        make(wanted.method, {})
+        option = "--model"
+        if ":" not in wanted.model or wanted.model.startswith("torchvision:"):
+            channels, height, width = wanted.shape
+            build(ModelPlan(name=wanted.model, input_shape=(channels, height, width), classes=wanted.classes))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{option}: {error}") from None
 
 
 def _print(invitation: Invitation) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 from algorithms.allocation import return_freed_memory
 from algorithms.masked_methods import masked_specs, mean_of
 from algorithms.method import Downloads, Federation, Memory, Method, local_metrics, participants
-from algorithms.models import Layout, build
+from algorithms.models import Layout
 from algorithms.tensor_files import FileWorkspace, Spares, read_payload, write_payload
 from algorithms.tensors import FileSource, Part, Payload, TensorSpec, Workspace
 from coordinator import weights_log
@@ -91,7 +91,7 @@ class Rounds:
         self.store = store
         self.folder = config.state / "runs" / plan.run
         self.failure: BaseException | None = None
-        model = build(plan.model, seed=plan.seed, trusted=config.trusted_models)
+        model = config.build_model()
         store.open_run(plan.run, plan.canonical(), plan.sha256.hex())
         self._method = method
         self._initial = self.folder / "initial.safetensors"

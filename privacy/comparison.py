@@ -24,19 +24,30 @@ PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA temp_store=FILE;
 CREATE TABLE message (side, direction, call, frame, sha256, content, schema, word, seen, position);
 CREATE TABLE root (side, size, root, PRIMARY KEY (side, size)) WITHOUT ROWID;
 CREATE TABLE seen (side, size, root, position);
+CREATE TABLE vouched (side, call, messages);
 """
-_INDEX = "CREATE INDEX place ON message (side, direction, call, frame, sha256)"
+_INDICES = (
+    "CREATE INDEX place ON message (side, direction, call, frame, sha256)",
+    "CREATE INDEX word ON vouched (side, call)",
+)
 
+# Whether the sender's evidence reaches as far as a message. Who asks makes one call after the other: what it signs next
+# stands behind all that it sent before. Who answers has other parties' calls under way: what it signs meanwhile may
+# stand before the record of an answer, so that only its own signed word on that answer tells that it was recorded.
+_DUE = """
+    m.seen < :extent AND (NOT :answers OR EXISTS (
+        SELECT 1 FROM vouched v WHERE v.side = m.side AND v.call = m.call AND v.messages > m.frame))
+"""
 _MISSING = """
     SELECT {what} FROM message m
-    WHERE m.side = :receiver AND m.direction = 'received' AND m.seen {newer} :extent AND
+    WHERE m.side = :receiver AND m.direction = 'received' AND {due} AND
         (SELECT COUNT(*) FROM message s WHERE s.side = :sender AND s.direction = 'sent' AND s.call = m.call
             AND s.frame = m.frame AND s.sha256 = m.sha256)
         < (SELECT COUNT(*) FROM message r WHERE r.side = :receiver AND r.direction = 'received' AND r.call = m.call
             AND r.frame = m.frame AND r.sha256 = m.sha256)
 """
-_MISSING_BEFORE = _MISSING.format(what="m.position, m.call, m.frame", newer="<") + "ORDER BY m.position LIMIT 1"
-_MISSING_SINCE = _MISSING.format(what="COUNT(*)", newer=">=")
+_MISSING_BEFORE = _MISSING.format(what="m.position, m.call, m.frame", due=_DUE) + "ORDER BY m.position LIMIT 1"
+_MISSING_SINCE = _MISSING.format(what="COUNT(*)", due=f"NOT ({_DUE})")
 _OTHER_BYTES = """
     SELECT m.position, m.call, m.frame FROM message m
     WHERE m.side = :receiver AND m.direction = 'received'
@@ -72,6 +83,11 @@ class Extent:
     party: str
     end: int
     whole: bool
+
+    @property
+    def asks(self) -> bool:
+        """Whether its party begins all calls, as hospitals do: what it receives are answers."""
+        return "/silo/" in self.party
 
 
 @dataclass(frozen=True)
@@ -123,6 +139,10 @@ class Comparison:
         """Takes what the other side has signed for this one, by the record in which it came."""
         self._connection.execute("INSERT INTO seen VALUES (?, ?, ?, ?)", (side, size, root, position))
 
+    def vouched(self, side: Side, call: str, messages: int) -> None:
+        """Takes how many messages of a call the other side has signed for having sent."""
+        self._connection.execute("INSERT INTO vouched VALUES (?, ?, ?)", (side, bytes.fromhex(call), messages))
+
     def flush(self) -> None:
         """Writes what has been taken."""
         self._connection.executemany("INSERT INTO message VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", self._messages)
@@ -136,7 +156,8 @@ class Comparison:
 
     def differ(self, own: Extent, peer: Extent) -> Difference | None:
         """The first difference, if there is one; a later history that is withheld before anything else."""
-        self._connection.execute(_INDEX)
+        for index in _INDICES:
+            self._connection.execute(index)
         for reader, shower in ((own, peer), (peer, own)):
             found = self._first("SELECT MAX(size) FROM seen WHERE side = ?", reader.side)[0] or 0
             if found > shower.end:
@@ -164,8 +185,15 @@ class Comparison:
         return int(self._first(_NOT_ARRIVED, sender=sender.side, receiver=receiver.side)[0])
 
     def newer(self, receiver: Extent, sender: Extent) -> int:
-        """How many messages came after their sender had signed the last of its records here, which lack them."""
-        found = self._first(_MISSING_SINCE, receiver=receiver.side, sender=sender.side, extent=sender.end)
+        """How many messages came after their sender had signed the last of its records here, which lack them, as far as
+        anything tells that they ought to be there."""
+        found = self._first(
+            _MISSING_SINCE,
+            receiver=receiver.side,
+            sender=sender.side,
+            extent=sender.end,
+            answers=receiver.asks,
+        )
         return int(found[0]) if sender.whole else 0
 
     def _difference(self, receiver: Extent, sender: Extent) -> Difference | None:
@@ -184,7 +212,7 @@ class Comparison:
                 index(found[0]),
             )
         if sender.whole:
-            found = self._first(_MISSING_BEFORE, **sides, extent=sender.end)
+            found = self._first(_MISSING_BEFORE, **sides, extent=sender.end, answers=receiver.asks)
             if found is not None:
                 return Difference(
                     f"{receiver.party} received a message {at(*found)} that {sender.party} has no record of sending",

@@ -18,17 +18,26 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def _beside_file(value: Any, info: ValidationInfo) -> Any:
+def with_home(path: Path) -> Path:
+    """The path with the home folder that its ``~`` stands for; raises ``ConfigurationError`` if nobody has it."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ConfigurationError(f"names a home folder that is not known here: {path.parts[0]}") from None
+
+
+def beside_file(value: Any, info: ValidationInfo) -> Any:
+    """A path that a file names, taken from that file's folder; anything else as it is."""
     folder = (info.context or {}).get("folder")
     if folder is None or not isinstance(value, str | Path):
         return value
     try:
-        return folder / Path(value).expanduser()
-    except RuntimeError:
-        raise ValueError(f"names a home folder that is not known here: {str(value).partition('/')[0]}") from None
+        return folder / with_home(Path(value))
+    except ConfigurationError as error:
+        raise ValueError(str(error)) from None
 
 
-FilePath = Annotated[Path, BeforeValidator(_beside_file)]
+FilePath = Annotated[Path, BeforeValidator(beside_file)]
 """A path; a relative one is taken from the folder of the file that names it."""
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]

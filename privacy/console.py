@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
 import typer
@@ -46,12 +47,35 @@ def output() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=140)
 
 
-def application(summary: str) -> typer.Typer:
-    """A command line application in this project's ways."""
-    return typer.Typer(
+def application(summary: str, *, program: str | None = None) -> typer.Typer:
+    """A command line application in this project's ways; ``program``: its name, for one that tells its version."""
+    app = typer.Typer(
         help=summary,
         no_args_is_help=True,
         add_completion=True,
         pretty_exceptions_enable=False,
         rich_markup_mode="markdown",
     )
+
+    def tell(wanted: bool) -> None:
+        if wanted:
+            typer.echo(f"{program} {medsilo_version()}")
+            raise typer.Exit
+
+    def begin(
+        # Not as an annotation, which Typer could not evaluate: `tell` is a name of this function.
+        version: bool = typer.Option(False, "--version", callback=tell, is_eager=True, help="Show the version."),
+    ) -> None:
+        pass
+
+    if program is not None:
+        app.callback()(begin)
+    return app
+
+
+def medsilo_version() -> str:
+    """Medsilo's version as installed."""
+    try:
+        return version("medsilo")
+    except PackageNotFoundError:
+        return "(not installed)"

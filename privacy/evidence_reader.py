@@ -352,6 +352,9 @@ class EvidenceReader:
                 shown = read_note(document.checkpoint)
                 self._seen = shown.size
                 self._comparison.seen(self.side, shown.size, shown.root, record["index"])
+                for item in document.exchanges:
+                    if item.direction == "sent":
+                        self._comparison.vouched(self.side, item.call_id, item.messages)
             self._comparison.message(self.side, record, self._seen)
 
     def _take_foreign(self, record: Mapping[str, Any]) -> None:

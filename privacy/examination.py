@@ -11,13 +11,14 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
 
+from privacy.console import medsilo_version
 from privacy.errors import JournalError, JournalInUseError, MedsiloError, NotReadyError
 from privacy.journal import Journal
 from privacy.party import PartyConfig
@@ -79,11 +80,9 @@ def show(name: str, findings: Sequence[Finding], out: Console, *, as_json: bool 
 
 def check_versions() -> Finding:
     """Which releases are at work."""
-    try:
-        own = version("medsilo")
-    except PackageNotFoundError:
-        own = "not installed"
-    return good("versions", f"medsilo {own}, Python {platform.python_version()}, gRPC {version('grpcio')}")
+    return good(
+        "versions", f"medsilo {medsilo_version()}, Python {platform.python_version()}, gRPC {version('grpcio')}"
+    )
 
 
 def check_keys(party: PartyConfig) -> Finding:

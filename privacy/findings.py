@@ -28,7 +28,8 @@ class Verification:
     ``unsigned``: newer ones in a journal's folder.
     ``remarks``: what is in order and should be known all the same. ``problem`` is empty if the evidence is sound;
     ``index``: the first bad record's; with ``until``, the first and last of those among which it is. ``peer``: the
-    other side's identity, if it was compared.
+    other side's identity, if it was compared; ``peers_problem``: why it could not be, because its own evidence is not
+    sound, while this one is.
     """
 
     source: str
@@ -51,15 +52,16 @@ class Verification:
     problem: str = ""
     index: int | None = None
     until: int | None = None
+    peers_problem: str = ""
 
     @property
     def sound(self) -> bool:
-        """Whether nothing was found against it."""
-        return not self.problem
+        """Whether nothing was found against it, or against the other side's."""
+        return not self.problem and not self.peers_problem
 
     def sentences(self) -> list[str]:
         """The result in words."""
-        if not self.sound:
+        if self.problem:
             where = "" if self.index is None else f" The first bad record is number {self.index}."
             if self.until != self.index:
                 where = f" The first bad record is one of the numbers {self.index} to {self.until}."
@@ -75,5 +77,6 @@ class Verification:
                 if self.whole
                 else []
             ),
+            *([f"NOT compared: {self.peers_problem}"] if self.peers_problem else []),
             *self.remarks,
         ]

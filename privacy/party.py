@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Self
 
+from pydantic import PrivateAttr
+
 from privacy.configuration import FilePath, Name, StrictModel, load
 from privacy.endpoint import TlsFiles
 from privacy.pki import Identity, Role
@@ -26,11 +28,14 @@ class PartyConfig(StrictModel):
     state: FilePath
     tls: TlsFiles | None = None
     insecure: bool = False
+    _file: Path | None = PrivateAttr(default=None)
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """Raises ``ConfigurationError`` naming the file and every key that is wrong."""
-        return load(path, cls)
+        config = load(path, cls)
+        config._file = path
+        return config
 
     @property
     def identity(self) -> Identity:

@@ -278,10 +278,13 @@ def load_credentials(*, ca: Path, certificate: Path, key: Path, expected: Identi
     Raises ``IdentityError`` saying which file is wrong and what to do.
     """
     command = "silo keys" if expected.role == "silo" else "coordinator keys"
+    by_invitation = (
+        "ask the coordinator's operator for an invitation (`silo init`), or " if expected.role == "silo" else ""
+    )
     root = _load_certificate(ca, "ask the federation's CA for its ca.pem")
     own = _load_certificate(
         certificate,
-        f"send the request made by `{command}` to the CA (`coordinator ca issue {expected.name}`)",
+        f"{by_invitation}send the request made by `{command}` to the CA (`coordinator ca issue {expected.name}`)",
     )
     private = _load_tls_key(key, f"make keys with `{command}`")
     if private.public_key() != own.public_key():

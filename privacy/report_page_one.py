@@ -164,9 +164,14 @@ def _handed_on(report: Report) -> list[str]:
 def _on_which_consent(report: Report) -> Answered:
     question = "On which consent?"
     if not report.of_silo:
-        joined = {answer.silo for answer in report.answers if answer.accepted}
+        took_part = {one.silo for one in report.attendance if one.rounds_delivered}
+        joined = {answer.silo for answer in report.answers if answer.accepted} | took_part
         declined = {answer.silo for answer in report.answers if not answer.accepted}
-        verdict = f"{number_of(len(joined), 'hospital')} agreed" + (f", {len(declined)} declined" if declined else "")
+        verdict = f"{number_of(len(joined), 'hospital')} agreed"
+        if never := declined - joined:
+            verdict += f", {len(never)} declined"
+        if later := declined & joined:
+            verdict += f"; {len(later)} of them declined another run, or the rest of one"
         return Answered(
             question,
             verdict,

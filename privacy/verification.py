@@ -51,7 +51,7 @@ def _verify_both(own: EvidenceReader, other: EvidenceReader, comparison: Compari
         _compare(comparison, own, other)
     else:
         where = "" if theirs.index is None else f" (its record {theirs.index})"
-        result.problem = f"the other side's evidence {theirs.source} is not sound: {theirs.problem}{where}"
+        result.peers_problem = f"the other side's evidence {theirs.source} is NOT sound: {theirs.problem}{where}."
     return result
 
 
@@ -94,7 +94,8 @@ def _compare(comparison: Comparison, own: EvidenceReader, peer: EvidenceReader) 
     for receiver, sender in ((mine, theirs), (theirs, mine)):
         newer = comparison.newer(receiver, sender)
         if newer:
+            messages = f"{newer} message{'s' * (newer != 1)}"
             result.remarks.append(
-                f"{receiver.party} has {newer} messages that {sender.party} sent after it had signed the last record "
-                "that is here: whether it has records of them, only newer evidence of it shows."
+                f"{receiver.party} has {messages} that {sender.party} sent after it had signed the last record that is "
+                "here, or while it did: whether it has a record of each, only newer evidence of it shows."
             )

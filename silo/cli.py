@@ -34,7 +34,9 @@ from silo.joining_commands import doctor, init
 from silo.plans import known_plan, read_plan
 from silo.prepare_command import prepare, read_window
 
-app = application("A hospital's side of a federation: trains on its own images, decides and records what leaves.")
+app = application(
+    "A hospital's side of a federation: trains on its own images, decides and records what leaves.", program="silo"
+)
 app.add_typer(consent_app, name="consent")
 app.command()(init)
 app.command()(doctor)

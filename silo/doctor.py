@@ -6,6 +6,7 @@ plan is asked for, through the door.
 
 from __future__ import annotations
 
+import difflib
 import ssl
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ import grpc
 import numpy as np
 
 from algorithms.datasets import ImageDataset, largest_group, load_npz
+from algorithms.registry import METHODS
 from privacy.consent import ConsentFile, today
 from privacy.door import Call, Door, nonce
 from privacy.errors import (
@@ -77,6 +79,7 @@ def examine(path: Path) -> tuple[str, list[Finding]]:
         *asked,
         *check_data(config.shard, plan),
         consent,
+        *_check_methods(config),
         *_check_plan(config, plan),
         *_check_ledgers(config),
     ]
@@ -198,6 +201,21 @@ def _check_consent(config: SiloConfig) -> tuple[Finding, bool]:
     if consent.expires is None:
         return notice("consent", f"{found}; without an end", "add `expires: DAY` if it is to end by itself"), True
     return good("consent", found), True
+
+
+def _check_methods(config: SiloConfig) -> list[Finding]:
+    """Names in the consent that no method has."""
+    try:
+        file = ConsentFile.read(config.consent)
+    except (ConfigurationError, OSError):
+        return []  # the consent's own finding tells
+    found = []
+    for name in file.consent.methods:
+        if name not in METHODS:
+            near = difflib.get_close_matches(name, METHODS, n=1)
+            remedy = f"did you mean {near[0]}?" if near else "docs/methods.md has their names"
+            found.append(notice("consent", f"`methods:` in {file.path} names {name}, which is no method", remedy))
+    return found
 
 
 def _ask(config: SiloConfig, credentials: Credentials | None, *, may_ask: bool) -> tuple[list[Finding], RunPlan | None]:

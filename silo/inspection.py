@@ -77,6 +77,7 @@ class Inspection:
     ``guarantee``: what the plan's privacy promises for the run; ``spent`` and ``after``: what these images have cost so
     far, and would have cost after a whole run more. ``largest_group``: the most training images of one patient.
     ``ended``: the run is over here, so that this is what did leave. ``withdrawn``: the consent is, so nothing leaves.
+    ``not_agreed``: what the run takes from who wants to give it, and the consent does not name.
     """
 
     plan: RunPlan
@@ -91,6 +92,7 @@ class Inspection:
     largest_group: int | None
     ended: bool
     withdrawn: bool
+    not_agreed: tuple[Exposure, ...]
 
     @property
     def besides(self) -> str:
@@ -186,6 +188,7 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
         largest_group=largest_group(dataset),
         ended=has_ended(config.runs / plan.run, plan.sha256.hex()),
         withdrawn=withdrawn,
+        not_agreed=tuple(exposure for exposure in plan.optional if exposure not in allowed),
     )
 
 

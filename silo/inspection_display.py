@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from privacy.accounting import shown
+from privacy.exposure import MEANING
 from silo.config import SiloConfig
 from silo.inspection import Inspection, Leaving
 
@@ -28,6 +29,7 @@ def show(found: Inspection, settings: SiloConfig, out: Console, *, as_json: bool
             "privacy": _privacy(found),
             "also_in_other_rounds": [exposure.value for exposure in found.other_rounds],
             "missing": found.missing.lines(),
+            "optional_and_not_agreed_to": [exposure.value for exposure in found.not_agreed],
             "ended": found.ended,
             "withdrawn": found.withdrawn,
         }
@@ -53,6 +55,12 @@ def show(found: Inspection, settings: SiloConfig, out: Console, *, as_json: bool
     out.print(table)
     for line in _privacy_lines(found):
         out.print(line, markup=False, soft_wrap=True)
+    for exposure in found.not_agreed:
+        out.print(
+            f"Optional, and not agreed to, so it stays here: {exposure}. {MEANING[exposure]}",
+            markup=False,
+            soft_wrap=True,
+        )
     if found.ended:
         out.print(
             f"Run {found.plan.run} has ended here: nothing more of it leaves. `silo doctor` asks whether the "

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from privacy.configuration import with_home
 from privacy.console import output
 from privacy.errors import ConfigurationError, ConsentError, DataError, MedsiloError, NotReadyError
 from privacy.examination import Finding, show
@@ -163,7 +164,9 @@ def _agree(
             f"the hospital agrees, run the same command with --rounds {plan.rounds}"
         )
     if yes_to:
-        return frozenset(needed) | optional, f"Agreed to with --yes-to {' --yes-to '.join(yes_to)}."
+        left_out = [exposure for exposure in plan.optional if exposure not in optional]
+        stays = f" Optional, and not agreed to: {', '.join(left_out)}." if left_out else ""
+        return frozenset(needed) | optional, f"Agreed to with --yes-to {' --yes-to '.join(yes_to)}.{stays}"
     _show_plan(plan, needed)
     if not typer.confirm(f"Does {config.name} agree to this, as long as the consent says?", default=False):
         return nothing
@@ -206,13 +209,13 @@ def _readable(data: Path | None, asking: bool) -> Path:
     from algorithms.datasets import load_npz
 
     while True:
-        path = (
-            data
-            or Path(_ask(asking, "The hospital's images (.npz)", "make them with `silo prepare` and say where: --data"))
-        ).expanduser()
+        path = data or Path(
+            _ask(asking, "The hospital's images (.npz)", "make them with `silo prepare` and say where: --data")
+        )
         try:
+            path = with_home(path)
             load_npz(path)
-        except DataError as error:
+        except (ConfigurationError, DataError) as error:
             if not asking or data is not None:
                 raise
             _say(str(error))

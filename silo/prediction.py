@@ -123,7 +123,9 @@ def find_run(runs: Path, run: str | None) -> Path:
         if run != Path(run).name or "\0" in run:
             raise DataError(f"{run!r:.80} is not the name of a run")
         if not (runs / run / MODEL).exists():
-            raise DataError(f"{runs / run}: holds no model; `silo train` writes one after every round")
+            others = ", ".join(sorted(path.parent.name for path in runs.glob(f"*/{MODEL}")))
+            there = f"; models are there of: {others}" if others else "; `silo train` writes one after every round"
+            raise DataError(f"{runs / run}: holds no model{there}")
         return runs / run
     trained = sorted(runs.glob(f"*/{MODEL}"), key=lambda path: path.stat().st_mtime)
     if not trained:
@@ -152,6 +154,8 @@ def _read(images: Path, plan: ModelPlan, window: Window | None) -> tuple[list[st
                 f"{(height, width, channels)}"
             )
         return [f"{images.name}#{index}" for index in range(len(test))], test.images, test.labels
+    if not images.exists():
+        raise DataError(f"{images}: there is no such file or folder")
     if images.is_dir():
         paths = sorted(path for path in images.iterdir() if path.is_file() and is_image(path))
     else:

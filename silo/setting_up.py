@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from privacy.configuration import explain
+from privacy.configuration import explain, with_home
 from privacy.consent import Consent, today
 from privacy.errors import ConfigurationError, IdentityError
 from privacy.examination import SOON_DAYS
@@ -60,7 +60,7 @@ def proxy_of(url: str | None, credentials: Path | None) -> ProxyConfig | None:
             raise ConfigurationError("--proxy-credentials needs --proxy http://host:port")
         return None
     try:
-        return ProxyConfig(url=url, credentials=None if credentials is None else credentials.expanduser().absolute())
+        return ProxyConfig(url=url, credentials=None if credentials is None else with_home(credentials).absolute())
     except ValidationError as error:
         raise ConfigurationError("; ".join(f"--proxy: {line}" for line in explain(error, ProxyConfig))) from None
 
@@ -188,5 +188,5 @@ def _check_same(path: Path, config: SiloConfig, invitation: Invitation, shard: P
 
 def _from(folder: Path, shard: Path) -> Path:
     """A path as it is written into a file in ``folder``."""
-    shard, folder = shard.expanduser().absolute(), folder.absolute()
+    shard, folder = with_home(shard).absolute(), folder.absolute()
     return shard.relative_to(folder) if shard.is_relative_to(folder) else shard

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -444,7 +445,7 @@ class Uplink:
             wait=wait_exponential_jitter(multiplier=0.2, max=LONGEST_PAUSE_SECONDS if seconds is None else 2),
             stop=stop_never if seconds is None else stop_after_delay(seconds),
             sleep=sleep_using_event(self._interrupted),
-            before_sleep=self._before_pause,
+            before_sleep=partial(self._before_pause, seconds),
             reraise=True,
         ):
             with attempt:
@@ -462,10 +463,13 @@ class Uplink:
                     raise explained from error
         raise AssertionError("unreachable: the loop ends by returning or raising")
 
-    def _before_pause(self, state: RetryCallState) -> None:
+    def _before_pause(self, seconds: float | None, state: RetryCallState) -> None:
         reason = state.outcome.exception() if state.outcome else None
         pause = state.next_action.sleep if state.next_action else 0
-        self._notice(f"{reason}; trying again in {pause:.0f} s")
+        if seconds is None:
+            self._notice(f"{reason}; trying again in {pause:.0f} s")
+        elif state.attempt_number == 1:  # that it goes on is said once: it has an end, and pauses are short
+            self._notice(f"{reason}; trying again for {seconds:.0f} s")
 
     def _explain(self, error: grpc.RpcError) -> Exception:
         code, details = error.code(), error.details() or ""

@@ -12,7 +12,7 @@ from privacy.console import run as run_app
 from simulation.experiment import ExperimentConfig
 from simulation.scheduling import run_experiment
 
-app = application("Experiments: the daemons' methods with no network.")
+app = application("Experiments: the daemons' methods with no network.", program="simulation")
 out = output()
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The experiment (YAML).")]

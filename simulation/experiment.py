@@ -22,7 +22,7 @@ from algorithms.method import Method
 from algorithms.private_methods import refusal
 from algorithms.registry import make
 from coordinator.config import PrivacyConfig
-from privacy.configuration import Name, StrictModel, explain, load
+from privacy.configuration import Name, StrictModel, beside_file, explain, load
 from privacy.errors import ConfigurationError
 from privacy.exposure import Exposure
 from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
@@ -113,8 +113,7 @@ class ExperimentConfig(StrictModel):
     @field_validator("data")
     @classmethod
     def _beside_file(cls, specs: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        folder = (info.context or {}).get("folder")
-        return tuple(str(folder / Path(s).expanduser()) if folder and s.endswith(".npz") else s for s in specs)
+        return tuple(str(beside_file(spec, info)) if spec.endswith(".npz") else spec for spec in specs)
 
     @classmethod
     def read(cls, path: Path) -> ExperimentConfig:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,24 @@ def test_the_four_commands_of_the_readme_lead_to_the_first_round(machines: Machi
     looked = machines.command("hospital", "silo", "doctor", "--config", "hospital1.yaml", "--json", expect=14)
     content = json.loads(looked.partition("\nerror:")[0])
     assert [finding["check"] for finding in content["findings"] if finding["state"] == "bad"] == ["address"]
+
+
+def test_a_slip_in_a_name_is_told_where_it_is_and_nothing_is_begun(machines: Machines) -> None:
+    wanted = ["coordinator", "init", "--federation", "tissue", "--host", "127.0.0.1", "--invite", "hospital1"]
+    said = machines.command("coordinator", *wanted, "--model", "diversified-cnn", expect=2)
+    assert "--model: model 'diversified-cnn' is not known; use one of diversifed-cnn" in said
+    said = machines.command("coordinator", *wanted, "--method", "fedprux", expect=2)
+    assert "--method: method 'fedprux' is not known; did you mean 'fedprox'?" in said
+    assert not (machines.place("coordinator") / "coordinator.yaml").exists()
+    machines.command("coordinator", *wanted)
+    path = machines.place("coordinator") / "coordinator.yaml"
+    good = path.read_text()
+    for key, right, wrong in (("run.method", "name: fedavg", "name: fedavk"), ("run.model", "diversifed-cnn", "cnn")):
+        path.write_text(good.replace(right, wrong, 1))
+        said = machines.command("coordinator", "coordinator", "serve", "--config", "coordinator.yaml", expect=2)
+        assert f"coordinator.yaml: `{key}`: " in said
+    for command in ("silo", "coordinator", "simulation"):
+        assert machines.command("coordinator", command, "--version") == f"{command} {version('medsilo')}\n"
 
 
 def test_who_may_not_enrol_is_told_why_and_leaves_nothing_half_done(machines: Machines) -> None:

@@ -76,9 +76,12 @@ def test_broken_evidence_ends_with_1_and_says_where(audit: Audit, exchange: Exch
     assert done.exit_code == 1
     assert "NOT sound" in done.output
     assert "first bad record is number 3" in done.output
-    done = audit("verify", exchange.silo.folder, "--peer", bundle)
+    # Here it is the other side's: nothing is said against the own.
+    done = audit("verify", exchange.coordinator.folder, "--peer", bundle)
     assert done.exit_code == 1
-    assert "the other side's evidence" in done.output
+    assert "are in place and unchanged" in done.output
+    assert "NOT compared: the other side's evidence" in done.output
+    assert "The record is NOT sound" not in done.output
 
 
 def test_where_a_signature_covers_several_records_no_single_one_is_blamed(

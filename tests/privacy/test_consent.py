@@ -15,6 +15,7 @@ from planning import make_plan
 from algorithms.fedavg import FedAvg
 from coordinator.config import CoordinatorConfig
 from privacy import consent as consent_module
+from privacy.configuration import with_home
 from privacy.consent import Consent, ConsentFile, Missing
 from privacy.errors import ConfigurationError, ConsentError, RefusedError
 from privacy.exposure import Exposure
@@ -285,6 +286,8 @@ def test_a_home_folder_that_nobody_has_is_named(tmp_path: Path) -> None:
     text = b"{federation: a, name: b, coordinator: {address: 'c:1'}, state: ~no-such-user/s, shard: x}"
     with pytest.raises(ConfigurationError, match="`state`: names a home folder that is not known here: ~no-such-user"):
         SiloConfig.read(written(tmp_path, text))
+    with pytest.raises(ConfigurationError, match="names a home folder that is not known here: ~no-such-user"):
+        with_home(Path("~no-such-user/images.npz"))
 
 
 def test_relative_paths_are_taken_from_the_files_folder(tmp_path: Path) -> None:

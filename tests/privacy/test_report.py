@@ -472,6 +472,7 @@ class TestCoordinator:
     def test_lists_who_declined_and_for_lack_of_what(self, report: Report) -> None:
         text = json.dumps(make_document(report).to_data())
         assert "declined, after 7 rounds of it" in text
+        assert "2 hospitals agreed; 1 of them declined another run, or the rest of one" in text
         assert "RUNNING_STATISTICS" in text
 
     def test_names_whose_consent_was_withdrawn_and_whose_part_ended(self, tmp_path: Path) -> None:

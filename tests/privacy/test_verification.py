@@ -149,6 +149,40 @@ def test_honest_histories_are_sound_from_either_side(tmp_path: Path) -> None:
     assert "already" in said
 
 
+def test_evidence_that_was_signed_while_an_answer_was_under_way_accuses_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator answers several hospitals at once: what it signs for one of them may stand between its word in an
+    answer to another and that answer's record."""
+    exchange = meet(tmp_path)
+    exchange.rounds([0])
+    coordinator, down = exchange.coordinator, Exchange._down
+
+    def signed_meanwhile(self: Exchange, *arguments: Any) -> None:
+        coordinator.door.note("refusal", reason="another hospital's call")
+        coordinator.journal.checkpoint()
+        down(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Exchange, "_down", signed_meanwhile)
+        exchange.attest()
+    while_serving = coordinator.bundle(tmp_path / "while-serving.json")
+    exchange.silo.journal.checkpoint()
+    hospital = exchange.silo.bundle(tmp_path / "hospital.json")
+    for own, peer in ((hospital, while_serving), (while_serving, hospital)):
+        found = verify_evidence(own, peer=peer)
+        assert found.sound, found.problem
+        assert any("has 1 message that spiffe://test/coordinator/" in said for said in found.remarks)
+
+    exchange.attest()  # in which the coordinator signs for that answer, so that newer evidence must hold it
+    exchange.silo.journal.checkpoint()
+    hospital = exchange.silo.bundle(tmp_path / "hospital.json")
+    assert not verify_evidence(hospital, peer=while_serving).sound
+    newer = coordinator.bundle(tmp_path / "newer.json")
+    assert verify_evidence(hospital, peer=newer).sound
+    exchange.close()
+
+
 def test_an_answer_without_a_receipt_is_broken_and_says_which_message(tmp_path: Path) -> None:
     """A coordinator whose answers leave out what it received; its daemon would not, and the silo's would stop."""
     exchange = meet(tmp_path)

@@ -76,6 +76,9 @@ def test_yes_to_the_method_covers_the_run_and_no_more(config: SiloConfig) -> Non
     assert (file.consent.rounds, file.consent.methods) == (10, ("fedavg",))
     assert config.consent is not None
     assert "LOCAL_METRICS" not in yaml.safe_load(config.consent.read_text())["exposures"]
+    assert "Optional, and not agreed to: LOCAL_METRICS." in " ".join(
+        config.consent.read_text().replace("#", "").split()
+    )
     with pytest.raises(ConfigurationError, match="exists already and is not overwritten"):
         write_consent(config, whole, (), how="")
 

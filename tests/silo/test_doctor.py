@@ -125,6 +125,8 @@ def _edit(name: str, before: str, after: str) -> Callable[[Path], object]:
         (lambda f: (f / "state/withdrawal.json").write_text("{}"), "consent", "notice", "withdrawn"),
         (_edit("consent.yaml", "expires: 2999-12-31\n", ""), "consent", "notice", "without an end"),
         (_edit("consent.yaml", "[fedavg]", "[local]"), "run", "notice", "method fedavg"),
+        (_edit("consent.yaml", "[fedavg]", "[fedavg, fedprux]"), "consent", "notice", "did you mean fedprox?"),
+        (lambda f: (f / "state/keys/tls.pem").unlink(), "certificate", "bad", "invitation (`silo init`)"),
         (_damage_journal, "journal", "bad", "journal"),
     ],
 )

@@ -134,6 +134,8 @@ def test_what_the_consent_does_not_let_out_is_not_counted_as_leaving(tmp_path: P
     assert not shown.missing
     assert leaving(shown) == classes
     assert shown.total == sum(classes.values())
+    assert shown.not_agreed == (Exposure.LOCAL_METRICS,), "what could leave too, if the hospital wanted"
+    assert inspect(configured(tmp_path, ALL), plan).not_agreed == ()
 
 
 def test_without_consent_to_the_run_nothing_leaves_and_what_is_missing_is_named(tmp_path: Path) -> None:

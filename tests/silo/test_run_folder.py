@@ -306,7 +306,7 @@ def test_what_cannot_be_classified_is_a_data_error(trained: Path, tmp_path: Path
              **{f"{s}_labels": np.zeros((2, 1), np.uint8) for s in ("train", "test")})  # fmt: skip
     for name, words in (
         ("broken.png", "cannot be read as a picture"),
-        ("none.png", "none.png"),
+        ("none.png", "none.png: there is no such file or folder"),
         ("empty", "holds no pictures"),
         ("wrong.npz", "the model takes"),
     ):
@@ -342,7 +342,7 @@ def test_a_loaded_model_says_what_it_is_and_takes_pixels_of_its_own_size_alone(t
 
 def test_a_run_is_found_by_name_or_as_the_only_one(trained: Path, tmp_path: Path) -> None:
     assert find_run(trained.parent, None) == find_run(trained.parent, "r") == trained
-    with pytest.raises(DataError, match="holds no model"):
+    with pytest.raises(DataError, match="holds no model; models are there of: r"):
         find_run(trained.parent, "other")
     with pytest.raises(DataError, match="no run has left a model"):
         find_run(tmp_path / "nowhere", None)
