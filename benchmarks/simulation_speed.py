@@ -36,7 +36,7 @@ from algorithms.method import Correction
 from algorithms.models import build, state_of
 from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from silo.training import LocalSite
-from simulation.batched import Fit, InThreads, Stacked
+from simulation.batched import Fit, InLanes, InThreads, Stacked
 
 SHAPES = {
     "cnn": ("diversifed-cnn", 20, 500, (3, 28, 28), 9),
@@ -161,6 +161,7 @@ def measure(shape: str, device: torch.device, repeats: int) -> dict[str, object]
             "LocalSite.fit in turn, one thread": with_threads(1, alone),
             f"LocalSite.fit, {cores} processes": processes,
             f"InThreads({cores})": lambda: InThreads(cores).train(fits_of(sites, start)),
+            f"InLanes({cores})": lambda: InLanes(cores).train(fits_of(sites, start)),
             "Stacked, one thread": with_threads(1, lambda: Stacked().train(fits_of(sites, start))),
         }
     seconds: dict[str, list[float]] = {name: [] for name in ways}

@@ -37,7 +37,7 @@ from privacy.plan import RunPlan
 from silo.sharding import Setting, cut
 from silo.sources import open_dataset
 from silo.training import choose_device
-from simulation.batched import Engine, InThreads, Stacked
+from simulation.batched import Engine, InLanes, InThreads, Stacked
 from simulation.experiment import ExperimentConfig, Run
 from simulation.federation import SiloRound, Simulation
 from simulation.public_images import cut_public
@@ -192,6 +192,8 @@ def _engine(config: ExperimentConfig) -> Engine | None:
             return None
         case "threads":
             return InThreads(os.cpu_count() or 1)
+        case "lanes":
+            return InLanes(os.cpu_count() or 1)
         case "stacked":
             return Stacked()
 
@@ -246,7 +248,7 @@ def _description(run: Run, dataset: ImageDataset) -> dict[str, Any]:
         "public": {"per_class": config.public_per_class, "share": config.public_share} if needs_public else None,
         "plan": run.plan(dataset).model_dump(mode="json"),
         "device": config.device,
-        "engine": "stacked" if config.engine == "stacked" else "alone",  # what changes bits; threads do not
+        "engine": "alone" if config.engine == "threads" else config.engine,  # what changes bits; threads do not
         "versions": {
             "medsilo": version("medsilo"),
             "python": platform.python_version(),

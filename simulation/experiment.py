@@ -87,8 +87,9 @@ class ExperimentConfig(StrictModel):
         published: papers' numbers, by setting and label.
         device: where to train.
         engine: "alone" trains silo by silo, with the daemons' bits; "threads" as many silos side by side as the machine
-            has cores, with the same bits; "stacked" all silos as one program, equal up to rounding, which is faster
-            for small models and on GPUs.
+            has cores, with the same bits; "lanes" does the same, and small convolutional networks in about half the
+            time on a CPU, equal up to rounding; "stacked" all silos as one program, equal up to rounding, which is
+            faster for small models and on GPUs.
     """
 
     name: Name
@@ -108,7 +109,7 @@ class ExperimentConfig(StrictModel):
     checkpoint_seconds: float = Field(default=60.0, ge=0)
     published: dict[str, dict[str, Annotated[Published, BeforeValidator(_number)]]] = Field(default_factory=dict)
     device: Literal["cpu", "cuda"] = "cpu"
-    engine: Literal["alone", "threads", "stacked"] = "alone"
+    engine: Literal["alone", "threads", "lanes", "stacked"] = "alone"
 
     @field_validator("data")
     @classmethod

@@ -21,7 +21,7 @@ from privacy.errors import TrainingError
 from privacy.exposure import Exposure
 from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from silo.training import LocalSite
-from simulation.batched import Engine, Fit, InThreads, Stacked, train_round
+from simulation.batched import Engine, Fit, InLanes, InThreads, Stacked, train_round
 
 CPU = torch.device("cpu")
 SIZES = {"a": 23, "b": 30, "c": 21, "d": 8}
@@ -99,12 +99,14 @@ def _one_thread() -> Any:
 
 @pytest.mark.parametrize("training", [{}, {"optimizer": "sgd", "learning_rate": 0.05, "momentum": 0.9}], ids=str)
 @pytest.mark.parametrize("model", ["diversifed-cnn", "mlp-64"])
-def test_a_stacked_round_is_the_sequential_one_up_to_rounding(model: str, training: dict[str, Any]) -> None:
+def test_a_round_stacked_or_in_lanes_is_the_sequential_one_up_to_rounding(model: str, training: dict[str, Any]) -> None:
     """Silos of unequal sizes, each with a model and a z of its own, in one module that they share."""
     run = plan(model, **training)
-    expected, found = one_by_one(run), at_once(run, Stacked())
-    for name in SIZES:
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-3, atol=2e-5)
+    expected = one_by_one(run)
+    for engine in (Stacked(), InLanes(2)):
+        found = at_once(run, engine)
+        for name in SIZES:
+            torch.testing.assert_close(found[name], expected[name], rtol=1e-3, atol=2e-5)
 
 
 def test_a_round_in_threads_is_bit_equal_to_the_sequential_one() -> None:
@@ -242,7 +244,7 @@ def test_what_cannot_be_stacked_is_trained_as_always(make: Any) -> None:
     assert all(torch.equal(states[0][name][key], states[1][name][key]) for name in SIZES for key in initial)
 
 
-@pytest.mark.parametrize("engine", [Stacked(), InThreads(2)], ids=["stacked", "threads"])
+@pytest.mark.parametrize("engine", [Stacked(), InThreads(2), InLanes(2)], ids=["stacked", "threads", "lanes"])
 def test_divergence_is_the_same_error_and_leaves_the_sites_as_they_were(engine: Engine) -> None:
     found = sites(plan(optimizer="sgd", learning_rate=1e30))
     halves = halves_of(found)
