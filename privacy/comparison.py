@@ -92,10 +92,12 @@ class Extent:
 
 @dataclass(frozen=True)
 class Difference:
-    """What does not agree. ``index``: the own record that shows it, or None where it is one of the other side's."""
+    """What does not agree. ``index``: the own record that shows it, or None where it is one of the other side's.
+    ``others``: it says something against the other side's evidence alone."""
 
     what: str
     index: int | None = None
+    others: bool = False
 
 
 class Comparison:
@@ -164,7 +166,8 @@ class Comparison:
                 return Difference(
                     f"{shower.party} has shown {reader.party} a journal of {found} records, and its evidence holds "
                     f"{shower.end}: later records are withheld or gone, or the bundle is older than the other one "
-                    "(then export it again)"
+                    "(then export it again)",
+                    others=shower is peer,
                 )
             fork = self._first(_FORKED, seen_by=reader.side, shown_by=shower.side)
             if fork is not None:

@@ -29,7 +29,7 @@ class Verification:
     ``remarks``: what is in order and should be known all the same. ``problem`` is empty if the evidence is sound;
     ``index``: the first bad record's; with ``until``, the first and last of those among which it is. ``peer``: the
     other side's identity, if it was compared; ``peers_problem``: why it could not be, because its own evidence is not
-    sound, while this one is.
+    sound or ends too early, while nothing was found against this one.
     """
 
     source: str

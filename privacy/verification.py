@@ -81,6 +81,9 @@ def _compare(comparison: Comparison, own: EvidenceReader, peer: EvidenceReader) 
             )
             return
     difference = comparison.differ(mine, theirs)
+    if difference is not None and difference.others:
+        result.peers_problem = f"{difference.what}."
+        return
     if difference is not None:
         result.problem, result.index, result.until = difference.what, difference.index, difference.index
         return

@@ -177,7 +177,10 @@ def test_evidence_that_was_signed_while_an_answer_was_under_way_accuses_nobody(
     exchange.attest()  # in which the coordinator signs for that answer, so that newer evidence must hold it
     exchange.silo.journal.checkpoint()
     hospital = exchange.silo.bundle(tmp_path / "hospital.json")
-    assert not verify_evidence(hospital, peer=while_serving).sound
+    older = verify_evidence(hospital, peer=while_serving)
+    assert not older.sound
+    assert "in place and unchanged" in older.sentences()[0], "nothing is said against the own evidence"
+    assert "older than the other one (then export it again)" in older.peers_problem
     newer = coordinator.bundle(tmp_path / "newer.json")
     assert verify_evidence(hospital, peer=newer).sound
     exchange.close()
