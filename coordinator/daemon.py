@@ -31,6 +31,8 @@ from privacy.revocation import LiveCredentials
 
 log = logging.getLogger(__name__)
 
+_IDLE_SECONDS = 2.0
+"""How long nothing has to come before the newest records are signed without a message."""
 _FILES_PER_SILO = 10
 """Twice what was measured with 200 hospitals (docs/reliability.md)."""
 _FILES_BESIDE = 256
@@ -119,20 +121,36 @@ def _lead(
     rounds.start()
     log.info("run %s: %s, listening on %s", plan.run, plan.method.name, config.listen)
     threading.Thread(target=_watch, args=(config, rounds, door, stopped, until_done), daemon=True).start()
+    signing = threading.Thread(target=_sign_when_idle, args=(journal, stopped), daemon=True)
+    signing.start()
     service_manager.watch(rounds.is_alive)
     service_manager.notify("READY=1")
     stopped.wait()
+    log.info("stopping; the same command goes on from here")
     service_manager.notify("STOPPING=1")
     rounds.stop()
     if enrolment is not None:
         enrolment.stop(grace=None)
     server.stop(grace=None if failures else 5).wait()
+    signing.join()
     if rounds.failure is not None and not failures:
         if isinstance(rounds.failure, DiskError):
             raise rounds.failure
         raise MedsiloError(
             f"the run stopped: {rounds.failure}; nothing is lost, the log says where"
         ) from rounds.failure
+
+
+def _sign_when_idle(journal: Journal, stopped: threading.Event) -> None:
+    """Records are signed with the next message; where none comes for a while, so that evidence of them can be had."""
+    before = -1
+    while not stopped.wait(_IDLE_SECONDS):
+        if len(journal) == before > journal.signed:
+            try:
+                journal.checkpoint()
+            except MedsiloError as error:
+                log.warning("the newest records could not be signed yet: %s", error)
+        before = len(journal)
 
 
 def _open_journal(

@@ -27,6 +27,7 @@ aside = Console(stderr=True, highlight=False)
 """For what is not the invitation itself."""
 
 METHOD, MODEL = "fedavg", "diversifed-cnn"
+_MOST_CHANNELS = 4
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The coordinator's configuration (YAML).")]
 Days = Annotated[float, typer.Option("--days", min=0.01, max=90, help="How long invitations are good.")]
@@ -149,7 +150,8 @@ def _check_known(wanted: Federation) -> None:
 
     option = "--method"
     try:
-        make(wanted.method, {})
+        for warning in make(wanted.method, {}).warnings(len(wanted.silos)):
+            _say(f"Note: {warning}")
         option = "--model"
         if ":" not in wanted.model or wanted.model.startswith("torchvision:"):
             channels, height, width = wanted.shape
@@ -177,7 +179,12 @@ def _shape(text: str) -> tuple[int, ...]:
     parts = text.replace("x", ",").replace(" ", "").split(",")
     if len(parts) != 3 or not all(part.isdigit() and int(part) for part in parts):
         raise ConfigurationError(f"--shape: {text!r} should be channels,height,width, for example 3,28,28")
-    return tuple(int(part) for part in parts)
+    shape = tuple(int(part) for part in parts)
+    if shape[0] > _MOST_CHANNELS >= shape[2]:
+        raise ConfigurationError(
+            f"--shape: {text} would be {shape[0]} channels; they come first: --shape {shape[2]},{shape[0]},{shape[1]}"
+        )
+    return shape
 
 
 def _time(moment: datetime | None) -> str:

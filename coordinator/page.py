@@ -15,7 +15,7 @@ from privacy.endpoint import split_address
 from privacy.errors import ConfigurationError
 from privacy.page_server import Content, PageServer, open_token, tls_context
 
-_STATES = ("not yet heard of", "declined", "joined", "training", "delivered", "fetching the end", "done", "withdrawn")
+_STATES = ("not joined yet", "declined", "joined", "training", "delivered", "fetching the end", "done", "withdrawn")
 
 
 def serve_page(config: CoordinatorConfig, listen: str, token_file: Path | None, ready: Callable[[Path], None]) -> None:

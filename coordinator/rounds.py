@@ -179,7 +179,7 @@ class Rounds:
         return silo in self._withdrawn
 
     def withdraw(
-        self, run: str, silo: str, *, reason: str, rounds_used: Sequence[int], statement: Mapping[str, Any]
+        self, run: str, silo: str, *, reason: str, rounds_acknowledged: Sequence[int], statement: Mapping[str, Any]
     ) -> Withdrawal:
         """Ends a silo's part in a run for good, this one or an earlier one; again, it changes nothing.
 
@@ -195,7 +195,7 @@ class Rounds:
                 run,
                 silo,
                 reason=reason,
-                rounds_used=rounds_used,
+                rounds_acknowledged=rounds_acknowledged,
                 statement=statement,
                 open_round=self._left_by(silo) if run == self.plan.run else None,
             )

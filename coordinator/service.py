@@ -182,7 +182,11 @@ class CoordinatorService:
         if claimed != (own, self._config.identity.uri, run, request.plan_sha256.hex()):
             raise RefusedError("the signed withdrawal is of another hospital, coordinator or run than the call")
         kept = self._rounds.withdraw(
-            run, silo, reason=tombstone.reason.value, rounds_used=tombstone.rounds_used, statement=to_json(envelope)
+            run,
+            silo,
+            reason=tombstone.reason.value,
+            rounds_acknowledged=tombstone.rounds_acknowledged,
+            statement=to_json(envelope),
         )
         call.run, call.plan_sha256 = run, request.plan_sha256.hex()
         self._door.note(
@@ -190,7 +194,7 @@ class CoordinatorService:
             run=run,
             plan_sha256=call.plan_sha256,
             silo=own,
-            rounds_used=list(kept.rounds_used),
+            rounds_acknowledged=list(kept.rounds_acknowledged),
             dropped_round=kept.dropped_round,
             cause=kept.reason,
             statement=kept.statement,

@@ -30,7 +30,12 @@ def status_of(config: CoordinatorConfig, store: Store, rounds: Sequence[RoundSta
             {
                 "silo": name,
                 "state": state,
-                "withdrawal": {"at": withdrawn.at, "reason": withdrawn.reason, "rounds_used": withdrawn.rounds_used}
+                "withdrawal": {
+                    "at": withdrawn.at,
+                    "reason": withdrawn.reason,
+                    "rounds_acknowledged": withdrawn.rounds_acknowledged,
+                    "dropped_round": withdrawn.dropped_round,
+                }
                 if withdrawn
                 else None,
                 "missing": list(member.missing) if member else [],
@@ -74,7 +79,7 @@ def _waiting_for(
 
 def _state(name: str, accepted: bool | None, current: RoundState | None, finished: bool) -> str:
     if accepted is None:
-        return "not yet heard of"
+        return "not joined yet"
     if not accepted and (current is None or name not in current.participants):
         return "declined"  # who declines what it took part in wants no more of it
     if current is None or name not in current.participants:

@@ -78,14 +78,14 @@ class RoundState:
 class Withdrawal:
     """The end of a silo's part before the run's: ``statement`` is its own signed word (a DSSE envelope).
 
-    ``rounds_used``: rounds whose updates had been acknowledged to it. ``dropped_round``: the one among them that was
-    still open, so that its update is used for nothing.
+    ``rounds_acknowledged``: rounds whose updates had been acknowledged to it. ``dropped_round``: the one among them
+    that was still open, so that its update is used for nothing.
     """
 
     silo: str
     at: str
     reason: str
-    rounds_used: tuple[int, ...]
+    rounds_acknowledged: tuple[int, ...]
     dropped_round: int | None
     statement: Mapping[str, Any]
 
@@ -264,7 +264,7 @@ class Store:
         silo: str,
         *,
         reason: str,
-        rounds_used: Sequence[int],
+        rounds_acknowledged: Sequence[int],
         statement: Mapping[str, Any],
         open_round: int | None,
     ) -> list[str]:
@@ -290,7 +290,7 @@ class Store:
                     silo=silo,
                     at=now(),
                     reason=reason,
-                    rounds_used=list(rounds_used),
+                    rounds_used=list(rounds_acknowledged),
                     dropped_round=dropped,
                     statement=dict(statement),
                 )

@@ -49,11 +49,15 @@ HIDDEN = "hidden"
 
 _DATE = "should be a day as year-month-day, for example 2027-11-21"
 _NUMBER = "should be a number, with a point and not a comma before decimals"
+_WHOLE = "should be a whole number, in figures"
 _PLAINER = {
     "date_from_datetime_parsing": _DATE,
     "date_from_datetime_inexact": _DATE,
     "date_type": _DATE,
     "float_parsing": _NUMBER,
+    "int_parsing": _WHOLE,
+    "int_type": _WHOLE,
+    "int_from_float": _WHOLE,
     "float_type": _NUMBER,
 }
 """In place of Pydantic's own words, by the type of the mistake."""

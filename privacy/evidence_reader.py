@@ -507,8 +507,8 @@ class EvidenceReader:
         if result.unsigned:
             result.remarks.append(
                 f"Too fresh to be signed: the newest {_count_of(result.unsigned, 'record')}. Nothing shows yet whether "
-                "they were changed, or how many there were. The daemon signs with its next message; look again after "
-                "the run."
+                "anything there was changed or removed. The daemon signs with its next message, or within seconds; "
+                "look again then."
             )
         if self._unlisted:
             result.remarks.append(

@@ -100,6 +100,11 @@ class Journal:
     def __len__(self) -> int:
         return self._tree.size
 
+    @property
+    def signed(self) -> int:
+        """How many records the last signed checkpoint covers."""
+        return max(self._signed_size, 0)
+
     def append(self, records: Sequence[Mapping[str, Any]], *, durable: bool = True) -> range:
         """Appends records, in order; returns their indexes.
 

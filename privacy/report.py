@@ -246,10 +246,12 @@ class Run:
 
 @dataclass
 class Peer:
-    """Another party as the record shows it."""
+    """Another party as the record shows it. ``only_met``: it was asked for a certificate or the plan, and for nothing
+    else: of that, records do not tell the certificate that it showed."""
 
     identity: str
     certificates: list[str] = field(default_factory=list)
+    only_met: bool = True
     first_time: str = ""
     last_time: str = ""
     bytes_left: int = 0

@@ -41,6 +41,7 @@ LISTED_REFUSALS = 100
 
 _LONGEST_REASON = 600
 _JOINING = coordinator_pb2.JoinRequest.DESCRIPTOR.full_name
+_MEETING = ("Enrol", "GetPlan")
 _OPEN_CALLS = 1024  # more than can be open at once; calls that belong to no round are let go
 
 
@@ -269,6 +270,7 @@ class _Sums:
         peer.last_time = record["time"]
         if (digest := record["peer_certificate_sha256"]) and digest not in peer.certificates:
             peer.certificates.append(digest)
+        peer.only_met = peer.only_met and record["rpc"] in _MEETING
         if leaving:
             peer.bytes_left += record["length"]
         else:

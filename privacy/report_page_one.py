@@ -28,6 +28,17 @@ from privacy.withdrawal import Cause
 
 _RUNS_ON_PAGE_ONE = 6
 _PROVEN = "It proved its name with a certificate of the federation"
+_NOTHING_REFUSED_HERE = (
+    "This hospital had to refuse no run and no message that reached it. What the coordinator refused, its record tells."
+)
+_NOTHING_REFUSED_THERE = (
+    "The coordinator had to refuse no message of a hospital. Hospitals that declined a run stand under “On which "
+    "consent?”; attempts to enrol with a bad invitation, in the daemon's log."
+)
+_ONLY_MET = (
+    "It was asked for a certificate or the plan, and for nothing else yet; the certificate that it shows is on record "
+    "from the next message on."
+)
 _DECLARED = (
     "What each array and number is, the hospital has declared: it was computed by an app of {protocol}, which is not "
     "Medsilo's code. Names, shapes and number formats were checked; that the numbers hold what was declared, and no "
@@ -131,6 +142,8 @@ def _to_whom(report: Report) -> Answered:
             ("It proved its address with a certificate" if report.foreign else _PROVEN)
             + ", and the way to it was encrypted."
             if proven
+            else _ONLY_MET
+            if all(peer.only_met for peer in peers)
             else "The connection was in plain text (allowed only within one machine), so nothing proved its name.",
             *_handed_on(report),
         ],
@@ -172,6 +185,9 @@ def _on_which_consent(report: Report) -> Answered:
             verdict += f", {len(never)} declined"
         if later := declined & joined:
             verdict += f"; {len(later)} of them declined another run, or the rest of one"
+        ended = {record.get("silo") for record in report.decisions if record["kind"] == "withdrawal"}
+        if ended:
+            verdict += f"; {len(ended)} withdrew, or ended early, for a time or for good"
         return Answered(
             question,
             verdict,
@@ -196,7 +212,8 @@ def _on_which_consent(report: Report) -> Answered:
         since, until = map(minute, report.withdrawn)
         verdict = f"Withdrawn on {until} UTC; all that left before was covered by it"
         sentences = [f"The hospital's own consent was in force from {since} to {until} UTC."]
-    sentences.append(consented(latest["consent"], withdrawn=report.withdrawn is not None))
+    last = consented(latest["consent"], withdrawn=report.withdrawn is not None)
+    sentences.append(f"In its last version: {last[:1].lower()}{last[1:]}" if changes > 0 else last)
     if changes > 0:
         sentences.append(f"It was changed {times(changes)} between or during runs; all versions stand below.")
     sentences += [f"{_ending(one)} on {minute(one['time'])} UTC." for one in withdrawals]
@@ -265,7 +282,8 @@ def _refusals_in_short(report: Report) -> Answered:
     question = "Was anything refused?"
     count = sum(refusal.times for refusal in report.refusals) + report.refusals_unlisted
     if not count:
-        return Answered(question, "No", ["No message and no run had to be refused."])
+        words = _NOTHING_REFUSED_HERE if report.of_silo else _NOTHING_REFUSED_THERE
+        return Answered(question, "No", [words])
     return Answered(
         question,
         f"Yes, {times(count)}",

@@ -20,6 +20,7 @@ from privacy.report_words import (
     number_of,
     ranges,
     readable_bytes,
+    rounds_of,
     text_of,
     yes_or_no,
 )
@@ -299,13 +300,19 @@ def _receivers(report: Report) -> Iterator[Block]:
     if certificates:
         yield Table("The certificates that they showed (SHA-256)", ["Party", "Certificate"], certificates, [], [22, 78])
     else:
-        yield Paragraph("No certificates are on record: the connection was in plain text, within one machine.")
+        only_met = all(peer.only_met for peer in report.peers.values())
+        yield Paragraph(
+            "No certificates are on record yet: they are from joining a run on."
+            if only_met
+            else "No certificates are on record: the connection was in plain text, within one machine."
+        )
 
 
 def _consent(report: Report) -> Iterator[Block]:
     if not report.of_silo:
         if not report.answers:
             yield Paragraph("No hospital has answered a plan yet.")
+            yield from _decisions(report)
             return
         delivered = {(one.run, one.silo): one.rounds_delivered for one in report.attendance}
         yield Table(
@@ -369,6 +376,8 @@ def _agreed(record: Mapping[str, Any]) -> str:
     for key, value in consent.items():
         if key != "sha256":
             shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+            if isinstance(value, dict):
+                shown = ", ".join(f"{name} {'none' if one is None else one}" for name, one in value.items())
             lines.append(f"{key}: `{'none' if shown in (None, '') else shown}`")
     of = "Given with an invitation, whose" if record.get("purpose") == "enrolment" else "The file's"
     return "\n".join([*lines, f"{of} hash (SHA-256): `{text_of(consent, 'sha256')}`"])
@@ -388,13 +397,30 @@ def _decision(record: Mapping[str, Any]) -> str:
     if record["kind"] == "approval":
         plan = f"its plan's hash (SHA-256):\n`{text_of(record, 'plan_sha256')}`"
         return f"Run {text_of(record, 'run')} was approved; {plan}"
-    used = record.get("rounds_used")
-    what = f" What it had sent was used in {number_of(len(used), 'round')}." if isinstance(used, list) else ""
-    statement = f"\n{text_of(record, 'statement')}" if record.get("statement") else ""
+    what = _arrived(record)
+    reason = record.get("reason")
+    why = f"\nIts reason, which was not sent: {reason}" if reason and reason != record.get("cause") else ""
+    signed = "\nThe hospital has signed this; the statement is in the record." if record.get("statement") else ""
     whose = f"{text_of(record, 'silo')}: its" if record.get("silo") else "The"
     run, cause = text_of(record, "run"), record.get("cause", Cause.WITHDRAWN)
     ended = f"consent to run {run} was withdrawn" if cause == Cause.WITHDRAWN else f"part in run {run} ended ({cause})"
-    return f"{whose} {ended}.{what}{statement}"
+    return f"{whose} {ended}.{what}{why}{signed}"
+
+
+def _arrived(record: Mapping[str, Any]) -> str:
+    """What had become of the updates of a hospital whose part ended; only the coordinator knows of the last one."""
+    arrived = record.get("rounds_acknowledged")
+    if not isinstance(arrived, list) or not all(isinstance(number, int) for number in arrived):
+        return ""
+    if not arrived:
+        return " No update of it had arrived."
+    said = f" Its updates of {rounds_of(arrived)} had arrived"
+    dropped = record.get("dropped_round")
+    if isinstance(dropped, int):
+        return f"{said}; that of round {dropped + 1}, which was still open, was used for nothing."
+    return (
+        f"{said}." if "dropped_round" in record else f"{said}; one of a round that was still open is used for nothing."
+    )
 
 
 def _refused(report: Report) -> Iterator[Block]:

@@ -80,7 +80,7 @@ def classify(left: Collection[Exposure], came_back: Collection[Exposure], *, las
     classifier = Exposure.MODEL_PARAMETERS_CLASSIFIER in left
     remark = ""
     if extractor and classifier:
-        remark = "the last layer apart" if last_layer_apart else ""
+        remark = "last layers included, but not mixed with others'" if last_layer_apart else ""
     elif extractor:
         remark = "without their last layer"
     elif classifier:

@@ -91,8 +91,8 @@ def _compare(comparison: Comparison, own: EvidenceReader, peer: EvidenceReader) 
     lost = comparison.not_arrived(mine, theirs) if theirs.whole else 0
     if lost:
         result.remarks.append(
-            f"Of {lost} messages that {result.party} sent {other.party} has no record: they did not arrive, were "
-            "refused, or are newer than its evidence."
+            f"{other.party} has no record of {lost} of the messages that {result.party} sent: not arrived, refused, or "
+            "newer than its evidence."
         )
     for receiver, sender in ((mine, theirs), (theirs, mine)):
         newer = comparison.newer(receiver, sender)
@@ -100,5 +100,6 @@ def _compare(comparison: Comparison, own: EvidenceReader, peer: EvidenceReader) 
             messages = f"{newer} message{'s' * (newer != 1)}"
             result.remarks.append(
                 f"{receiver.party} has {messages} that {sender.party} sent after it had signed the last record that is "
-                "here, or while it did: whether it has a record of each, only newer evidence of it shows."
+                f"here, or while it did. Only newer evidence of {sender.party} shows whether each is on its record: "
+                "export that again."
             )

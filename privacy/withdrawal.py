@@ -47,8 +47,9 @@ class EndedError(ConsentError):
 class Tombstone(StrictModel):
     """What a silo signs when its part in a run ends early.
 
-    ``rounds_used``: rounds (from 0) whose updates the coordinator had acknowledged. ``models_unlearned``: always
-    false; nothing takes an update out of a model that was made of it.
+    ``rounds_acknowledged``: rounds (from 0) whose updates the coordinator had acknowledged; one of a round that was
+    still open is used for nothing all the same. ``models_unlearned``: always false; nothing takes an update out of a
+    model that was made of it.
     """
 
     v: Literal[1] = 1
@@ -57,7 +58,7 @@ class Tombstone(StrictModel):
     coordinator: str
     run: str | None
     plan_sha256: str | None
-    rounds_used: tuple[Annotated[int, Field(strict=True, ge=0, lt=1_000_000)], ...]
+    rounds_acknowledged: tuple[Annotated[int, Field(strict=True, ge=0, lt=1_000_000)], ...]
     reason: Cause
     at: Annotated[str, Field(max_length=40)]
     models_unlearned: Literal[False] = False

@@ -199,15 +199,18 @@ def _withdrawal(settings: SiloConfig, history: History) -> dict[str, Any]:
         "at": asked.at if asked else record["time"] if record else None,
         "reason": record["reason"] if record else asked.reason if asked else "",
         "run": part.run if part else None,
-        "rounds_used": list(record["rounds_used"]) if record else [],
+        "rounds_acknowledged": list(record["rounds_acknowledged"]) if record else [],
         "coordinator_told": part.told if part else None,
     }
 
 
 def _withdrawn(found: dict[str, Any]) -> str:
-    rounds = found["rounds_used"]
+    rounds = found["rounds_acknowledged"]
     used = (
-        f"updates of {rounds_of(rounds)} of run {found['run']} had been used" if rounds else "no update had been used"
+        f"updates of {rounds_of(rounds)} of run {found['run']} had arrived (one of a round that was still open is used "
+        "for nothing)"
+        if rounds
+        else "no update had arrived"
     )
     told = {None: "there was nobody to tell", True: "the coordinator has been told"}.get(
         found["coordinator_told"], "the coordinator has NOT been told yet (`silo consent withdraw` tries again)"

@@ -95,6 +95,6 @@ class Display:
         if (self._as_json or not self._console.is_terminal) and round_number < self._rounds:
             loss = "–" if self._loss is None else f"{self._loss:.3f}"
             self.notice(
-                f"round {round_number + 1}/{self._rounds}: loss {loss}, accuracy {shown}, sent {decimal(bytes_sent)}"
-                + (f", {remaining}" if remaining else "")
+                f"round {round_number + 1}/{self._rounds}: loss {loss}, accuracy {shown}, sent so far "
+                f"{decimal(bytes_sent)}" + (f", {remaining}" if remaining else "")
             )

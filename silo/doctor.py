@@ -269,7 +269,7 @@ def _get_plan(config: SiloConfig, credentials: Credentials | None, door: Door) -
 
 
 def _check_plan(config: SiloConfig, plan: RunPlan | None) -> list[Finding]:
-    if plan is None:
+    if plan is None or config.withdrawal.exists():
         return []
     what = f"run {plan.run} ({plan.method.name}, {plan.rounds} rounds)"
     try:

@@ -67,7 +67,7 @@ class Ending:
             coordinator=config.coordinator_identity.uri,
             run=part.run if part else None,
             plan_sha256=part.plan_sha256 if part else None,
-            rounds_used=tuple(sorted(part.acknowledged)) if part else (),
+            rounds_acknowledged=tuple(sorted(part.acknowledged)) if part else (),
             reason=cause,
             at=timestamp(),
         )
@@ -75,7 +75,7 @@ class Ending:
             "withdrawal",
             run=tombstone.run,
             plan_sha256=tombstone.plan_sha256,
-            rounds_used=list(tombstone.rounds_used),
+            rounds_acknowledged=list(tombstone.rounds_acknowledged),
             cause=cause.value,
             reason=asked.reason if asked and asked.reason else cause.value,
             statement=to_json(tombstone.sign(self._key)),
@@ -134,10 +134,11 @@ def refuse_withdrawn(config: SiloConfig, notice: Callable[[str], None]) -> Conse
 def describe(part: Part) -> str:
     """How a part ended, for people: rounds are counted from 1."""
     assert part.withdrawal is not None
-    rounds = part.withdrawal["rounds_used"]
-    used = f"its updates of {rounds_of(rounds)} had been used" if rounds else ""
-    unlearned = "; models made of them stay as they are (nothing was unlearned)" if rounds else ""
-    return (
-        f"The hospital's part in run {part.run} has ended ({part.withdrawal['cause']}); "
-        f"{used or 'no update of it had been used'}{unlearned}."
-    )
+    rounds = part.withdrawal["rounds_acknowledged"]
+    what = "no update of it had arrived"
+    if rounds:
+        what = (
+            f"its updates of {rounds_of(rounds)} had arrived. One of a round that was still open is used for nothing; "
+            "models made of the others stay as they are (nothing was unlearned)"
+        )
+    return f"The hospital's part in run {part.run} has ended ({part.withdrawal['cause']}); {what}."

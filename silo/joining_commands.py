@@ -97,7 +97,8 @@ def init(
     if config.consent is None:
         raise ConfigurationError(f"{path}: `consent:` names no file; name one")
     if config.consent.exists():
-        _say(f"Consent: {config.consent} is there already and stays as it is.")
+        ignored = " --yes-to changes nothing in it: edit the file." if yes_to else ""
+        _say(f"Consent: {config.consent} is there already and stays as it is.{ignored}")
     else:
         agreed, how = _agree(plan, yes_to or [], rounds, config, asking)
         steps.write_consent(config, plan, agreed, how=how)

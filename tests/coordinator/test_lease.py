@@ -22,7 +22,7 @@ WRITES: dict[str, Callable[[Store], object]] = {
         "r", "a", accepted=True, missing=[], audit_key="k", certificate_sha256="c"
     ),
     "withdraw": lambda store: store.withdraw(
-        "r", "a", reason="why", rounds_used=[0], statement={}, open_round=None
+        "r", "a", reason="why", rounds_acknowledged=[0], statement={}, open_round=None
     ),
     "forget_downloads": lambda store: store.forget_downloads("r"),
     "open_round": lambda store: store.open_round("r", 1, ["a"]),

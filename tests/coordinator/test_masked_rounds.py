@@ -277,7 +277,7 @@ def test_a_round_whose_silo_withdraws_is_given_up_and_never_summed_over_the_othe
     orders = {name: run.due(name) for name in NAMES}
     for name in ("a", "b", "c"):
         run.deliver(name, orders[name])
-    run.rounds.withdraw("r", "d", reason="withdrawn by the hospital", rounds_used=[], statement={})
+    run.rounds.withdraw("r", "d", reason="withdrawn by the hospital", rounds_acknowledged=[], statement={})
     run.opened(1)
     assert run.store.downloads("r") == {}
     state = run.store.round("r", 0)
@@ -325,7 +325,7 @@ def test_a_run_that_has_too_few_silos_left_for_a_sum_ends_and_says_so_to_the_oth
     run = begin()
     run.train("a", "b", number=0)
     for name in ("c", "d"):
-        run.rounds.withdraw("r", name, reason="withdrawn by the hospital", rounds_used=[], statement={})
+        run.rounds.withdraw("r", name, reason="withdrawn by the hospital", rounds_acknowledged=[], statement={})
     run.opened(3)
     for name in ("a", "b"):
         assert run.ask(name, run.keys[name], patience=20).kind == FINISH

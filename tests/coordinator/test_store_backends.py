@@ -274,11 +274,11 @@ def test_a_withdrawal_takes_the_silos_updates_along_and_stays_until_a_new_yes(re
         if number == 0:
             deliver(store, number, "b")
             store.close_round("r", number, downloads={"a": {"X": "f"}, EVERYONE: {"X": "g"}}, memory_file=None)
-    files = store.withdraw("r", "a", reason="why", rounds_used=[0, 1], statement={"payload": "p"}, open_round=1)
+    files = store.withdraw("r", "a", reason="why", rounds_acknowledged=[0, 1], statement={"payload": "p"}, open_round=1)
     assert sorted(files) == ["0/a", "1/a"]
     store = reopen()
     found = store.withdrawals("r")["a"]
-    assert (found.reason, found.rounds_used, found.dropped_round) == ("why", (0, 1), 1)
+    assert (found.reason, found.rounds_acknowledged, found.dropped_round) == ("why", (0, 1), 1)
     assert store.latest_files("r") == {"b": "0/b"}
     assert set(store.downloads("r")) == {EVERYONE}
     last, first = store.round("r", 1), store.round("r", 0)

@@ -139,7 +139,7 @@ class Run:
         self.uploads[number, name] = upload
 
     def withdraw(self, name: str) -> Any:
-        return self.rounds.withdraw("r", name, reason=REASON, rounds_used=[0, 1], statement={"payload": "…"})
+        return self.rounds.withdraw("r", name, reason=REASON, rounds_acknowledged=[0, 1], statement={"payload": "…"})
 
     def opened(self, number: int) -> None:
         self.until(lambda: self.rounds.round_number == number)
@@ -173,7 +173,7 @@ def test_a_method_goes_on_without_a_hospital_that_withdrew_and_takes_it_back(
     run.opened(1)
     run.work("a")
     tombstone = run.withdraw("a")
-    assert (tombstone.dropped_round, tombstone.rounds_used) == (1, (0, 1))
+    assert (tombstone.dropped_round, tombstone.rounds_acknowledged) == (1, (0, 1))
     assert run.withdraw("a") == tombstone, "again, it changes nothing"
     assert run.files_of("a") == []
     assert len(run.files_of("a-b")) <= 1, "another hospital's updates stay"

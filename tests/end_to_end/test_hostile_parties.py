@@ -153,7 +153,7 @@ def test_an_audit_key_that_can_check_nothing_is_refused(federation: Make, key: b
     code, details = refusal(lambda: client.unary("Join", request))
     assert code == grpc.StatusCode.INVALID_ARGUMENT
     assert "audit key" in details
-    assert one.status()["silos"][0]["state"] == "not yet heard of"
+    assert one.status()["silos"][0]["state"] == "not joined yet"
 
 
 def stall(one: Federation, client: HandMade, messages: list[bytes], first: int) -> HalfSent:

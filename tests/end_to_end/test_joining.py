@@ -124,6 +124,9 @@ def test_the_four_commands_of_the_readme_lead_to_the_first_round(machines: Machi
     join[2] = invitation_in(said)
     join[join.index("--data") + 1] = str(machines.images)
     assert "hospital1: ready" in machines.command("hospital", *join)
+    told = machines.command("hospital", "silo", "report", "--config", "hospital1.yaml", "--format", "json")
+    assert "for nothing else yet" in told
+    assert "plain text" not in told, "what enrolled it was encrypted, though no certificate is on record yet"
     machines.start("hospital", train)
     machines.wait_to_say("coordinator", "round 1 of 10 has ended with 1 update (")
     assert "asks nobody for accuracies" in machines.command(
@@ -146,7 +149,11 @@ def test_a_slip_in_a_name_is_told_where_it_is_and_nothing_is_begun(machines: Mac
     assert "--model: model 'diversified-cnn' is not known; use one of diversifed-cnn" in said
     said = machines.command("coordinator", *wanted, "--method", "fedprux", expect=2)
     assert "--method: method 'fedprux' is not known; did you mean 'fedprox'?" in said
+    said = machines.command("coordinator", *wanted, "--shape", "28x28x3", expect=2)
+    assert "28x28x3 would be 28 channels; they come first: --shape 3,28,28" in said
     assert not (machines.place("coordinator") / "coordinator.yaml").exists()
+    few = machines.command("few", *wanted, "--method", "diversifed")
+    assert "Note: diversifed does nothing with fewer than three silos" in few
     machines.command("coordinator", *wanted)
     path = machines.place("coordinator") / "coordinator.yaml"
     good = path.read_text()

@@ -69,7 +69,7 @@ def test_a_withdrawal_cuts_the_upload_under_way_and_the_others_go_on(federation:
     proxy.close()
 
     (record,) = of_kind(one, "hospital2", "withdrawal")
-    assert (record["run"], record["rounds_used"], record["reason"]) == ("test", [], "the ethics board")
+    assert (record["run"], record["rounds_acknowledged"], record["reason"]) == ("test", [], "the ethics board")
     assert_only_the_withdrawal_left_after(one, "hospital2", record)
     received = [
         r
@@ -79,11 +79,15 @@ def test_a_withdrawal_cuts_the_upload_under_way_and_the_others_go_on(federation:
     assert len(received) < len(recorded), "the rest of the update was not sent"
     assert "the ethics board" not in json.dumps(one.records("coordinator")), "a hospital's own reasons stay with it"
     stone = tombstone_of(one, "hospital2", record)
-    assert (stone.rounds_used, stone.reason.value, stone.models_unlearned) == ((), "withdrawn by the hospital", False)
+    assert (stone.rounds_acknowledged, stone.reason.value, stone.models_unlearned) == (
+        (),
+        "withdrawn by the hospital",
+        False,
+    )
     (theirs,) = of_kind(one, "coordinator", "withdrawal")
     assert theirs["statement"] == record["statement"]
     said = one.said("hospital2")
-    for words in ("no update of it had been used", "has been told"):
+    for words in ("no update of it had arrived", "has been told"):
         assert words in said
     assert "Traceback" not in said
     assert state_of(one, "hospital2")["state"] == "withdrawn"
@@ -103,11 +107,11 @@ def test_withdrawn_while_the_coordinator_is_away_told_later_and_given_anew(feder
         process.kill()
         process.wait()
     said = one.command("silo", "consent", "withdraw", "--yes", "--config", "hospital2.yaml")
-    for words in ("its updates of round 1 had been used", "nothing was unlearned", "could NOT be told"):
+    for words in ("its updates of round 1 had arrived", "nothing was unlearned", "could NOT be told"):
         assert words in said.replace("\n", " ")
     found = shown(one, "hospital2")
     assert (found["state"], found["withdrawal"]["coordinator_told"]) == ("withdrawn", False)
-    assert found["withdrawal"]["rounds_used"] == found["rounds_of_runs"]["test"] == [0]
+    assert found["withdrawal"]["rounds_acknowledged"] == found["rounds_of_runs"]["test"] == [0]
     one.write_consent("hospital2", rounds=99)
     assert shown(one, "hospital2")["state"] == "withdrawn", "editing the file does not undo it"
 
@@ -159,7 +163,7 @@ def test_consent_expires_at_midnight_in_the_middle_of_a_run_and_another_is_narro
     ):
         (record,) = of_kind(one, name, "withdrawal")
         assert record["cause"] == reason
-        assert tombstone_of(one, name, record).rounds_used == tuple(record["rounds_used"])
+        assert tombstone_of(one, name, record).rounds_acknowledged == tuple(record["rounds_acknowledged"])
         assert_only_the_withdrawal_left_after(one, name, record)
         assert words in one.said(name)
         assert state_of(one, name)["withdrawal"]["reason"] == reason
@@ -187,7 +191,7 @@ def test_with_approval_nothing_of_a_run_leaves_before_a_person_says_so(federatio
     words = ("silo", "approve", "--yes", "--config", "hospital2.yaml")
     assert digest in one.command(*words, "--plan-sha256", "0" * 64, expect=2)
     assert {r["rpc"] for r in one.messages("hospital2", "sent")} == {"GetPlan"}
-    assert state_of(one, "hospital2")["state"] == "not yet heard of"
+    assert state_of(one, "hospital2")["state"] == "not joined yet"
     assert "MODEL_PARAMETERS_EXTRACTOR" in one.command(*words, "--plan-sha256", digest), "what would leave"
     one.wait_to_say("hospital2", "joined run")
     waiting.kill()
@@ -227,7 +231,7 @@ def test_withdrawing_before_any_run_is_recorded_and_nobody_is_told(federation: M
     one = federation()
     assert "nobody to tell" in one.command("silo", "consent", "withdraw", "--yes", "--config", "hospital1.yaml")
     (record,) = of_kind(one, "hospital1", "withdrawal")
-    assert (record["run"], record["rounds_used"]) == (None, [])
+    assert (record["run"], record["rounds_acknowledged"]) == (None, [])
     assert "withdrawn its consent" in one.command("silo", "train", "--config", "hospital1.yaml", expect=4)
     assert one.messages("hospital1", "sent") == []
 

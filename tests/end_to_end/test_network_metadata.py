@@ -169,7 +169,7 @@ def test_nobody_can_withdraw_for_a_hospital(federation: Make, change: str) -> No
         "coordinator": "spiffe://test/coordinator/coordinator",
         "run": "test",
         "plan_sha256": client.plan.sha256.hex(),
-        "rounds_used": (),
+        "rounds_acknowledged": (),
         "reason": Cause.WITHDRAWN,
         "at": "2031-06-30T12:00:00Z",
     }

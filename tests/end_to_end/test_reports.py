@@ -24,11 +24,15 @@ STATISTICS = (
 RUNS: dict[str, tuple[dict[str, Any], str, str]] = {
     # What the coordinator mixes of pFedSim's models is the rest without the last layer, once its warm-up is over.
     "diversifed": ({"name": "diversifed"}, PLAIN, "models only"),
-    "pfedsim": ({"name": "pfedsim", "warmup_share": 0.0}, PLAIN, "models only, the last layer apart"),
+    "pfedsim": (
+        {"name": "pfedsim", "warmup_share": 0.0},
+        PLAIN,
+        "models only, last layers included, but not mixed with others'",
+    ),
     "pfedsim-warm": (
         {"name": "pfedsim"},
         PLAIN,
-        "models (the last layer apart) and the number of training images",
+        "models (last layers included, but not mixed with others') and the number of training images",
     ),
     "feddfq": (
         {"name": "feddfq"},

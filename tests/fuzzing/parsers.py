@@ -282,7 +282,7 @@ def tombstones(folder: Path) -> Parser:
         "coordinator": COORDINATOR,
         "run": "run1",
         "plan_sha256": "ab" * 32,
-        "rounds_used": [0, 1],
+        "rounds_acknowledged": [0, 1],
         "reason": "withdrawn by the hospital",
         "at": "2026-01-31T12:00:00Z",
         "models_unlearned": False,

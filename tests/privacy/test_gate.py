@@ -191,7 +191,7 @@ def tombstone(**changes: Any) -> Tombstone:
         "coordinator": COORDINATOR.uri,
         "run": "r",
         "plan_sha256": "ab",
-        "rounds_used": (0, 1),
+        "rounds_acknowledged": (0, 1),
         "reason": Cause.EXPIRED,
         "at": "2030-07-01T00:00:00Z",
     }
@@ -215,8 +215,8 @@ def test_a_tombstone_says_what_was_signed_and_to_the_key_that_signed_it() -> Non
     [
         {"models_unlearned": True},
         {"reason": "the patients asked"},
-        {"rounds_used": [-1]},
-        {"rounds_used": ["0"]},
+        {"rounds_acknowledged": [-1]},
+        {"rounds_acknowledged": ["0"]},
         {"extra": 1},
         {"at": "x" * 1000},
     ],
@@ -234,7 +234,13 @@ def message(rpc: str, direction: str, number: int | None = None, plan: str | Non
 
 
 RUN = {"kind": "run", "run": "r", "plan_sha256": "p", "plan": {"rounds": 3}}
-WITHDRAWN = {"kind": "withdrawal", "run": "r", "plan_sha256": "p", "cause": Cause.WITHDRAWN.value, "rounds_used": [0]}
+WITHDRAWN = {
+    "kind": "withdrawal",
+    "run": "r",
+    "plan_sha256": "p",
+    "cause": Cause.WITHDRAWN.value,
+    "rounds_acknowledged": [0],
+}
 
 
 def taken(*records: dict[str, Any]) -> History:

@@ -46,7 +46,7 @@ class TestWhatLeft:
         ("left", "back", "statement"),
         [
             (MODELS, MIXTURE, "models only"),
-            (MODELS, MIXED_BODIES, "models only, the last layer apart"),
+            (MODELS, MIXED_BODIES, "models only, last layers included, but not mixed with others'"),
             (
                 {**MODELS, Exposure.SAMPLE_COUNT: {"samples": 8}},
                 MIXTURE,
@@ -179,7 +179,7 @@ class TestConsent:
 
     def test_a_withdrawn_consent_is_no_longer_said_to_be_in_force(self, tmp_path: Path) -> None:
         with ordinary(tmp_path) as recorded:
-            recorded.door.note("withdrawal", run="spring", rounds_used=[0, 1], cause=Cause.WITHDRAWN.value)
+            recorded.door.note("withdrawal", run="spring", rounds_acknowledged=[0, 1], cause=Cause.WITHDRAWN.value)
             recorded.consent("MODEL_PARAMETERS")  # a daemon that is started all the same gives nothing anew
             report = recorded.report()
             told = answered(report, "On which consent?")
@@ -206,14 +206,21 @@ class TestConsent:
     def test_approvals_and_withdrawals_are_told_and_unknown_kinds_do_no_harm(self, tmp_path: Path) -> None:
         with ordinary(tmp_path) as recorded:
             recorded.door.note("approval", run="spring", plan_sha256="12" * 32)
-            recorded.door.note("withdrawal", run="spring", rounds_used=[0, 1], statement="as the board decided")
+            recorded.door.note(
+                "withdrawal",
+                run="spring",
+                rounds_acknowledged=[0, 1],
+                reason="as the board decided",
+                statement={"payload": "eyJh", "signatures": []},
+            )
             recorded.door.note("something new", run="spring", whatever=1)
             report = recorded.report()
         assert [decision["kind"] for decision in report.decisions] == ["approval", "withdrawal"]
         assert "Withdrawn from run spring" in answered(report, "On which consent?")
-        text = json.dumps(make_document(report).to_data())
+        text = json.dumps(make_document(report).to_data(), ensure_ascii=False)
         assert "as the board decided" in text
-        assert "was used in 2 rounds" in text
+        assert "eyJh" not in text
+        assert "Its updates of rounds 1–2 had arrived; one of a round that was still open is used for nothing." in text
 
 
 class TestRefusals:
@@ -475,14 +482,28 @@ class TestCoordinator:
         assert "2 hospitals agreed; 1 of them declined another run, or the rest of one" in text
         assert "RUNNING_STATISTICS" in text
 
+    def test_says_that_the_update_of_an_open_round_was_used_for_nothing(self, tmp_path: Path) -> None:
+        with Recorded(tmp_path, COORDINATOR) as recorded:
+            recorded.run("spring")
+            cause = Cause.WITHDRAWN.value
+            recorded.door.note(
+                "withdrawal", run="spring", silo="east", rounds_acknowledged=[0, 1], dropped_round=1, cause=cause
+            )
+            text = json.dumps(make_document(recorded.report()).to_data(), ensure_ascii=False)
+        assert (
+            "Its updates of rounds 1–2 had arrived; that of round 2, which was still open, was used for nothing."
+            in text
+        )
+        assert "1 withdrew, or ended early, for a time or for good" in text
+
     def test_names_whose_consent_was_withdrawn_and_whose_part_ended(self, tmp_path: Path) -> None:
         with Recorded(tmp_path, COORDINATOR) as recorded:
             recorded.run("spring")
             for silo, cause in (("east", Cause.WITHDRAWN), ("west", Cause.EXPIRED)):
-                recorded.door.note("withdrawal", run="spring", silo=silo, rounds_used=[0], cause=cause)
+                recorded.door.note("withdrawal", run="spring", silo=silo, rounds_acknowledged=[0], cause=cause)
             answers = [Answer("spring", "east", True, [], "2030-01-01T10:00:00.000Z")]
             text = json.dumps(make_document(recorded.report(answers=answers)).to_data())
-        assert "east: its consent to run spring was withdrawn. What it had sent was used in 1 round." in text
+        assert "east: its consent to run spring was withdrawn. Its updates of round 1 had arrived; one of" in text
         assert "west: its part in run spring ended (consent expired)." in text
 
     def test_page_one_does_not_deny_the_noise_of_a_run_that_had_it(self, tmp_path: Path) -> None:

@@ -1,0 +1,39 @@
+"""What nothing follows is signed all the same, so that evidence of it can be had while the coordinator serves."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from coordinator import daemon
+from privacy.door import Door
+from privacy.exposure import Exposure
+from privacy.gate import PlanGate
+from privacy.journal import Journal
+from privacy.verification import verify_evidence
+
+
+def test_the_newest_records_are_signed_without_another_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon, "_IDLE_SECONDS", 0.05)
+    stopped = threading.Event()
+    origin = "medsilo/test/coordinator/c"
+    with Journal(tmp_path, key=Ed25519PrivateKey.generate(), origin=origin) as journal:
+        door = Door(journal, identity="spiffe://test/coordinator/c", federation="test", gate=PlanGate(Exposure))
+        signing = threading.Thread(target=daemon._sign_when_idle, args=(journal, stopped))
+        signing.start()
+        try:
+            for _ in range(2):
+                door.note("refusal", reason="a test")
+                deadline = time.monotonic() + 60
+                while journal.signed < len(journal):
+                    assert time.monotonic() < deadline
+                    time.sleep(0.01)
+                found = verify_evidence(tmp_path)
+                assert (found.problem, found.unsigned) == ("", 0)
+        finally:
+            stopped.set()
+            signing.join()
