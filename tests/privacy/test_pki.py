@@ -360,7 +360,7 @@ def test_a_certificate_made_for_another_use_is_not_loaded(ca: Path, tmp_path: Pa
     [
         ("tls.pem", b"rubbish", "is not a certificate"),
         ("tls.key", b"rubbish", "is not a private key"),
-        ("tls.pem", None, "there is no such file; send the request made by `silo keys`"),
+        ("tls.pem", None, "there is no such file; ask the coordinator's operator for an invitation (`silo init`)"),
         ("tls.key", None, "there is no such file; make keys with `silo keys`"),
     ],
 )
