@@ -290,7 +290,7 @@ class Store:
                     silo=silo,
                     at=now(),
                     reason=reason,
-                    rounds_used=list(rounds_acknowledged),
+                    rounds_acknowledged=list(rounds_acknowledged),
                     dropped_round=dropped,
                     statement=dict(statement),
                 )
@@ -304,7 +304,7 @@ class Store:
                 select(tables.Withdrawal).where(tables.Withdrawal.run == run, tables.Withdrawal.renewed_at.is_(None))
             )
             return {
-                w.silo: Withdrawal(w.silo, w.at, w.reason, tuple(w.rounds_used), w.dropped_round, w.statement)
+                w.silo: Withdrawal(w.silo, w.at, w.reason, tuple(w.rounds_acknowledged), w.dropped_round, w.statement)
                 for w in rows
             }
 

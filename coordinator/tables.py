@@ -94,7 +94,7 @@ class Withdrawal(Base):
     silo: Mapped[str] = mapped_column(String(63))
     at: Mapped[str] = mapped_column(String(32))
     reason: Mapped[str] = mapped_column(String(64))
-    rounds_used: Mapped[list[int]] = mapped_column(JSON)
+    rounds_acknowledged: Mapped[list[int]] = mapped_column("rounds_used", JSON)  # the column had its name before
     dropped_round: Mapped[int | None]
     statement: Mapped[dict[str, Any]] = mapped_column(JSON)
     renewed_at: Mapped[str | None] = mapped_column(String(32))

@@ -348,6 +348,11 @@ class Report:
         return self.party.role == "silo"
 
     @property
+    def in_plain_text(self) -> bool:
+        """Whether anything was exchanged with a party of which no certificate is on record, though it would be."""
+        return any(not peer.certificates and not peer.only_met for peer in self.peers.values())
+
+    @property
     def bytes_left(self) -> int:
         """All bytes that left hospitals."""
         return sum(flow.bytes for flow in self.left)

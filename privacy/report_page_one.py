@@ -19,6 +19,7 @@ from privacy.report_words import (
     last_part,
     listed,
     minute,
+    nothing_refused,
     number_of,
     readable_bytes,
     text_of,
@@ -28,13 +29,7 @@ from privacy.withdrawal import Cause
 
 _RUNS_ON_PAGE_ONE = 6
 _PROVEN = "It proved its name with a certificate of the federation"
-_NOTHING_REFUSED_HERE = (
-    "This hospital had to refuse no run and no message that reached it. What the coordinator refused, its record tells."
-)
-_NOTHING_REFUSED_THERE = (
-    "The coordinator had to refuse no message of a hospital. Hospitals that declined a run stand under “On which "
-    "consent?”; attempts to enrol with a bad invitation, in the daemon's log."
-)
+_PLAIN_TEXT = "The connection was in plain text (allowed only within one machine), so nothing proved its name."
 _ONLY_MET = (
     "It was asked for a certificate or the plan, and for nothing else yet; the certificate that it shows is on record "
     "from the next message on."
@@ -134,7 +129,7 @@ def _to_whom(report: Report) -> Answered:
     verdict = f"The coordinator {names}, and nobody else" if len(peers) == 1 else f"The coordinators {names}"
     if reaching := _reaching_others(report):
         verdict = f"Directly to the coordinator{'s' * (len(peers) > 1)} {names} only; {reaching} the other hospitals"
-    proven = all(peer.certificates for peer in peers)
+    proven = not report.in_plain_text and any(peer.certificates for peer in peers)
     return Answered(
         "To whom?",
         verdict,
@@ -142,9 +137,9 @@ def _to_whom(report: Report) -> Answered:
             ("It proved its address with a certificate" if report.foreign else _PROVEN)
             + ", and the way to it was encrypted."
             if proven
-            else _ONLY_MET
-            if all(peer.only_met for peer in peers)
-            else "The connection was in plain text (allowed only within one machine), so nothing proved its name.",
+            else _PLAIN_TEXT
+            if report.in_plain_text
+            else _ONLY_MET,
             *_handed_on(report),
         ],
         "plain" if proven else "attention",
@@ -282,8 +277,7 @@ def _refusals_in_short(report: Report) -> Answered:
     question = "Was anything refused?"
     count = sum(refusal.times for refusal in report.refusals) + report.refusals_unlisted
     if not count:
-        words = _NOTHING_REFUSED_HERE if report.of_silo else _NOTHING_REFUSED_THERE
-        return Answered(question, "No", [words])
+        return Answered(question, "No", [nothing_refused(of_silo=report.of_silo)])
     return Answered(
         question,
         f"Yes, {times(count)}",

@@ -17,11 +17,13 @@ from privacy.report_words import (
     last_part,
     listed,
     minute,
+    nothing_refused,
     number_of,
     ranges,
     readable_bytes,
     rounds_of,
     text_of,
+    updates_arrived,
     yes_or_no,
 )
 from privacy.withdrawal import Cause
@@ -300,11 +302,10 @@ def _receivers(report: Report) -> Iterator[Block]:
     if certificates:
         yield Table("The certificates that they showed (SHA-256)", ["Party", "Certificate"], certificates, [], [22, 78])
     else:
-        only_met = all(peer.only_met for peer in report.peers.values())
         yield Paragraph(
-            "No certificates are on record yet: they are from joining a run on."
-            if only_met
-            else "No certificates are on record: the connection was in plain text, within one machine."
+            "No certificates are on record: the connection was in plain text, within one machine."
+            if report.in_plain_text
+            else "No certificates are on record yet: they are from joining a run on."
         )
 
 
@@ -412,20 +413,18 @@ def _arrived(record: Mapping[str, Any]) -> str:
     arrived = record.get("rounds_acknowledged")
     if not isinstance(arrived, list) or not all(isinstance(number, int) for number in arrived):
         return ""
-    if not arrived:
-        return " No update of it had arrived."
+    if "dropped_round" not in record or not arrived:
+        return f" {capital(updates_arrived(arrived))}."
     said = f" Its updates of {rounds_of(arrived)} had arrived"
-    dropped = record.get("dropped_round")
+    dropped = record["dropped_round"]
     if isinstance(dropped, int):
-        return f"{said}; that of round {dropped + 1}, which was still open, was used for nothing."
-    return (
-        f"{said}." if "dropped_round" in record else f"{said}; one of a round that was still open is used for nothing."
-    )
+        said += f"; that of round {dropped + 1}, which was still open, was used for nothing"
+    return f"{said}."
 
 
 def _refused(report: Report) -> Iterator[Block]:
     if not report.refusals:
-        yield Paragraph("Nothing had to be refused.")
+        yield Paragraph(nothing_refused(of_silo=report.of_silo))
         return
     yield Table(
         "What was refused, and why",
@@ -460,9 +459,12 @@ def _risk(report: Report) -> Iterator[Block]:
     if not telling:
         yield Paragraph("Nothing that says anything about patients left, so there was nothing to protect.")
         return
-    encrypted = all(peer.certificates for peer in report.peers.values())
     yield Paragraph(
-        ("On its way, everything was encrypted. " if encrypted else "It went in plain text, within one machine. ")
+        (
+            "It went in plain text, within one machine. "
+            if report.in_plain_text
+            else "On its way, everything was encrypted. "
+        )
         + "The coordinator, however, sees what each hospital sends as it is, and hands on what stands under “What came "
         "back”. Who has received something can keep it, and try on it later whatever becomes known by then."
     )

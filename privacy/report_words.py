@@ -335,6 +335,31 @@ def last_part(identity: str) -> str:
     return identity.rsplit("/", 1)[-1]
 
 
+def nothing_refused(*, of_silo: bool) -> str:
+    """What it means that a record tells of no refusal."""
+    if of_silo:
+        return (
+            "This hospital had to refuse no run and no message that reached it. What the coordinator refused, its "
+            "record tells."
+        )
+    return (
+        "The coordinator had to refuse no message of a hospital. Hospitals that declined a run stand under “On which "
+        "consent?”; attempts to enrol that failed, in `coordinator status` and the daemon's log."
+    )
+
+
+def updates_arrived(rounds: Collection[int]) -> str:
+    """What a hospital itself knows of its updates in a run in which its part has ended. ``rounds``: those that the
+    coordinator had acknowledged, from 0.
+
+    >>> updates_arrived([])
+    'no update of it had arrived'
+    """
+    if not rounds:
+        return "no update of it had arrived"
+    return f"its updates of {rounds_of(rounds)} had arrived; one of a round that was still open is used for nothing"
+
+
 def text_of(record: Mapping[str, Any], key: str) -> str:
     """A record's entry as text, where it has one."""
     return str(record.get(key, "?"))

@@ -81,11 +81,11 @@ def _compare(comparison: Comparison, own: EvidenceReader, peer: EvidenceReader) 
             )
             return
     difference = comparison.differ(mine, theirs)
-    if difference is not None and difference.others:
-        result.peers_problem = f"{difference.what}."
-        return
     if difference is not None:
-        result.problem, result.index, result.until = difference.what, difference.index, difference.index
+        if difference.others:
+            result.peers_problem = f"{difference.what}."
+        else:
+            result.problem, result.index, result.until = difference.what, difference.index, difference.index
         return
     result.remarks.append(f"The journals of {result.party} and {other.party} agree on every message that both have.")
     lost = comparison.not_arrived(mine, theirs) if theirs.whole else 0

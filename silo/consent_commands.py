@@ -15,7 +15,7 @@ from privacy.consent import ConsentFile, today
 from privacy.console import application, output
 from privacy.errors import ConfigurationError, ConsentError, JournalInUseError
 from privacy.exposure import MEANING, Exposure
-from privacy.report_words import rounds_of
+from privacy.report_words import updates_arrived
 from privacy.withdrawal import Cause, EndedError, History, timestamp
 from silo.config import SiloConfig
 from silo.plans import known_plan
@@ -205,17 +205,11 @@ def _withdrawal(settings: SiloConfig, history: History) -> dict[str, Any]:
 
 
 def _withdrawn(found: dict[str, Any]) -> str:
-    rounds = found["rounds_acknowledged"]
-    used = (
-        f"updates of {rounds_of(rounds)} of run {found['run']} had arrived (one of a round that was still open is used "
-        "for nothing)"
-        if rounds
-        else "no update had arrived"
-    )
+    of_run = f"of run {found['run']}, " if found["run"] else ""
     told = {None: "there was nobody to tell", True: "the coordinator has been told"}.get(
         found["coordinator_told"], "the coordinator has NOT been told yet (`silo consent withdraw` tries again)"
     )
-    return f"Withdrawn {found['at']}: {used}; {told}."
+    return f"Withdrawn {found['at']}: {of_run}{updates_arrived(found['rounds_acknowledged'])}; {told}."
 
 
 def _when_free(action: Callable[[], ConsentError]) -> ConsentError:

@@ -13,7 +13,7 @@ from privacy.errors import ConsentError, DiskError, IdentityError, JournalError,
 from privacy.gate import FarewellGate
 from privacy.journal import Journal
 from privacy.pki import load_audit_key
-from privacy.report_words import rounds_of
+from privacy.report_words import updates_arrived
 from privacy.withdrawal import Cause, EndedError, History, Part, Tombstone, timestamp
 from silo.config import SiloConfig
 from silo.uplink import Uplink
@@ -135,10 +135,8 @@ def describe(part: Part) -> str:
     """How a part ended, for people: rounds are counted from 1."""
     assert part.withdrawal is not None
     rounds = part.withdrawal["rounds_acknowledged"]
-    what = "no update of it had arrived"
-    if rounds:
-        what = (
-            f"its updates of {rounds_of(rounds)} had arrived. One of a round that was still open is used for nothing; "
-            "models made of the others stay as they are (nothing was unlearned)"
-        )
-    return f"The hospital's part in run {part.run} has ended ({part.withdrawal['cause']}); {what}."
+    unlearned = "; models made of the others stay as they are (nothing was unlearned)" if rounds else ""
+    return (
+        f"The hospital's part in run {part.run} has ended ({part.withdrawal['cause']}); "
+        f"{updates_arrived(rounds)}{unlearned}."
+    )

@@ -44,7 +44,6 @@ def _is_block(modules: list[nn.Module]) -> bool:
 class _Lanes(nn.Sequential):
     def __init__(self, children: OrderedDict[str, nn.Module], blocks: int) -> None:
         super().__init__(children)
-        self.train(next(iter(children.values())).training)
         self._convolutions = [cast(nn.Conv2d, module) for module in list(children.values())[: 3 * blocks : 3]]
         self._rest = list(children.values())[3 * blocks :]
         self._workspaces: dict[tuple[int, ...], _Workspace] = {}
@@ -77,11 +76,9 @@ class _Workspace:
         h, w = (height - k + 1) // 2 * 2, (width - l + 1) // 2 * 2
         new = images.new_empty
         self.uses = 0
-        self.k, self.l, self.rows = k, l, channels * l
+        self.k, self.l, self.w, self.rows = k, l, w, channels * l
         # Each row of pixels, for each column of the kernel: [H, C, l, w, B].
         self.strips = new(height, channels, l, w, batch)
-        self.shape = self.strips.shape
-        self.strides = (channels * width * batch, width * batch, batch, batch, 1)
         row = self.rows * w * batch
         self.windows = self.strips.as_strided((h, k * self.rows, w * batch), (row, w * batch, 1))
         # The convolution's results, and in the backward pass what their gradient is: [h, O, w, B], between rows of 0.
@@ -101,7 +98,7 @@ class _Workspace:
             self.strip_gradients = new(h + k - 1, self.rows, w * batch)
             self.image_gradient = images.new_zeros(images.shape)
             reached = self.image_gradient[: h + k - 1]
-            by_column = self.strip_gradients.view(h + k - 1, *self.shape[1:])
+            by_column = self.strip_gradients.view(h + k - 1, *self.strips.shape[1:])
             self.shifts = [(reached[:, :, j : j + w], by_column[:, :, j]) for j in range(l)]
 
 
@@ -116,7 +113,7 @@ class _Block(torch.autograd.Function):
         kernels, channels, k, l = weight.shape  # noqa: E741
         work.uses += 1
         ctx.work, ctx.use = work, work.uses
-        work.strips.copy_(images.as_strided(work.shape, work.strides))
+        work.strips.copy_(images.unfold(2, work.w, 1)[:, :, :l].movedim(4, 3))
         ctx.matrix = weight.permute(0, 2, 1, 3).reshape(kernels, k * channels * l)
         torch.bmm(ctx.matrix.expand(len(work.results), -1, -1), work.windows, out=work.results)
         torch.ge(work.left, work.right, out=work.left_wins)
