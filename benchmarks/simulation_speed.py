@@ -4,12 +4,12 @@ All ways train the same silos for one round from the same start, in turn, severa
 reported is the median and the least time of each way, and the ratios of both to the bare loop's. The bare loop is what
 one would write without this project: all PyTorch threads, fused Adam, one silo after the other.
 
-    python benchmarks/simulation_speed.py [--shape cnn|mlp|both] [--device cpu|cuda] [--repeats 5] [--out FILE.json]
+    python benchmarks/simulation_speed.py [--shape SHAPE] [--only WAY] [--device cpu|cuda] [--repeats 5] [--out FILE]
 
 On a GPU the bare loop runs on that GPU as well. ``cnn``: the medical setting of the DiversiFed paper (20 silos with 500
-images of 28×28×3, ten epochs, batches of 100). ``mlp``: 40 silos with 300 images of 28×28×1, MLP-64. Images are random
-noise: time does not depend on what they show. Every way also trains with the proximal pull that DiversiFed has from its
-second round on.
+images of 28×28×3, ten epochs, batches of 100). ``mlp``: 40 silos with 300 images of 28×28×1, MLP-64. ``fedpdc``: the
+network of FedPDC, 10 silos with 200 images of 32×32×3. Images are random noise: time does not depend on what they show.
+Every way also trains with the proximal pull that DiversiFed has from its second round on.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from algorithms.datasets import ImageDataset, ImageSplit
 from algorithms.local import Local
@@ -41,8 +42,10 @@ from simulation.batched import Fit, InLanes, InThreads, Stacked
 SHAPES = {
     "cnn": ("diversifed-cnn", 20, 500, (3, 28, 28), 9),
     "mlp": ("mlp-64", 40, 300, (1, 28, 28), 10),
+    "fedpdc": ("fedpdc-cnn", 10, 200, (3, 32, 32), 10),
 }
 STRENGTH = 0.5
+REFERENCE = "bare loop, all threads"
 
 
 def make_sites(shape: str, device: torch.device, first: int = 0, step: int = 1) -> list[LocalSite]:
@@ -130,7 +133,27 @@ class Processes:
             pipe.send("stop")
 
 
-def measure(shape: str, device: torch.device, repeats: int) -> dict[str, object]:
+class Calls(TorchDispatchMode):
+    """Counts calls of PyTorch's operators but views: on a GPU, where a small model's step is waiting for such calls,
+    they say more than anything else that a CPU can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, called, _types, arguments=(), named=None):
+        found = called(*arguments, **(named or {}))
+        self.count += not (called.is_view or "_record_function" in str(called))
+        return found
+
+
+def calls(work: Callable[[], object]) -> int:
+    with Calls() as counted:
+        work()
+    return counted.count
+
+
+def measure(shape: str, device: torch.device, repeats: int, only: str) -> dict[str, object]:
     cores = os.cpu_count() or 1
     begun_under = os.getloadavg()
     sites = make_sites(shape, device)
@@ -150,7 +173,7 @@ def measure(shape: str, device: torch.device, repeats: int) -> dict[str, object]
             fit.alone()
 
     ways: dict[str, Callable[[], object]] = {
-        "bare loop, all threads": with_threads(cores, lambda: bare(sites, start)),
+        REFERENCE: with_threads(cores, lambda: bare(sites, start)),
         "LocalSite.fit in turn, all threads": with_threads(cores, alone),
         "Stacked, all threads": with_threads(cores, lambda: Stacked().train(fits_of(sites, start))),
     }
@@ -164,6 +187,7 @@ def measure(shape: str, device: torch.device, repeats: int) -> dict[str, object]
             f"InLanes({cores})": lambda: InLanes(cores).train(fits_of(sites, start)),
             "Stacked, one thread": with_threads(1, lambda: Stacked().train(fits_of(sites, start))),
         }
+    ways = {name: way for name, way in ways.items() if only in name or name == REFERENCE}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for repeat in range(repeats + 1):
         for name, way in ways.items():
@@ -175,13 +199,17 @@ def measure(shape: str, device: torch.device, repeats: int) -> dict[str, object]
                 seconds[name].append(time.perf_counter() - begun)
     if processes is not None:
         processes.close()
-    reference = seconds["bare loop, all threads"]
+    reference = seconds[REFERENCE]
     return {
         "shape": shape,
         "device": torch.cuda.get_device_name(device)
         if device.type == "cuda"
         else f"{cores} cores, {platform.machine()}",
         "torch": torch.__version__,
+        "operator_calls_a_round": {
+            "bare loop": len(sites) * calls(lambda: bare(sites[:1], start)),
+            "Stacked": calls(lambda: Stacked().train(fits_of(sites, start))),
+        },
         "load_of_the_machine": [round(one, 1) for one in (*begun_under, *os.getloadavg())],
         "ways": {
             name: {
@@ -198,14 +226,15 @@ def measure(shape: str, device: torch.device, repeats: int) -> dict[str, object]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=[*SHAPES, "both"], default="both")
+    parser.add_argument("--shape", choices=[*SHAPES, "all"], default="all")
+    parser.add_argument("--only", default="", help="a part of a way's name; beside the bare loop")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     found = []
-    for shape in SHAPES if options.shape == "both" else (options.shape,):
-        found.append(measure(shape, torch.device(options.device), options.repeats))
+    for shape in SHAPES if options.shape == "all" else (options.shape,):
+        found.append(measure(shape, torch.device(options.device), options.repeats, options.only))
         print(json.dumps(found[-1], indent=2), flush=True)
     if options.out:
         options.out.write_text(json.dumps(found, indent=2) + "\n")

@@ -99,7 +99,8 @@ def methods() -> str:
     for name, method in METHODS.items():
         module = inspect.getmodule(method)
         text = inspect.cleandoc((module.__doc__ if module else None) or "")
-        title = text.split(":", 1)[0] if ":" in text.split("\n", 1)[0] else method.__name__
+        first = text.split("\n", 1)[0]
+        title = re.split(r": | \(", first)[0] if ": " in first or " (" in first else method.__name__
         made = _made(method)
         exposure = ""
         if made is not None:

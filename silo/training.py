@@ -472,7 +472,7 @@ def diverged(round_number: int, epoch: int, loss: float) -> TrainingError:
     """The error of a training whose loss or model is no longer finite; ``epoch`` counts from 0."""
     return TrainingError(
         f"local training diverged in round {round_number}, epoch {epoch + 1}: the loss is {loss}. "
-        "Nothing of this round was sent; ask the coordinator for a smaller learning rate"
+        "Nothing of this round was sent; a smaller learning rate in the coordinator's plan may help"
     )
 
 

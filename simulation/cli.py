@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -27,12 +28,14 @@ def run(
         typer.Option("--data", help="pathmnist, synthetic, or a path to an .npz; may be given several times."),
     ] = None,
     runs: Runs = Path("runs"),
-    workers: Annotated[int, typer.Option("--workers", min=1, help="Runs at the same time, a thread each.")] = 2,
+    workers: Annotated[int, typer.Option("--workers", min=1, help="Runs at the same time; they share the cores.")] = 2,
     ray: Annotated[
         str | None, typer.Option("--ray", help="A Ray cluster's address (or 'local') to run on instead.")
     ] = None,
 ) -> None:
-    """Do what is not yet done of an experiment. Ctrl-C ends cleanly; the same command goes on."""
+    """Do what is not yet done of an experiment. Ctrl-C (or SIGTERM) ends cleanly; the same command goes on."""
+    # A batch system ends a job with SIGTERM, and gives it time.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     experiment = ExperimentConfig.read(config)
     run_experiment(experiment, tuple(data or ()), runs / experiment.name, workers=workers, console=out, ray=ray)
 

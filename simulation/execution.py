@@ -12,10 +12,9 @@ import contextlib
 import fcntl
 import io
 import json
-import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -28,7 +27,8 @@ import torch
 from pydantic import TypeAdapter
 
 from algorithms.datasets import ImageDataset
-from algorithms.models import build
+from algorithms.method import Federation
+from algorithms.models import Layout, build
 from algorithms.public_set import PublicImages
 from privacy.durable import write_atomically
 from privacy.errors import ConfigurationError, DataError, MedsiloError
@@ -38,7 +38,7 @@ from silo.sharding import Setting, cut
 from silo.sources import open_dataset
 from silo.training import choose_device
 from simulation.batched import Engine, InLanes, InThreads, Stacked
-from simulation.experiment import ExperimentConfig, Run
+from simulation.experiment import Described, ExperimentConfig, Run
 from simulation.federation import SiloRound, Simulation
 from simulation.public_images import cut_public
 
@@ -58,17 +58,58 @@ class Outcome:
     exit_code: int = 0
 
 
-def execute(run: Run, stop: Path) -> Outcome:
-    """Does a run, or the rest of it. It ends at the next round once the file ``stop`` exists."""
+def execute(run: Run, stop: Path, threads: int = 1) -> Outcome:
+    """Does a run, or the rest of it. It ends at the next round once the file ``stop`` exists.
+
+    ``threads``: how many silos an engine that trains them side by side trains at a time.
+    """
     torch.set_num_threads(1)
     try:
         run.folder.mkdir(parents=True, exist_ok=True)
         with _alone(run.folder) as alone:
             if not alone:
                 return Outcome("busy", "another process works on it")
-            return _Execution(run, stop).go()
+            return _Execution(run, stop, threads).go()
     except MedsiloError as error:
         return Outcome("failed", str(error), error.exit_code)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Of a run's images what its record says."""
+
+    info: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """What the data set calls itself."""
+        return str(self.info["data"])
+
+    @property
+    def source(self) -> str:
+        """Where it came from."""
+        return str(self.info["data_source"])
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether it was generated."""
+        return bool(self.info["synthetic"])
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of its content."""
+        return str(self.info["data_sha256"])
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height, width."""
+        channels, height, width = self.info["plan"]["model"]["input_shape"]
+        return channels, height, width
+
+    @property
+    def num_classes(self) -> int:
+        """Of its labels."""
+        return int(self.info["plan"]["model"]["classes"])
 
 
 def is_finished(run: Run, dataset: ImageDataset) -> bool:
@@ -79,6 +120,12 @@ def is_finished(run: Run, dataset: ImageDataset) -> bool:
     recorded = read_run(run.folder)
     if recorded is None:
         return False
+    check_same(recorded, run, dataset)
+    return bool(recorded["finished"])
+
+
+def check_same(recorded: Mapping[str, Any], run: Run, dataset: Described) -> None:
+    """Raises ``ConfigurationError`` where ``run.json`` is the record of another run: other data, plan or setting."""
     expected = _description(run, dataset)
     differing = [key for key in ("data_sha256", "setting", "public", "engine") if recorded.get(key) != expected[key]]
     differing += [
@@ -95,7 +142,37 @@ def is_finished(run: Run, dataset: ImageDataset) -> bool:
             f"{run.folder} holds a run with another {', '.join(differing)}; give the experiment another name, or move "
             "the folder away"
         )
-    return bool(recorded["finished"])
+
+
+def check_can_run(runs: Sequence[Run], datasets: Mapping[str, ImageDataset]) -> None:
+    """Raises what would fail a run before its first round, a model or setting that does not fit the images, say: a
+    sweep should not come upon it hours after it was begun. Of several seeds the first is looked at.
+
+    ``datasets``: by ``Run.data``.
+    """
+    looked_at: set[object] = set()
+    shards: dict[object, list[ImageDataset]] = {}
+    for run in runs:
+        place = (run.data, run.setting_name)
+        if (key := (*place, run.participation, run.variant.label)) in looked_at:
+            continue
+        looked_at.add(key)
+        make_engine(run.config, threads=1)
+        choose_device(run.config.device)
+        dataset, method = datasets[run.data], run.variant.method
+        try:
+            if place not in shards:
+                shards[place] = cut(dataset, run.setting, seed=run.seed)
+            plan = run.plan(dataset)
+            model = build(plan.model)
+            if not method.needs_public:
+                names = tuple(shard.name for shard in shards[place])
+                layout = Layout.of(model)
+                method.coordinator_half(
+                    Federation(layout, plan.rounds, plan.seed, silos=names, input_shape=plan.model.input_shape)
+                )
+        except MedsiloError as error:
+            raise type(error)(f"{run.title}: {error}") from None
 
 
 def read_run(folder: Path) -> dict[str, Any] | None:
@@ -113,9 +190,10 @@ def read_run(folder: Path) -> dict[str, Any] | None:
 class _Execution:
     """The state of one run while it is executed."""
 
-    def __init__(self, run: Run, stop: Path) -> None:
+    def __init__(self, run: Run, stop: Path, threads: int) -> None:
         self._run = run
         self._stop = stop
+        self._threads = threads
         self._rows: list[dict[str, Any]] = []
         self._weights: list[dict[str, Any]] = []
         self._saved = time.monotonic()
@@ -128,7 +206,7 @@ class _Execution:
         dataset = open_dataset(run.data)
         if is_finished(run, dataset):
             return Outcome("done")
-        simulation = make_simulation(run, dataset)
+        simulation = make_simulation(run, dataset, self._threads)
         description = _description(run, dataset)
         checkpoint = run.folder / CHECKPOINT
         if checkpoint.exists():
@@ -186,19 +264,23 @@ class _Execution:
         write_atomically(self._run.folder / RUN, json.dumps(content, indent=1).encode())
 
 
-def _engine(config: ExperimentConfig) -> Engine | None:
+def make_engine(config: ExperimentConfig, threads: int) -> Engine | None:
+    """The configuration's engine; None for silo by silo.
+
+    Raises ``ConfigurationError`` if it needs what is not installed.
+    """
     match config.engine:
         case "alone":
             return None
         case "threads":
-            return InThreads(os.cpu_count() or 1)
+            return InThreads(threads)
         case "lanes":
-            return InLanes(os.cpu_count() or 1)
+            return InLanes(threads)
         case "stacked":
             return Stacked()
 
 
-def make_simulation(run: Run, dataset: ImageDataset) -> Simulation:
+def make_simulation(run: Run, dataset: ImageDataset, threads: int = 1) -> Simulation:
     """The simulation of a run, before its first round."""
     shards = cut(dataset, run.setting, seed=run.seed)
     plan = run.plan(dataset)
@@ -207,7 +289,7 @@ def make_simulation(run: Run, dataset: ImageDataset) -> Simulation:
         run.variant.method,
         shards,
         device=choose_device(run.config.device),
-        engine=_engine(run.config),
+        engine=make_engine(run.config, threads),
         public=_public(run, plan, dataset, shards),
     )
 
@@ -226,7 +308,7 @@ def _public(run: Run, plan: RunPlan, dataset: ImageDataset, shards: Sequence[Ima
     return PublicImages(images, build(plan.model, seed=plan.seed), plan.model.input_shape)
 
 
-def _description(run: Run, dataset: ImageDataset) -> dict[str, Any]:
+def _description(run: Run, dataset: Described) -> dict[str, Any]:
     """All that says which run this is, as ``run.json`` has it."""
     config = run.config
     needs_public = run.variant.method.needs_public

@@ -13,11 +13,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
-from algorithms.datasets import ImageDataset
 from algorithms.method import Method
 from algorithms.private_methods import refusal
 from algorithms.registry import make
@@ -42,8 +41,30 @@ _SettingName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._=,+-]{0,79
 _Participation = Annotated[float, Field(gt=0, le=1)]
 
 
+class Described(Protocol):
+    """What a run's record says of its images: a data set, or the record of one (``simulation.execution.Recorded``)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def synthetic(self) -> bool: ...
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def image_shape(self) -> tuple[int, int, int]: ...
+    @property
+    def num_classes(self) -> int: ...
+
+
 def _listed(value: Any) -> Any:
     return value if isinstance(value, list | tuple) else [value]
+
+
+def _entry(value: Any) -> Any:
+    """A method by its name alone is one with its defaults."""
+    return {"name": value} if isinstance(value, str) else value
 
 
 class Published(StrictModel):
@@ -86,10 +107,10 @@ class ExperimentConfig(StrictModel):
         checkpoint_seconds: how much work a kill may cost; 0 keeps every round.
         published: papers' numbers, by setting and label.
         device: where to train.
-        engine: "alone" trains silo by silo, with the daemons' bits; "threads" as many silos side by side as the machine
-            has cores, with the same bits; "lanes" does the same, and small convolutional networks in about half the
-            time on a CPU, equal up to rounding; "stacked" all silos as one program, equal up to rounding, which is
-            faster for small models and on GPUs.
+        engine: "alone" trains silo by silo, with the daemons' bits; "threads" several silos side by side, with the same
+            bits; "lanes" (for CPUs; needs the extra of that name) does the same, and small convolutional networks in
+            about six tenths of its time, equal up to rounding; "stacked" all silos as one program, equal up to
+            rounding, which is faster for small models and on GPUs.
     """
 
     name: Name
@@ -99,17 +120,30 @@ class ExperimentConfig(StrictModel):
     model: str = "diversifed-cnn"
     training: TrainingPlan = TrainingPlan()
     rounds: int = Field(ge=1)
-    seeds: tuple[Annotated[int, Field(ge=0, lt=2**53)], ...] = Field(min_length=1)
+    seeds: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**53)], ...], BeforeValidator(_listed)]
     participation: Annotated[tuple[_Participation, ...], BeforeValidator(_listed), Field(min_length=1)] = (1.0,)
-    methods: tuple[dict[str, Any], ...] = Field(min_length=1)
+    methods: Annotated[tuple[Annotated[dict[str, Any], BeforeValidator(_entry)], ...], BeforeValidator(_listed)]
     privacy: dict[str, Any] | None = None
     public_per_class: int | None = Field(default=None, ge=1)
     public_share: float | None = Field(default=None, gt=0, le=1)
     weights_every: int = Field(default=10, ge=1)
     checkpoint_seconds: float = Field(default=60.0, ge=0)
     published: dict[str, dict[str, Annotated[Published, BeforeValidator(_number)]]] = Field(default_factory=dict)
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Literal["cpu", "cuda", "auto"] = "cpu"
     engine: Literal["alone", "threads", "lanes", "stacked"] = "alone"
+
+    @field_validator("model", "training", mode="before")
+    @classmethod
+    def _not_swept(cls, value: Any, info: ValidationInfo) -> Any:
+        keys = [info.field_name, *(value if isinstance(value, dict) else ())]
+        given = [value, *(value.values() if isinstance(value, dict) else ())]
+        for key, one in zip(keys, given, strict=True):
+            if isinstance(one, list):
+                raise ValueError(
+                    f"{key} is one for all methods that do not say otherwise; a sweep stands inside a method, for "
+                    "example `methods: [{name: fedavg, model: [mlp-64, lenet5]}]`"
+                )
+        return value
 
     @field_validator("data")
     @classmethod
@@ -137,6 +171,13 @@ class ExperimentConfig(StrictModel):
             raise ConfigurationError("give either one `setting:` or several named `settings:`")
         if self.public_per_class is not None and self.public_share is not None:
             raise ConfigurationError("give either `public_per_class:` or `public_share:`, not both")
+        for what, values in (("seeds", self.seeds), ("participation", self.participation)):
+            if len(set(values)) < len(values):
+                raise ConfigurationError(f"`{what}` has a value twice; a run is done once")
+        if not self.seeds or not self.methods:
+            raise ConfigurationError(f"`{'methods' if self.seeds else 'seeds'}` is empty; give at least one")
+        if self.engine == "lanes" and self.device != "cpu":
+            raise ConfigurationError("`engine: lanes` is for CPUs; on a GPU take `engine: stacked`")
         settings = self.make_settings()
         labels: dict[str, Variant] = {}
         for variant in self.variants():
@@ -160,6 +201,16 @@ class ExperimentConfig(StrictModel):
                 f"published: {', '.join(sorted(unknown))} is not a setting of this experiment; its settings are "
                 f"{', '.join(settings)}"
             )
+
+    def notes(self) -> list[str]:
+        """What the methods say about such runs, as a coordinator's operator is told."""
+        found: dict[str, None] = {}
+        for setting in self.make_settings().values():
+            for share in self.participation:
+                for variant in self.variants():
+                    for text in variant.method.warnings(max(1, round(share * setting.silos))):
+                        found[f"{variant.label}: {text}"] = None
+        return list(found)
 
     def make_settings(self) -> dict[str, Setting]:
         """The data settings by name; a single one is named after its kind."""
@@ -231,10 +282,16 @@ class Run:
         """How progress and errors call it."""
         return f"{'/'.join(self.folder.parts[-4:-1])}, seed {self.seed}"
 
-    def plan(self, dataset: ImageDataset) -> RunPlan:
-        """The plan that daemons would be given."""
+    def plan(self, dataset: Described) -> RunPlan:
+        """The plan that daemons would be given; raises ``ConfigurationError`` where there cannot be one."""
         variant, method = self.variant, self.variant.method
-        model = ModelPlan(name=variant.model, input_shape=dataset.image_shape, classes=dataset.num_classes)
+        try:
+            model = ModelPlan(name=variant.model, input_shape=dataset.image_shape, classes=dataset.num_classes)
+        except ValidationError as error:
+            raise ConfigurationError(
+                f"{dataset.source}: no model is for {dataset.num_classes} classes of images "
+                f"{'×'.join(map(str, dataset.image_shape))}: {'; '.join(explain(error, ModelPlan))}"
+            ) from None
         try:
             variant.training.check(model.input_shape, private=variant.privacy is not None)
         except ValueError as error:

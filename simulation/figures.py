@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,16 @@ import numpy.typing as npt
 
 from algorithms.datasets import written_whole
 from privacy.exposure import Exposure
+from simulation.results import written_size
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 Floats = npt.NDArray[np.float64]
+Spread = tuple[float, float | None]
 
 _ARROWS = {"up": "↑", "down": "↓"}
 _PANELS = 6
@@ -31,28 +35,31 @@ def draw_curves(title: str, curves: Mapping[str, Floats], path: Path) -> None:
         axes.plot(np.arange(1, len(curve) + 1), curve, label=label, linewidth=1.5, **_style(index))
     axes.set_title(f"{title}: mean over seeds", fontsize=11)
     axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("mean accuracy of the silos, %")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     _save(figure, path)
 
 
-def draw_privacy(title: str, series: Mapping[str, Sequence[tuple[float, tuple[float, float]]]], path: Path) -> None:
+def draw_privacy(title: str, series: Mapping[str, Sequence[tuple[float, Spread]]], measured: str, path: Path) -> None:
     """Accuracy against ε, a line a method; training without differential privacy stands at the right, as ∞.
 
-    ``series``: by method (ε, (mean, standard deviation)), ε ascending, the last possibly infinite.
+    ``series``: by method (ε, (mean, standard deviation)), ε ascending, the last possibly infinite. ``measured``: which
+    rounds' mean it is.
     """
     places = sorted({epsilon for points in series.values() for epsilon, _ in points})
     figure, axes = plt.subplots(figsize=(9, 4.8), layout="constrained")
     for index, (label, points) in enumerate(series.items()):
         where = [places.index(epsilon) for epsilon, _ in points]
         means, deviations = zip(*(spread for _, spread in points), strict=True)
-        axes.errorbar(where, means, yerr=deviations, label=label, marker="o", capsize=2, linewidth=1.5, **_style(index))
+        errors = [deviation or 0 for deviation in deviations] if any(deviations) else None
+        axes.errorbar(where, means, yerr=errors, label=label, marker="o", capsize=2, linewidth=1.5, **_style(index))
     names = ["∞\n(no noise)" if np.isinf(epsilon) else f"{epsilon:g}" for epsilon in places]
     axes.set_xticks(range(len(places)), names)
     axes.set_title(f"{title}: mean over seeds", fontsize=11)
     axes.set_xlabel("ε of the run (more is less private)")
-    axes.set_ylabel("accuracy, last 10 rounds, %")
+    axes.set_ylabel(f"accuracy, {measured}, %")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     _save(figure, path)
@@ -60,12 +67,14 @@ def draw_privacy(title: str, series: Mapping[str, Sequence[tuple[float, tuple[fl
 
 def draw_exposure(
     title: str,
-    points: Mapping[str, tuple[tuple[float, float], Mapping[str, Mapping[Exposure, float]]]],
+    points: Mapping[str, tuple[Spread, Mapping[str, Mapping[Exposure, float]]]],
+    measured: str,
     path: Path,
 ) -> None:
     """Methods by accuracy, best first; beside each the MB per silo for the whole run in every class and direction.
 
-    ``points``: by method, accuracy (mean, standard deviation) and MB by direction and class.
+    ``points``: by method, accuracy (mean, standard deviation) and MB by direction and class. ``measured``: which
+    rounds' mean the accuracy is.
     """
     columns = [
         (direction, exposure)
@@ -85,10 +94,11 @@ def draw_exposure(
     )
     rows = np.arange(height)
     means, deviations = zip(*(accuracy for _, (accuracy, _) in ranked), strict=True)
-    bars.barh(rows, means, xerr=deviations, color="0.6", height=0.7, error_kw={"linewidth": 1, "capsize": 2})
+    errors = [deviation or 0 for deviation in deviations] if any(deviations) else None
+    bars.barh(rows, means, xerr=errors, color="0.6", height=0.7, error_kw={"linewidth": 1, "capsize": 2})
     bars.set_yticks(rows, [label for label, _ in ranked], fontsize=8)
     bars.set_ylim(height - 0.5, -0.5)
-    bars.set_xlabel("accuracy, last 10 rounds, %", fontsize=8)
+    bars.set_xlabel(f"accuracy, {measured}, %", fontsize=8)
     bars.tick_params(axis="x", labelsize=7)
     grid.set_xlim(-0.5, width - 0.5)
     grid.set_ylim(height - 0.5, -0.5)
@@ -100,8 +110,15 @@ def draw_exposure(
         for (row, column), size in np.ndenumerate(sizes):
             if size > 0:
                 dark = shown[row, column] > middle
-                text = f"{size:.2g}" if size < 100 else f"{size:.0f}"
-                grid.text(column, row, text, ha="center", va="center", fontsize=6, color="white" if dark else "black")
+                grid.text(
+                    column,
+                    row,
+                    written_size(size, 2),
+                    ha="center",
+                    va="center",
+                    fontsize=6,
+                    color="white" if dark else "black",
+                )
     names = [f"{_ARROWS[direction]} {exposure}" for direction, exposure in columns]
     grid.set_xticks(range(len(columns)), names, rotation=90, fontsize=7)
     grid.set_yticks([])
@@ -135,7 +152,7 @@ def draw_weights(title: str, weights: Sequence[tuple[int, Sequence[str], Floats]
         axes.set_title(f"round {number + 1}", fontsize=9)
     for axes in list(grid.flat)[len(shown) :]:
         axes.set_visible(False)
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle("\n".join(textwrap.wrap(title, 14 + 33 * columns, break_long_words=True)), fontsize=11)
     figure.supylabel("silo that is given a model", fontsize=9)
     figure.supxlabel("whose model", fontsize=9)
     if image is not None:

@@ -2,8 +2,11 @@
 
 With the batch innermost (``[H, C, W, B]``), a convolution of small images is a few large matrix products over a buffer
 in which each row of pixels stands once for every column of the kernel; a window's rows of pixels follow one another in
-that buffer, so that no window is copied out. ReLU and pooling are then steps over whole vectors. PyTorch's own layers,
-of which a quarter of such a network's time goes into the pooling alone, give the same up to rounding.
+that buffer, so that no window is copied out. Bias, ReLU and pooling are then one pass over whole vectors, which Numba
+compiles (a second or two in each process). PyTorch's own layers, of which a quarter of such a network's time goes into
+the pooling alone, give the same up to rounding.
+
+Needs the extra ``lanes``.
 """
 
 from __future__ import annotations
@@ -11,8 +14,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any, cast
 
+import numba
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+
+Floats = npt.NDArray[np.floating[Any]]
+
+# Threads wait for Python's lock as often as something is called: few calls that do much, without the lock.
+compiled = numba.njit(nogil=True, error_model="numpy")
 
 
 def in_lanes(model: nn.Module) -> nn.Module | None:
@@ -76,30 +87,106 @@ class _Workspace:
         h, w = (height - k + 1) // 2 * 2, (width - l + 1) // 2 * 2
         new = images.new_empty
         self.uses = 0
-        self.k, self.l, self.w, self.rows = k, l, w, channels * l
+        self.k, self.rows = k, channels * l
         # Each row of pixels, for each column of the kernel: [H, C, l, w, B].
-        self.strips = new(height, channels, l, w, batch)
+        strips = new(height, channels, l, w, batch)
+        self.strips = strips.numpy()
         row = self.rows * w * batch
-        self.windows = self.strips.as_strided((h, k * self.rows, w * batch), (row, w * batch, 1))
+        self.windows = strips.as_strided((h, k * self.rows, w * batch), (row, w * batch, 1))
         # The convolution's results, and in the backward pass what their gradient is: [h, O, w, B], between rows of 0.
         padded = images.new_zeros(h + 2 * (k - 1), kernels, w * batch)
         self.results = padded[k - 1 : k - 1 + h]
-        apart = self.results.view(h // 2, 2, kernels, w // 2, 2, batch)
-        self.left, self.right = apart[:, :, :, :, 0], apart[:, :, :, :, 1]
-        # Comparisons are kept as ones and zeros of the same type: arithmetic with truth values is several times slower.
-        self.left_wins, self.columns, self.column_gradients = (new(self.left.shape) for _ in range(3))
-        self.upper, self.lower = self.columns[:, 0], self.columns[:, 1]
-        self.upper_gradient, self.lower_gradient = self.column_gradients[:, 0], self.column_gradients[:, 1]
-        self.upper_wins, self.gradient = new(self.upper.shape), new(self.upper.shape)
-        self.products = new(h, kernels, k * self.rows)
+        self.rows_of_results = self.results.view(h, kernels, w, batch).numpy()
+        # Which of four is their maximum, as a number of the same type: others are several times slower.
+        self.places = new(h // 2, kernels, w // 2, batch).numpy()
+        self.bias = images.new_zeros(kernels)
+        self.bias_gradients = new(kernels, batch)
+        # Of two orders of the same product one is much faster, by the number of kernels (MKL, AVX-512 and AVX2).
+        self.windows_first = kernels >= 16
+        self.products = new(h, k * self.rows, kernels) if self.windows_first else new(h, kernels, k * self.rows)
         if images.requires_grad:
             # To a row of pixels lead the gradients of the k rows of results that it was part of.
             self.back = padded.as_strided((h + k - 1, k * kernels, w * batch), (kernels * w * batch, w * batch, 1))
             self.strip_gradients = new(h + k - 1, self.rows, w * batch)
+            self.by_column = self.strip_gradients.view(h + k - 1, *strips.shape[1:]).numpy()
             self.image_gradient = images.new_zeros(images.shape)
-            reached = self.image_gradient[: h + k - 1]
-            by_column = self.strip_gradients.view(h + k - 1, *self.strips.shape[1:])
-            self.shifts = [(reached[:, :, j : j + w], by_column[:, :, j]) for j in range(l)]
+
+
+@compiled
+def _cut_strips(images: Floats, strips: Floats) -> None:
+    """``images``: ``[H, C, W, B]``; ``strips``: ``[H, C, l, w, B]``."""
+    rows, channels, columns, wide, batch = strips.shape
+    for row in range(rows):
+        for channel in range(channels):
+            image, strip = images[row, channel].reshape(-1), strips[row, channel]
+            for column in range(columns):
+                part, there = strip[column].reshape(-1), image[column * batch : (column + wide) * batch]
+                for at in range(wide * batch):
+                    part[at] = there[at]
+
+
+@compiled
+def _join_strips(strips: Floats, images: Floats) -> None:
+    """The sum of what has become of each pixel; ``strips`` may have fewer rows than ``images``."""
+    rows, channels, columns, wide, batch = strips.shape
+    for row in range(rows):
+        for channel in range(channels):
+            image, strip = images[row, channel].reshape(-1), strips[row, channel]
+            image[:] = 0
+            for column in range(columns):
+                part, there = strip[column].reshape(-1), image[column * batch : (column + wide) * batch]
+                for at in range(wide * batch):
+                    there[at] += part[at]
+
+
+@compiled
+def _pool(results: Floats, bias: Floats, pooled: Floats, places: Floats) -> None:
+    """``results``: ``[2H, O, 2W, B]``; ``pooled`` and ``places``, which of the four it was: ``[H, O, W, B]``.
+
+    A NaN is kept, so that training that diverges is seen.
+    """
+    height, kernels, width, batch = pooled.shape
+    for row in range(height):
+        for kernel in range(kernels):
+            # The bias moves all that a maximum is taken of alike, and ReLU of the maximum is the maximum of the ReLUs.
+            add = bias[kernel]
+            for column in range(width):
+                a, b = results[2 * row, kernel, 2 * column], results[2 * row, kernel, 2 * column + 1]
+                c, d = results[2 * row + 1, kernel, 2 * column], results[2 * row + 1, kernel, 2 * column + 1]
+                found, place = pooled[row, kernel, column], places[row, kernel, column]
+                for image in range(batch):
+                    left = a[image] >= b[image] or a[image] != a[image]
+                    upper, upper_place = (a[image], 0.0) if left else (b[image], 1.0)
+                    left = c[image] >= d[image] or c[image] != c[image]
+                    lower, lower_place = (c[image], 2.0) if left else (d[image], 3.0)
+                    first = upper >= lower or upper != upper
+                    place[image] = upper_place if first else lower_place
+                    most = (upper if first else lower) + add
+                    found[image] = np.float32(0) if most <= 0 else most
+
+
+@compiled
+def _spread(gradient: Floats, pooled: Floats, places: Floats, results: Floats, bias: Floats) -> None:
+    """``gradient``, ``pooled``, ``places``: ``[H, O, W, B]``; gives the gradient of ``results``, ``[2H, O, 2W, B]``,
+    and of ``bias``, ``[O, B]``."""
+    height, kernels, width, batch = pooled.shape
+    bias[:] = 0
+    own = np.empty_like(bias[0])
+    for row in range(height):
+        for kernel in range(kernels):
+            total = bias[kernel]
+            for column in range(width):
+                found, given = pooled[row, kernel, column], gradient[row, kernel, column]
+                place = places[row, kernel, column]
+                for image in range(batch):
+                    own[image] = np.float32(0) if found[image] <= 0 else given[image]
+                for image in range(batch):
+                    total[image] += own[image]
+                # One loop for each place: a loop that writes to more arrays is not made one of vectors.
+                for half in range(4):
+                    to = results[2 * row + half // 2, kernel, 2 * column + half % 2]
+                    for image in range(batch):
+                        to[image] = own[image] if place[image] == half else np.float32(0)
 
 
 class _Block(torch.autograd.Function):
@@ -113,17 +200,12 @@ class _Block(torch.autograd.Function):
         kernels, channels, k, l = weight.shape  # noqa: E741
         work.uses += 1
         ctx.work, ctx.use = work, work.uses
-        work.strips.copy_(images.unfold(2, work.w, 1)[:, :, :l].movedim(4, 3))
+        ctx.permuted = kernels, k, channels, l
+        _cut_strips(images.numpy(), work.strips)
         ctx.matrix = weight.permute(0, 2, 1, 3).reshape(kernels, k * channels * l)
         torch.bmm(ctx.matrix.expand(len(work.results), -1, -1), work.windows, out=work.results)
-        torch.ge(work.left, work.right, out=work.left_wins)
-        torch.maximum(work.left, work.right, out=work.columns)
-        torch.ge(work.upper, work.lower, out=work.upper_wins)
-        # The bias moves all that a maximum is taken of alike, and ReLU of the maximum is the maximum of the ReLUs.
-        pooled = torch.maximum(work.upper, work.lower)
-        if bias is not None:
-            pooled.add_(bias.view(1, -1, 1, 1))
-        pooled.relu_()
+        pooled = images.new_empty(work.places.shape)
+        _pool(work.rows_of_results, (work.bias if bias is None else bias).numpy(), pooled.numpy(), work.places)
         ctx.save_for_backward(pooled)
         return pooled
 
@@ -134,21 +216,26 @@ class _Block(torch.autograd.Function):
             raise RuntimeError("a network in lanes was used again before its backward pass")
         (pooled,) = ctx.saved_tensors
         to_images, to_weight, to_bias, _ = ctx.needs_input_grad
-        torch.ops.aten.threshold_backward.grad_input(gradient, pooled, 0, grad_input=work.gradient)
-        bias = work.gradient.sum(dim=(0, 2, 3)) if to_bias else None
-        torch.mul(work.gradient, work.upper_wins, out=work.upper_gradient)
-        torch.sub(work.gradient, work.upper_gradient, out=work.lower_gradient)
-        torch.mul(work.column_gradients, work.left_wins, out=work.left)
-        torch.sub(work.column_gradients, work.left, out=work.right)
+        _spread(
+            gradient.contiguous().numpy(),
+            pooled.numpy(),
+            work.places,
+            work.rows_of_results,
+            work.bias_gradients.numpy(),
+        )
+        bias = work.bias_gradients.sum(dim=1) if to_bias else None
         weight = None
         if to_weight:
-            torch.bmm(work.results, work.windows.transpose(1, 2), out=work.products)
-            weight = work.products.sum(0).view(-1, work.k, work.rows // work.l, work.l).permute(0, 2, 1, 3)
+            if work.windows_first:
+                torch.bmm(work.windows, work.results.transpose(1, 2), out=work.products)
+                found = work.products.sum(0).t()
+            else:
+                torch.bmm(work.results, work.windows.transpose(1, 2), out=work.products)
+                found = work.products.sum(0)
+            weight = found.reshape(ctx.permuted).permute(0, 2, 1, 3)
         if not to_images:
             return None, weight, bias, None
         kernels = ctx.matrix.view(-1, work.k, work.rows).flip(1).permute(2, 1, 0).reshape(work.rows, -1)
         torch.bmm(kernels.expand(len(work.back), -1, -1), work.back, out=work.strip_gradients)
-        work.image_gradient.zero_()
-        for place, strip in work.shifts:
-            place.add_(strip)
+        _join_strips(work.by_column, work.image_gradient.numpy())
         return work.image_gradient, weight, bias, None

@@ -19,7 +19,7 @@ import pandas as pd
 from rich.console import Console
 
 from privacy.bundle import read_evidence
-from privacy.errors import MedsiloError
+from privacy.errors import ConfigurationError, MedsiloError
 from privacy.findings import Verification
 from privacy.pki import load_audit_public
 from privacy.report import Report
@@ -132,6 +132,10 @@ def _read(experiment: Experiment) -> ExperimentConfig:
     if isinstance(experiment, ExperimentConfig):
         experiment.check()
         return experiment
+    if not isinstance(experiment, Mapping | str | Path):
+        raise ConfigurationError(
+            f"an experiment is the path of its file, a mapping of its fields or an ExperimentConfig, not {experiment!r}"
+        )
     return (
         ExperimentConfig.of(experiment) if isinstance(experiment, Mapping) else ExperimentConfig.read(Path(experiment))
     )

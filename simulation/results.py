@@ -20,8 +20,8 @@ from privacy.durable import write_atomically
 from privacy.errors import ConfigurationError, DataError
 from privacy.exposure import Exposure
 from privacy.plan import PrivacyPlan
-from simulation.execution import DIRECTIONS, ROUNDS, RUN, WEIGHTS, read_run
-from simulation.experiment import ExperimentConfig, Published, Variant, data_name, folder_name, section_name
+from simulation.execution import DIRECTIONS, ROUNDS, RUN, WEIGHTS, Recorded, check_same, read_run
+from simulation.experiment import ExperimentConfig, Published, Run, Variant, data_name, folder_name, section_name
 
 LAST = 10
 MEGABYTE = 1e6
@@ -29,8 +29,8 @@ MEGABYTE = 1e6
 EXPOSURE_COLUMNS = ("data", "synthetic", "setting", "method", "last10_mean", "direction", "exposure", "mb_per_silo")
 
 Floats = npt.NDArray[np.float64]
-Spread = tuple[float, float]
-"""Mean and (population) standard deviation over seeds."""
+Spread = tuple[float, float | None]
+"""Mean and (population) standard deviation over seeds; None for one seed, which says nothing of others."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,8 @@ class Row:
     """One method in one section.
 
     ``best`` is the best round's accuracy (as papers report it; optimistic, a maximum over noisy measurements), ``last``
-    the mean of the last ten rounds; ``wins`` on how many seeds ``last`` is above separate training's, of ``compared``.
+    the mean of the last ten rounds, or of all where there are not more; ``wins`` on how many seeds ``last`` is above
+    separate training's (``_separate``), of ``compared``.
     ``megabytes`` is the mean over seeds of ``FinishedRun.megabytes``. ``base`` is the label without what of its privacy
     is swept over, ``privacy`` what the runs' plan promised each silo.
     """
@@ -153,16 +154,25 @@ def read_runs(folder: Path) -> list[FinishedRun]:
 def tabulate(found: Sequence[FinishedRun], config: ExperimentConfig) -> list[Section]:
     """One section a data set and setting, one row a method, in the experiment's order.
 
-    Runs of methods or settings that the experiment no longer names are left out.
+    Runs of methods or settings that the experiment no longer names are left out; raises ``ConfigurationError`` for runs
+    that were not run as it says, whose numbers would stand under its words.
     """
     variants = {variant.label: variant for variant in config.variants()}
     order = list(variants)
-    settings = [section_name(name, share) for name in config.make_settings() for share in config.participation]
+    made = config.make_settings()
+    settings = [section_name(name, share) for name in made for share in config.participation]
     kept = [
         run
         for run in found
         if run.info["label"] in order and run.section[1] in settings and run.info["seed"] in config.seeds
     ]
+    for run in kept:
+        info = run.info
+        name, share = info["setting_name"], info["participation"]
+        is_this = Run(
+            config, info["data_spec"], name, made[name], share, variants[info["label"]], info["seed"], run.folder
+        )
+        check_same(info, is_this, Recorded(info))
     names = sorted({run.section for run in kept}, key=lambda section: (section[0], settings.index(section[1])))
     sections = []
     for name in names:
@@ -173,26 +183,43 @@ def tabulate(found: Sequence[FinishedRun], config: ExperimentConfig) -> list[Sec
             )
         published = dict(config.published.get(runs[0].info["setting_name"], {}))
         labels = sorted({run.info["label"] for run in runs}, key=order.index)
-        rows = tuple(_row(variants[label], runs, published.pop(label, None)) for label in labels)
+        rows = tuple(_row(variants[label], runs, published.pop(label, None), config) for label in labels)
         sections.append(Section(*name, runs, rows, published))
     if not sections:
         raise DataError("no finished run belongs to this experiment as it stands; start them with `simulation run`")
     return sections
 
 
-def _row(variant: Variant, runs: Sequence[FinishedRun], published: Published | None) -> Row:
+def _separate(run: FinishedRun, runs: Sequence[FinishedRun], config: ExperimentConfig) -> FinishedRun | None:
+    """What a run is held against: separate training on the same seed, of the same model, with the same training and
+    privacy. Failing that with the experiment's own training, or without noise: a hospital alone needs none."""
+    mine = run.info["plan"]
+
+    def distance(other: FinishedRun) -> tuple[bool, bool] | None:
+        plan = other.info["plan"]
+        noise, training = plan.get("privacy") != mine.get("privacy"), plan["training"] != mine["training"]
+        if plan["model"] != mine["model"] or (noise and plan.get("privacy") is not None):
+            return None
+        return None if training and plan["training"] != config.training.model_dump(mode="json") else (noise, training)
+
+    found = [
+        (far, other)
+        for other in runs
+        if other.info["method"] == "local"
+        and other.info["seed"] == run.info["seed"]
+        and (far := distance(other)) is not None
+    ]
+    return min(found, key=lambda one: one[0])[1] if found else None
+
+
+def _row(variant: Variant, runs: Sequence[FinishedRun], published: Published | None, config: ExperimentConfig) -> Row:
     label = variant.label
     mine = {run.info["seed"]: run for run in runs if run.info["label"] == label}
-    alone = {run.info["seed"]: run for run in reversed(runs) if run.info["method"] == "local"}
+    separate = {seed: _separate(run, runs, config) for seed, run in mine.items()}
+    alone = {seed: run for seed, run in separate.items() if run is not None}
     method = next(iter(mine.values())).info["method"]
-    if len({json.dumps({**run.info["plan"], "seed": 0}, sort_keys=True) for run in mine.values()}) > 1:
-        raise ConfigurationError(
-            f"the seeds of {label} were not run alike (rounds, training or hyper-parameters differ); delete those that "
-            "are not as the experiment's file has it, and run again"
-        )
     last = {seed: float(run.curve[-LAST:].mean()) for seed, run in mine.items()}
-    shared = [seed for seed in mine if seed in alone]
-    compare = method != "local" and shared
+    compare = method != "local" and alone
     classes = {
         direction: [e for e in Exposure if any(e in run.megabytes[direction] for run in mine.values())]
         for direction in DIRECTIONS
@@ -204,8 +231,8 @@ def _row(variant: Variant, runs: Sequence[FinishedRun], published: Published | N
         best=_spread([float(run.curve.max()) for run in mine.values()]),
         last=_spread(last.values()),
         curve=np.mean([run.curve for run in mine.values()], axis=0),
-        wins=sum(last[s] > float(alone[s].curve[-LAST:].mean()) for s in shared) if compare else None,
-        compared=len(shared),
+        wins=sum(last[s] > float(run.curve[-LAST:].mean()) for s, run in alone.items()) if compare else None,
+        compared=len(alone),
         megabytes={
             direction: {
                 e: float(np.mean([run.megabytes[direction].get(e, 0.0) for run in mine.values()])) for e in occurring
@@ -232,7 +259,18 @@ def _privacy(label: str, runs: Sequence[FinishedRun]) -> PrivacyPlan | None:
 
 def _spread(values: Iterable[float]) -> Spread:
     listed = list(values)
-    return float(np.mean(listed)), float(np.std(listed))
+    return float(np.mean(listed)), float(np.std(listed)) if len(listed) > 1 else None
+
+
+def _at_the_end(config: ExperimentConfig) -> str:
+    """What ``Row.last`` is the mean of."""
+    return (
+        f"last {LAST} rounds"
+        if config.rounds > LAST
+        else f"all {config.rounds} rounds"
+        if config.rounds > 1
+        else "the round"
+    )
 
 
 def write_results(config: ExperimentConfig, config_path: Path, runs: Path, to: Path) -> Path:
@@ -241,23 +279,26 @@ def write_results(config: ExperimentConfig, config_path: Path, runs: Path, to: P
     from simulation.figures import draw_curves, draw_exposure, draw_privacy, draw_weights
 
     sections = tabulate(read_runs(runs / config.name), config)
-    to.mkdir(parents=True, exist_ok=True)
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"{to}: cannot be made ({error}); name another folder with --out") from None
     pictures: dict[str, list[tuple[str, str]]] = {}
     for section in sections:
         stem = f"{config.name}-{section.file_stem}"
         curves, exposed = f"{stem}-curves.png", f"{stem}-exposure.png"
         draw_curves(section.title, {row.label: row.curve for row in section.rows}, to / curves)
         points = {row.label: (row.last, row.megabytes) for row in section.rows}
-        draw_exposure(section.title, points, to / exposed)
+        draw_exposure(section.title, points, _at_the_end(config), to / exposed)
         pictures[section.file_stem] = [("learning curves", curves), ("accuracy against exposed bytes", exposed)]
         if any(row.privacy for row in section.rows):
             name = f"{stem}-privacy.png"
-            draw_privacy(section.title, _by_epsilon(section), to / name)
+            draw_privacy(section.title, _by_epsilon(section), _at_the_end(config), to / name)
             pictures[section.file_stem].insert(0, ("accuracy against ε", name))
         for row in section.rows:
             if weights := _weights(section, row.label):
                 name = f"{stem}-{folder_name(row.label)}-weights.png"
-                draw_weights(f"{row.label}: {section.title}", weights, to / name)
+                draw_weights(f"{row.label}: {section.title}, seed {row.seeds[0]}", weights, to / name)
                 pictures[section.file_stem].append((f"{row.label}: silo-to-silo weights", name))
     _write(to / f"{config.name}.csv", _csv(accuracy_columns(sections), accuracy_rows(sections)))
     _write(to / f"{config.name}-exposure.csv", _csv(EXPOSURE_COLUMNS, exposure_rows(sections)))
@@ -313,11 +354,16 @@ def markdown(
         f"Python {first['versions']['python']}.",
         "",
         "Accuracy in percent: the uniform mean over silos of each one's personalised model on its own test images; "
-        "mean ± standard deviation (population) over seeds. The best round is chosen on test images, as papers do, "
-        f"and so optimistic; the mean of the last {LAST} rounds is not. A method whose personalised model is what the "
-        "coordinator hands out is measured with what each round's aggregation gave.",
+        "mean ± standard deviation (population) over seeds, of one seed its number alone. The best round is chosen on "
+        f"test images, as papers do, and so optimistic; the mean of {_at_the_end(config)} is not. A method whose "
+        "personalised model is what the coordinator hands out is measured with what each round's aggregation gave. "
+        f"Separate training is `local` of the same model, training and privacy, by the mean of {_at_the_end(config)} "
+        "(for a method with training or noise of its own, where there is no such run, `local` with the experiment's "
+        "training, or without noise); – where there is none of that model.",
         "",
     ]
+    if notes := config.notes():
+        lines += ["What methods say about such runs:", "", *(f"* {note}" for note in notes), ""]
     for section in sections:
         lines += _section(config, section, pictures.get(section.file_stem, []))
     lines += [
@@ -348,7 +394,7 @@ def _section(config: ExperimentConfig, section: Section, pictures: Sequence[tupl
     models = {row.label: _model(section, row.label) for row in section.rows}
     with_published = any(row.published for row in section.rows) or section.unmeasured
     private = any(row.privacy for row in section.rows)
-    header = ["method", "seeds", "best round", f"last {LAST} rounds", "seeds on which it beats separate training"]
+    header = ["method", "seeds", "best round", _at_the_end(config), "seeds on which it beats separate training"]
     if private:
         lines += [*_promises(section), ""]
         header.append("ε")
@@ -356,7 +402,8 @@ def _section(config: ExperimentConfig, section: Section, pictures: Sequence[tupl
         header += ["published", "best round − published", "source"]
     body = []
     for row in section.rows:
-        name = row.label if models[row.label] == config.model else f"{row.label} ({models[row.label]})"
+        model = models[row.label]
+        name = row.label if model == config.model or model in row.label else f"{row.label} ({model})"
         wins = "–" if row.wins is None else f"{row.wins} of {row.compared}"
         seeds = (
             str(len(row.seeds)) if len(row.seeds) == len(config.seeds) else f"{len(row.seeds)} of {len(config.seeds)}"
@@ -378,10 +425,10 @@ def _section(config: ExperimentConfig, section: Section, pictures: Sequence[tupl
         "",
         "### Accuracy against exposed bytes",
         "",
-        "MB (10⁶ bytes) of tensors per silo for the whole run, by exposure class: ↑ sent by the silo, ↓ sent to it. "
-        "Names, shapes, round numbers and the encoding's few bytes (PROTOCOL, IDENTITY) are not in it.",
+        "MB (10⁶ bytes; B where so marked) of tensors per silo for the whole run, by exposure class: ↑ sent by a silo, "
+        "↓ sent to it. Names, shapes, round numbers and the encoding's few bytes (PROTOCOL, IDENTITY) are not in it.",
         "",
-        *_exposure_table(section),
+        *_exposure_table(section, _at_the_end(config)),
         "",
     ]
     for title, name in pictures:
@@ -414,7 +461,7 @@ def _by_epsilon(section: Section) -> dict[str, list[tuple[float, Spread]]]:
     return {base: sorted(points) for base, points in found.items()}
 
 
-def _exposure_table(section: Section) -> list[str]:
+def _exposure_table(section: Section, at_the_end: str) -> list[str]:
     columns = [
         (direction, exposure)
         for direction in DIRECTIONS
@@ -422,13 +469,13 @@ def _exposure_table(section: Section) -> list[str]:
         if any(exposure in row.megabytes[direction] for row in section.rows)
     ]
     arrows = {"up": "↑", "down": "↓"}
-    header = ["method", f"last {LAST} rounds", "all ↑", "all ↓", *(f"{arrows[d]} {e}" for d, e in columns)]
+    header = ["method", at_the_end, "all ↑", "all ↓", *(f"{arrows[d]} {e}" for d, e in columns)]
     body = [
         [
             row.label,
             _pm(row.last),
-            *(_megabytes(row.total(direction)) for direction in DIRECTIONS),
-            *(_megabytes(row.megabytes[d].get(e, 0.0)) for d, e in columns),
+            *(written_size(row.total(direction)) for direction in DIRECTIONS),
+            *(written_size(row.megabytes[d].get(e, 0.0)) for d, e in columns),
         ]
         for row in section.rows
     ]
@@ -441,7 +488,7 @@ def _table(header: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _pm(spread: Spread) -> str:
-    return f"{spread[0]:.2f} ± {spread[1]:.2f}"
+    return f"{spread[0]:.2f}" + ("" if spread[1] is None else f" ± {spread[1]:.2f}")
 
 
 def _published(number: Published | None) -> str:
@@ -450,8 +497,11 @@ def _published(number: Published | None) -> str:
     return f"{number.accuracy:g}" + ("" if number.std is None else f" ± {number.std:g}")
 
 
-def _megabytes(value: float) -> str:
-    return "0" if value == 0 else f"{value:.3g}" if value < 100 else f"{value:.0f}"
+def written_size(megabytes: float, digits: int = 3) -> str:
+    """A number of MB; below a thousandth of one in bytes, said so: a few bytes about the images can be the worst."""
+    if megabytes < 0.001:
+        return f"{megabytes * MEGABYTE:.0f} B" if megabytes else "0"
+    return f"{megabytes:.{digits}g}" if megabytes < 100 else f"{megabytes:.0f}"
 
 
 def _training(plan: Mapping[str, Any]) -> str:

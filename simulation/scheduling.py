@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,10 +21,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from privacy.errors import ConfigurationError, MedsiloError
-from simulation.execution import PROGRESS, Outcome, execute, is_finished
+from silo import sources
+from simulation.execution import PROGRESS, Outcome, check_can_run, execute, is_finished
 from simulation.experiment import ExperimentConfig, Run, runs
 
 _POLL_SECONDS = 0.5
+_CONNECT_SECONDS = 10
 
 Submit = Callable[[Run, Path], "Future[Outcome]"]
 
@@ -43,36 +46,37 @@ def run_experiment(
         config: the experiment.
         data: data sets in place of the file's, where given.
         folder: where its runs are kept; with Ray, one that all machines see under this name.
-        workers: runs at the same time, one thread each; Ray decides by itself.
+        workers: runs at the same time, which share the machine's cores; Ray decides by itself, and gives each one core.
         console: where progress goes.
         ray: a Ray cluster's address, or ``local`` for one on this machine.
 
     Raises:
-        ConfigurationError: the folder holds runs of another experiment, or Ray is wanted and not installed.
+        ConfigurationError: the folder holds runs of another experiment, or what Ray or the engine needs is not
+            installed.
         MedsiloError: runs failed; the others are done.
         KeyboardInterrupt: it was stopped; the rounds under way were ended and kept.
     """
     every = runs(config, data, folder.absolute())
-    left = _not_finished(every)
+    datasets = {spec: sources.open_dataset(spec) for spec in dict.fromkeys(run.data for run in every)}
+    left = [run for run in every if not is_finished(run, datasets[run.data])]
     stop = folder.absolute() / f".stop-{os.getpid()}-{time.time_ns()}"
     done = len(every) - len(left)
     console.print(f"{config.name}: {done} of {len(every)} runs are done")
     if not left:
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    check_can_run(left, datasets)
+    for note in config.notes():
+        console.print(f"note: {note}", markup=False)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"{folder}: cannot be made ({error}); name another folder with --runs") from None
     opened = _ray(ray) if ray is not None else _processes(min(workers, len(left)))
     try:
         with opened as submit, _Display(config.name, every, done, console) as display:
             _work(left, submit, stop, display)
     finally:
         stop.unlink(missing_ok=True)
-
-
-def _not_finished(every: Sequence[Run]) -> list[Run]:
-    from silo.sources import open_dataset
-
-    datasets = {spec: open_dataset(spec) for spec in dict.fromkeys(run.data for run in every)}
-    return [run for run in every if not is_finished(run, datasets[run.data])]
 
 
 def _work(left: Sequence[Run], submit: Submit, stop: Path, display: _Display) -> None:
@@ -109,20 +113,22 @@ def _outcome(future: Future[Outcome]) -> Outcome:
     try:
         return future.result()
     except BrokenProcessPool:
-        return Outcome("failed", "its process died (out of memory?); the same command goes on, with fewer --workers", 1)
+        message = "its process died (out of memory?); the same command goes on, if need be with fewer runs at a time"
+        return Outcome("failed", message, 1)
 
 
 @contextlib.contextmanager
 def _processes(workers: int) -> Iterator[Submit]:
     # Not forked: a process with PyTorch's threads in it does not survive being copied.
     context = multiprocessing.get_context("spawn")
+    threads = max(1, (os.cpu_count() or 1) // workers)
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker)
 
     def submit(run: Run, stop: Path) -> Future[Outcome]:
         # Workers begin with Ctrl-C blocked, so that none is hit by one before it can say that it leaves it to us.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            return pool.submit(execute, run, stop)
+            return pool.submit(execute, run, stop, threads)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
@@ -130,15 +136,17 @@ def _processes(workers: int) -> Iterator[Submit]:
         yield submit
     except BaseException:
         for process in list((pool._processes or {}).values()):
-            process.terminate()
+            process.kill()
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _begin_worker() -> None:
-    """A worker leaves Ctrl-C to the command, and ends with it however it ends."""
+    """A worker leaves Ctrl-C and SIGTERM, which a batch system sends to all, to the command, and ends with it however
+    that ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is None:
         return
@@ -160,14 +168,49 @@ def _ray(address: str) -> Iterator[Submit]:
             "--ray needs Ray, which is not installed; `pip install 'medsilo[ray]'`, or leave --ray out to use this "
             "machine's processes"
         ) from None
+    host, separator, port = address.rpartition(":")
+    if separator and port.isdigit() and "/" not in host:
+        # Ray itself tries for minutes.
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            raise ConfigurationError(
+                f"--ray {address}: cannot be reached: {error}. `ray start --head` on one of the machines begins a "
+                "cluster and says its address"
+            ) from None
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report to its makers what it is used for
     try:
         ray.init(address=address, log_to_driver=False, include_dashboard=False, configure_logging=False)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-        raise ConfigurationError(f"--ray {address}: cannot be reached: {error}") from None
+        raise ConfigurationError(
+            f"--ray {address}: cannot be reached: {error}. Give the address that `ray start` says, or `local`"
+        ) from None
     try:
         # A run is never repeated by Ray itself: the checkpoint is what it goes on from.
         remote: Any = ray.remote(num_cpus=1, max_retries=0)(execute)
-        yield lambda run, stop: remote.remote(run, stop).future()
+        lost = (
+            ray.exceptions.WorkerCrashedError,
+            ray.exceptions.NodeDiedError,
+            ray.exceptions.LocalRayletDiedError,
+            ray.exceptions.OutOfMemoryError,
+        )
+
+        def submit(run: Run, stop: Path) -> Future[Outcome]:
+            outcome: Future[Outcome] = Future()
+            outcome.set_running_or_notify_cancel()
+
+            def ended(task: Future[Outcome]) -> None:
+                try:
+                    outcome.set_result(task.result())
+                except lost:
+                    outcome.set_exception(BrokenProcessPool())
+                except BaseException as error:
+                    outcome.set_exception(error)
+
+            remote.remote(run, stop).future().add_done_callback(ended)
+            return outcome
+
+        yield submit
     finally:
         ray.shutdown()
 

@@ -128,6 +128,19 @@ def test_a_method_may_have_its_own_training_and_model(tmp_path: Path) -> None:
     assert first.label == "fedavg-model=diversifed-cnn-optimizer=sgd-learning_rate=0.1"
 
 
+def test_one_seed_and_methods_with_their_defaults_need_no_brackets(tmp_path: Path) -> None:
+    config = experiment(tmp_path, seeds=3, methods=["local", "fedavg"])
+    assert config.seeds == (3,)
+    assert [variant.label for variant in config.variants()] == ["local", "fedavg"]
+
+
+def test_what_methods_say_of_such_runs_is_told(tmp_path: Path) -> None:
+    notes = experiment(tmp_path, setting={**DIRICHLET, "silos": 2}, methods=["diversifed", "scaffold", "local"]).notes()
+    assert len(notes) == 2
+    assert "fewer than three silos" in notes[0]
+    assert notes[1].startswith("scaffold: scaffold reads gradients off SGD's steps")
+
+
 def test_a_label_of_its_own_gets_only_what_is_swept(tmp_path: Path) -> None:
     methods = [{"name": "diversifed", "label": "ours", "proximal_weight": 1, "temperature": [0.5, 1.1]}]
     labels = [variant.label for variant in experiment(tmp_path, methods=methods).variants()]
@@ -155,6 +168,12 @@ def test_a_label_of_its_own_gets_only_what_is_swept(tmp_path: Path) -> None:
         ({"published": {"practical": {"local": 60}}}, "practical is not a setting of this experiment"),
         ({"public_per_class": 2, "public_share": 0.1}, "not both"),
         ({"sedes": [1]}, "did you mean `seeds`"),
+        ({"seeds": [1, 2, 1]}, "`seeds` has a value twice"),
+        ({"seeds": []}, "`seeds` is empty"),
+        ({"model": ["mlp-64", "lenet5"]}, "a sweep stands inside a method"),
+        ({"training": {"learning_rate": [0.1, 0.01]}}, "`training`: learning_rate is one for all methods"),
+        ({"methods": []}, "`methods` is empty"),
+        ({"engine": "lanes", "device": "cuda"}, "on a GPU take `engine: stacked`"),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_anything_runs(

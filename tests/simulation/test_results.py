@@ -15,8 +15,8 @@ import yaml
 
 from privacy.errors import ConfigurationError, DataError
 from privacy.exposure import Exposure
-from simulation.execution import ROUNDS, RUN, WEIGHTS
-from simulation.experiment import ExperimentConfig
+from simulation.execution import ROUNDS, RUN, WEIGHTS, Recorded, _description
+from simulation.experiment import ExperimentConfig, Run
 from simulation.results import Section, _by_epsilon, read_runs, tabulate, write_results
 
 DIVERSIFED = "diversifed-temperature=0.5"
@@ -52,27 +52,20 @@ def write_run(
     finished: bool = True,
     up: int = 0,
     fingerprint: str = "ab" * 32,
+    experiment: ExperimentConfig | None = None,
+    model: str = "mlp-64",
 ) -> Path:
     """Two silos, 0.1 below and above the given accuracy of each round; ``up`` bytes of extractor a round and silo."""
+    experiment = experiment or ExperimentConfig.read(config_file(runs.parent))
     folder = runs / "made" / "set" / setting / label / f"seed-{seed}"
     folder.mkdir(parents=True)
-    info = {
-        "label": label,
-        "method": label.partition("-")[0],
-        "parameters": {},
-        "seed": seed,
-        "setting_name": setting,
-        "setting": {"kind": "dirichlet"},
-        "participation": 1.0,
-        "data": "made images",
-        "data_spec": "set.npz",
-        "data_source": "by hand",
-        "data_sha256": fingerprint,
-        "synthetic": synthetic,
-        "finished": finished,
-        "plan": {"rounds": len(accuracies), "model": {"name": "mlp-64"}, "seed": seed},
-        "versions": {"medsilo": "0", "python": "3", "torch": "2"},
-    }
+    variant = next(variant for variant in experiment.variants() if variant.label == label)
+    run = Run(experiment, "set.npz", setting, experiment.make_settings()[setting], 1.0, variant, seed, folder)
+    images = {"data": "made images", "data_source": "by hand", "synthetic": synthetic, "data_sha256": fingerprint}
+    shape = {"model": {"input_shape": [1, 28, 28], "classes": 10}}
+    info = {**_description(run, Recorded({**images, "plan": shape})), "finished": finished}
+    info["plan"]["rounds"] = len(accuracies)
+    info["plan"]["model"]["name"] = model
     (folder / RUN).write_text(json.dumps(info))
     count = len(accuracies) + 1
     silo_rows = [(number, silo) for number in range(count) for silo in ("hospital1", "hospital2")]
@@ -161,14 +154,12 @@ def test_the_page_has_tables_pictures_published_numbers_and_commands(runs: Path,
 def test_accuracy_stands_beside_epsilon_with_all_that_it_takes_to_read_it(tmp_path: Path) -> None:
     sweep = {"epsilon": [4, float("inf")], "delta": 1e-5, "sampling_rate": 0.1}
     path = config_file(tmp_path, privacy=sweep, methods=[{"name": "diversifed", "temperature": 0.5}], published={})
-    plan = {**sweep, "epsilon": 4, "clipping_norm": 1.0, "noise_multiplier": 2.0, "steps": 9}
-    folder = tmp_path / "runs"
-    for label, accuracy, promised in (("epsilon=4", 0.5, plan), ("epsilon=inf", 0.7, None)):
+    folder, experiment = tmp_path / "runs", ExperimentConfig.read(path)
+    for label, accuracy in (("epsilon=inf", 0.7), ("epsilon=4", 0.5)):
         for seed in (0, 1):
-            place = write_run(folder, f"{DIVERSIFED}-{label}", seed, [accuracy] * 12)
+            place = write_run(folder, f"{DIVERSIFED}-{label}", seed, [accuracy] * 12, experiment=experiment)
             info = json.loads((place / RUN).read_text())
-            info["plan"]["privacy"] = promised
-            info["spent"] = {"hospital1": {"epsilon": 3.9}} if promised else {}
+            info["spent"] = {"hospital1": {"epsilon": 3.9}} if info["plan"].get("privacy") else {}
             (place / RUN).write_text(json.dumps(info))
     page = write_results(ExperimentConfig.read(path), path, folder, tmp_path / "out").read_text()
     assert "ε at δ = 1e-05 (unit image, adjacency zero-out, accountant PLD)" in page
@@ -182,7 +173,7 @@ def test_accuracy_stands_beside_epsilon_with_all_that_it_takes_to_read_it(tmp_pa
     }
     rows = list(csv.DictReader((tmp_path / "out" / "made.csv").read_text().splitlines()))
     assert [(row["epsilon"], row["unit"]) for row in rows] == [("4.0", "image"), ("inf", "")]
-    info["plan"]["privacy"], info["spent"] = plan, {"hospital1": {"epsilon": 4.1}}
+    info["spent"] = {"hospital1": {"epsilon": 4.1}}
     (place / RUN).write_text(json.dumps(info))
     with pytest.raises(DataError, match="spent more than the ε = 4 of its plan"):
         tabulate([run for run in read_runs(folder / "made") if run.folder == place], ExperimentConfig.read(path))
@@ -208,12 +199,67 @@ def test_unfinished_runs_are_not_counted(runs: Path, tmp_path: Path) -> None:
 
 
 def test_runs_that_do_not_belong_together_are_not_put_together(runs: Path, tmp_path: Path) -> None:
-    write_run(runs, DIVERSIFED, 2, [0.5] * 11)
-    with pytest.raises(ConfigurationError, match="not run alike"):
-        sections(runs, tmp_path, seeds=[0, 1, 2])
-    write_run(runs, DIVERSIFED, 3, [0.5] * 12, fingerprint="cd" * 32)
+    write_run(runs, DIVERSIFED, 2, [0.5] * 12, fingerprint="cd" * 32)
     with pytest.raises(ConfigurationError, match="not all on the same images"):
-        sections(runs, tmp_path, seeds=[0, 1, 3])
+        sections(runs, tmp_path, seeds=[0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"rounds": 13}, "another rounds;"),
+        ({"training": {"epochs": 50}}, "another training;"),
+        ({"model": "diversifed-cnn"}, "another model;"),
+        ({"settings": {"mild": {"kind": "dirichlet", "silos": 2, "alpha": 2.0}}, "published": {}}, "another setting;"),
+        ({"engine": "stacked"}, "another engine;"),
+    ],
+)
+def test_no_number_stands_under_a_configuration_that_it_was_not_run_with(
+    changes: dict[str, Any], what: str, runs: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=what):
+        sections(runs, tmp_path, **changes)
+
+
+def test_wins_are_over_separate_training_of_the_same_model(tmp_path: Path) -> None:
+    """And of the same training; where only that differs, over the experiment's own."""
+    methods = [
+        {"name": "local", "model": ["lenet5", "mlp-64"]},
+        {"name": "diversifed", "model": ["lenet5", "mlp-64", "diversifed-cnn"]},
+        {"name": "fedavg", "model": "mlp-64", "training": {"optimizer": "sgd"}},
+    ]
+    experiment = ExperimentConfig.read(config_file(tmp_path, methods=methods, published={}, seeds=[0]))
+    for label, accuracy in (
+        ("local-model=lenet5", 0.3),
+        ("local-model=mlp-64", 0.6),
+        ("diversifed-model=lenet5", 0.4),
+        ("diversifed-model=mlp-64", 0.5),
+        ("diversifed-model=diversifed-cnn", 0.9),
+        ("fedavg-model=mlp-64-optimizer=sgd", 0.7),
+    ):
+        model = label.partition("model=")[2].removesuffix("-optimizer=sgd")
+        write_run(tmp_path / "runs", label, 0, [accuracy] * 12, experiment=experiment, model=model)
+    (section,) = tabulate(read_runs(tmp_path / "runs" / "made"), experiment)
+    assert {row.label: row.wins for row in section.rows if row.method != "local"} == {
+        "diversifed-model=lenet5": 1,
+        "diversifed-model=mlp-64": 0,
+        "diversifed-model=diversifed-cnn": None,
+        "fedavg-model=mlp-64-optimizer=sgd": 1,
+    }
+
+
+def test_of_one_seed_no_deviation_is_told_and_of_few_rounds_no_last_ten(tmp_path: Path) -> None:
+    path = config_file(tmp_path, seeds=[0], rounds=3, published={})
+    experiment = ExperimentConfig.read(path)
+    for label in ("local", DIVERSIFED):
+        write_run(tmp_path / "runs", label, 0, [0.25, 0.5, 0.75], experiment=experiment)
+    page = write_results(experiment, path, tmp_path / "runs", tmp_path / "out").read_text()
+    assert "| method | seeds | best round | all 3 rounds | seeds on which" in page
+    assert "| local | 1 | 75.00 | 50.00 | – |" in page
+    (row, _) = csv.DictReader((tmp_path / "out" / "made.csv").read_text().splitlines())
+    assert (row["best_std"], row["last10_std"]) == ("", "")
+    content = json.loads((tmp_path / "out" / "made.json").read_text())
+    assert content["sections"][0]["methods"][0]["best"] == {"mean": 75.0, "std": None}
 
 
 def test_a_damaged_table_is_named(runs: Path) -> None:

@@ -116,7 +116,7 @@ def test_threads_give_the_same_figures_as_silos_one_by_one(tmp_path: Path) -> No
     (tmp_path / "other").mkdir()
     alone, threads = only(tmp_path), only(tmp_path / "other", engine="threads")
     for run in (alone, threads):
-        assert execute(run, tmp_path / "stop").status == "done"
+        assert execute(run, tmp_path / "stop", threads=2).status == "done"
     assert pq.read_table(alone.folder / ROUNDS).equals(pq.read_table(threads.folder / ROUNDS))
 
 
@@ -170,7 +170,9 @@ def test_a_killed_command_goes_on_and_ends_as_if_it_had_not_been(tmp_path: Path)
     assert (found["killed"] / ROUNDS).read_bytes() == (found["whole"] / ROUNDS).read_bytes()
 
 
-def test_ctrl_c_ends_the_rounds_under_way_and_says_how_to_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_the_rounds_under_way_and_says_how_to_go_on(sent: signal.Signals, tmp_path: Path) -> None:
+    """And so does what a batch system sends to all processes of a job."""
     config = write(tmp_path, rounds=100_000, data=str(_file(tmp_path)), methods=[{"name": "local"}], seeds=[1, 2])
     found = runs(ExperimentConfig.read(config), (), tmp_path / "runs" / "tiny")
     command = [str(SIMULATION), "run", "-c", str(config), "--runs", str(tmp_path / "runs"), "--workers", "1"]
@@ -185,7 +187,7 @@ def test_ctrl_c_ends_the_rounds_under_way_and_says_how_to_go_on(tmp_path: Path) 
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     until(lambda: (found[0].folder / CHECKPOINT).exists(), process)
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, sent)
     said, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert "the same command goes on" in said
@@ -284,6 +286,47 @@ def test_one_failing_run_does_not_stop_the_others(tmp_path: Path, monkeypatch: p
     ]
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"methods": ["local", "fedap"]}, "fedap/seed-1|fedap, seed 1.*batch normalisation"),
+        ({"methods": ["local", {"name": "fedavg", "model": "resnett"}]}, "fedavg-model=resnett, seed 1: .*resnett"),
+        (
+            {"setting": {"kind": "dirichlet", "silos": 4, "alpha": 1.0, "train_per_silo": 9000, "test_per_silo": 10}},
+            "diversifed, seed 1: ",
+        ),
+        ({"device": "cuda"}, "sees no CUDA device"),
+    ],
+    ids=["model without what the method needs", "unknown model", "too few images", "no GPU"],
+)
+def test_what_cannot_run_is_said_before_anything_runs(
+    changes: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    begun = in_this_process(monkeypatch)
+    with pytest.raises(MedsiloError, match=words):
+        go(tmp_path, **changes)
+    assert begun == []
+    assert not (tmp_path / "runs").exists()
+
+
+def test_images_of_one_class_are_refused_with_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from algorithms.datasets import ImageDataset, ImageSplit
+
+    split = ImageSplit(torch.zeros(200, 28, 28, 3, dtype=torch.uint8).numpy(), torch.zeros(200).long().numpy())
+    one = ImageDataset("one", "one.npz", False, ("only",), split, None, split)
+    monkeypatch.setattr("silo.sources.open_dataset", lambda spec: one)
+    with pytest.raises(ConfigurationError, match=r"one\.npz: no model is for 1 classes"):
+        go(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_named_with_the_way_out(tmp_path: Path) -> None:
+    config = ExperimentConfig.read(write(tmp_path))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MedsiloError, match=r"file/tiny"):
+        run_experiment(config, (), tmp_path / "file" / "tiny", workers=1, console=Console(quiet=True))
+
+
 def test_two_commands_never_work_on_one_run(tmp_path: Path) -> None:
     import fcntl
 
@@ -302,6 +345,16 @@ def test_ray_that_is_not_installed_is_an_error_with_the_way_out(
     config = ExperimentConfig.read(write(tmp_path))
     with pytest.raises(ConfigurationError, match=r"pip install 'medsilo\[ray\]'"):
         run_experiment(config, (), tmp_path / "runs", workers=1, console=Console(quiet=True), ray="auto")
+
+
+def test_numba_that_is_not_installed_is_an_error_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "simulation.lanes", raising=False)
+    monkeypatch.setitem(sys.modules, "numba", None)
+    config = ExperimentConfig.read(write(tmp_path, engine="lanes"))
+    with pytest.raises(ConfigurationError, match=r"pip install 'medsilo\[lanes\]'"):
+        run_experiment(config, (), tmp_path / "runs", workers=1, console=Console(quiet=True))
 
 
 def test_weights_are_kept_every_so_many_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
