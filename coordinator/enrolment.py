@@ -24,6 +24,7 @@ from google.protobuf.message import DecodeError
 
 from coordinator.config import CoordinatorConfig, EnrolmentConfig
 from coordinator.invitations import Invitations, Kept
+from coordinator.listening import server_credentials
 from coordinator.store import Store
 from privacy.door import Call, Door, nonce
 from privacy.durable import write_atomically
@@ -266,14 +267,13 @@ def serve_enrolment(service: EnrolmentService, settings: EnrolmentConfig, creden
     )
     server.add_generic_rpc_handlers((service.handler(),))
 
-    def shown() -> grpc.ServerCertificateConfiguration:
-        own = credentials.current
+    def shown(own: Credentials) -> grpc.ServerCertificateConfiguration:
         chain = own.certificate_pem.rstrip() + b"\n" + own.ca_pem
         return grpc.ssl_server_certificate_configuration([(own.private_key_pem, chain)])
 
     try:
         server.add_secure_port(
-            settings.listen, grpc.dynamic_ssl_server_credentials(shown(), shown, require_client_authentication=False)
+            settings.listen, server_credentials(credentials, shown, require_client_authentication=False)
         )
     except RuntimeError:  # its words are about gRPC's own variables
         raise MedsiloError(

@@ -24,6 +24,7 @@ from algorithms.tensor_files import PayloadWriter
 from algorithms.tensors import TensorSpec
 from algorithms.transfer import MemorySink, Receiver, check_finite, check_parts, manifest, read_manifest, send
 from coordinator.config import CoordinatorConfig
+from coordinator.listening import server_credentials
 from coordinator.patience import Patience
 from coordinator.rounds import LateError, Rounds
 from coordinator.store import Store
@@ -33,7 +34,7 @@ from privacy.envelope import from_json, from_message, to_json, to_message
 from privacy.errors import IdentityError, MedsiloError, ReceiptError, RefusedError, StoreError
 from privacy.exposure import Exposure
 from privacy.mask_keys import CertifiedKey, Occasion, read_certified, round_of
-from privacy.pki import Identity, fingerprint
+from privacy.pki import Credentials, Identity, fingerprint
 from privacy.receipts import OutOfStepError
 from privacy.revocation import LiveCredentials
 from privacy.withdrawal import Tombstone
@@ -501,11 +502,10 @@ class _Split:
         self._sinks[0] = (sink, left - len(data))
 
 
-def _shown_by(credentials: LiveCredentials) -> Any:
-    """What a new connection is met with: the certificate as it is now."""
-    now = credentials.current
+def _shown(own: Credentials) -> Any:
+    """What a new connection is met with."""
     return grpc.ssl_server_certificate_configuration(
-        [(now.private_key_pem, now.certificate_pem)], root_certificates=now.ca_pem
+        [(own.private_key_pem, own.certificate_pem)], root_certificates=own.ca_pem
     )
 
 
@@ -537,10 +537,7 @@ def serve(service: CoordinatorService, config: CoordinatorConfig, credentials: L
             server.add_insecure_port(config.listen)
         else:
             server.add_secure_port(
-                config.listen,
-                grpc.dynamic_ssl_server_credentials(
-                    _shown_by(credentials), lambda: _shown_by(credentials), require_client_authentication=True
-                ),
+                config.listen, server_credentials(credentials, _shown, require_client_authentication=True)
             )
     except RuntimeError:  # its words are about gRPC's own variables
         raise MedsiloError(

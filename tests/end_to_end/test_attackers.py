@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import socket
+import ssl
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 from federation import PATIENCE, Federation
@@ -75,6 +79,31 @@ def test_revoked_and_renewed_certificates_count_at_once_and_on_open_connections(
         lambda: any(r["peer_certificate_sha256"] == renewed for r in one.messages("coordinator", "received")),
     )
     assert silo.poll() is None
+
+
+def test_many_who_connect_at_the_same_moment_do_not_end_the_coordinator(federation: Make) -> None:
+    """They need no certificate for it: gRPC dies of a certificate that is handed to it anew at every connection."""
+    one = federation()
+    coordinator = one.start_coordinator()
+    one.wait_to_say("coordinator", "listening")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+
+    def connect(_: int) -> bool:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", one.port)) as plain,
+            context.wrap_socket(plain),
+        ):
+            return True
+        return False
+
+    with ThreadPoolExecutor(32) as crowd:
+        met = sum(crowd.map(connect, range(3000)))
+    assert coordinator.poll() is None, one.said("coordinator")
+    assert met > 2000
+    one.finish(*[one.start_silo(name) for name in one.silos], coordinator)
 
 
 def test_streams_that_stall_crumble_or_are_packed_come_to_nothing_and_hold_nothing(federation: Make) -> None:
