@@ -105,7 +105,8 @@ class ExperimentConfig(StrictModel):
         public_share: in place of that their number as a share of the split that they are cut from.
         weights_every: after how many rounds silo-to-silo weights are kept, for methods that have such.
         checkpoint_seconds: how much work a kill may cost; 0 keeps every round.
-        published: papers' numbers, by setting and label.
+        published: papers' numbers, by setting (and participation, as pages call it) and label.
+        published_on: the data set that they are for; on the page of another they are not shown.
         device: where to train.
         engine: "alone" trains silo by silo, with the daemons' bits; "threads" several silos side by side, with the same
             bits; "lanes" (for CPUs; needs the extra of that name) does the same, and small convolutional networks in
@@ -129,6 +130,7 @@ class ExperimentConfig(StrictModel):
     weights_every: int = Field(default=10, ge=1)
     checkpoint_seconds: float = Field(default=60.0, ge=0)
     published: dict[str, dict[str, Annotated[Published, BeforeValidator(_number)]]] = Field(default_factory=dict)
+    published_on: str = ""
     device: Literal["cpu", "cuda", "auto"] = "cpu"
     engine: Literal["alone", "threads", "lanes", "stacked"] = "alone"
 
@@ -196,10 +198,17 @@ class ExperimentConfig(StrictModel):
                     f"{variant.label} measures models on public images at the coordinator; say how many to set aside "
                     "with `public_per_class:` (for example 20) or `public_share:`"
                 )
-        if unknown := set(self.published) - set(settings):
+        sections = [section_name(name, share) for name in settings for share in self.participation]
+        if unknown := set(self.published) - set(sections):
             raise ConfigurationError(
                 f"published: {', '.join(sorted(unknown))} is not a setting of this experiment; its settings are "
-                f"{', '.join(settings)}"
+                f"{', '.join(sections)}"
+            )
+        if bool(self.published) != bool(self.published_on):
+            raise ConfigurationError(
+                "numbers in `published:` are for one data set; name it, for example `published_on: pathmnist`"
+                if self.published
+                else "`published_on:` is for numbers in `published:`, and there are none"
             )
 
     def notes(self) -> list[str]:

@@ -181,7 +181,7 @@ def tabulate(found: Sequence[FinishedRun], config: ExperimentConfig) -> list[Sec
             raise ConfigurationError(
                 f"the runs on {name[0]} are not all on the same images; delete those on other images, and run again"
             )
-        published = dict(config.published.get(runs[0].info["setting_name"], {}))
+        published = dict(config.published.get(name[1], {})) if runs[0].info["data"] == config.published_on else {}
         labels = sorted({run.info["label"] for run in runs}, key=order.index)
         rows = tuple(_row(variants[label], runs, published.pop(label, None), config) for label in labels)
         sections.append(Section(*name, runs, rows, published))
@@ -391,6 +391,8 @@ def _section(config: ExperimentConfig, section: Section, pictures: Sequence[tupl
         + ("" if info["participation"] == 1 else f" {info['participation']:.0%} of the silos take part in a round."),
         "",
     ]
+    if section.setting in config.published and info["data"] != config.published_on:
+        lines += [f"The published numbers of the experiment are for {config.published_on}; none stands here.", ""]
     models = {row.label: _model(section, row.label) for row in section.rows}
     with_published = any(row.published for row in section.rows) or section.unmeasured
     private = any(row.privacy for row in section.rows)

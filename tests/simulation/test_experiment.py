@@ -166,6 +166,8 @@ def test_a_label_of_its_own_gets_only_what_is_swept(tmp_path: Path) -> None:
         ({"methods": [{"name": "local", "training": "sgd"}]}, "should hold `key: value` pairs"),
         ({"participation": 0}, "participation"),
         ({"published": {"practical": {"local": 60}}}, "practical is not a setting of this experiment"),
+        ({"published": {"dirichlet": {"local": 60}}}, "are for one data set; name it"),
+        ({"published_on": "pathmnist"}, "there are none"),
         ({"public_per_class": 2, "public_share": 0.1}, "not both"),
         ({"sedes": [1]}, "did you mean `seeds`"),
         ({"seeds": [1, 2, 1]}, "`seeds` has a value twice"),

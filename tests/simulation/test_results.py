@@ -34,6 +34,7 @@ def config_file(folder: Path, **changes: Any) -> Path:
         "seeds": [0, 1],
         "methods": [{"name": "local"}, {"name": "diversifed", "temperature": 0.5}],
         "published": {"mild": {DIVERSIFED: {"accuracy": 58.25, "std": 0.5, "source": "Table I"}, "fedamp": 54}},
+        "published_on": "made images",
         **changes,
     }
     path = folder / "made.yaml"
@@ -118,6 +119,14 @@ def test_exposed_bytes_are_per_silo_for_the_whole_run(runs: Path, tmp_path: Path
     assert together.total("down") == 1.5
 
 
+def test_a_papers_numbers_stand_on_no_page_of_another_data_set(runs: Path, tmp_path: Path) -> None:
+    path = config_file(tmp_path, published_on="another")
+    page = write_results(ExperimentConfig.read(path), path, runs, tmp_path / "out").read_text()
+    assert "58.25" not in page
+    assert "| fedamp" not in page
+    assert "The published numbers of the experiment are for another; none stands here." in page
+
+
 def test_the_page_has_tables_pictures_published_numbers_and_commands(runs: Path, tmp_path: Path) -> None:
     for seed in (0, 1):
         folder = write_run(runs, DIVERSIFED, seed, [0.5] * 12, setting="hard")
@@ -153,7 +162,9 @@ def test_the_page_has_tables_pictures_published_numbers_and_commands(runs: Path,
 
 def test_accuracy_stands_beside_epsilon_with_all_that_it_takes_to_read_it(tmp_path: Path) -> None:
     sweep = {"epsilon": [4, float("inf")], "delta": 1e-5, "sampling_rate": 0.1}
-    path = config_file(tmp_path, privacy=sweep, methods=[{"name": "diversifed", "temperature": 0.5}], published={})
+    path = config_file(
+        tmp_path, privacy=sweep, methods=[{"name": "diversifed", "temperature": 0.5}], published={}, published_on=""
+    )
     folder, experiment = tmp_path / "runs", ExperimentConfig.read(path)
     for label, accuracy in (("epsilon=inf", 0.7), ("epsilon=4", 0.5)):
         for seed in (0, 1):
@@ -210,7 +221,14 @@ def test_runs_that_do_not_belong_together_are_not_put_together(runs: Path, tmp_p
         ({"rounds": 13}, "another rounds;"),
         ({"training": {"epochs": 50}}, "another training;"),
         ({"model": "diversifed-cnn"}, "another model;"),
-        ({"settings": {"mild": {"kind": "dirichlet", "silos": 2, "alpha": 2.0}}, "published": {}}, "another setting;"),
+        (
+            {
+                "settings": {"mild": {"kind": "dirichlet", "silos": 2, "alpha": 2.0}},
+                "published": {},
+                "published_on": "",
+            },
+            "another setting;",
+        ),
         ({"engine": "stacked"}, "another engine;"),
     ],
 )
@@ -228,7 +246,7 @@ def test_wins_are_over_separate_training_of_the_same_model(tmp_path: Path) -> No
         {"name": "diversifed", "model": ["lenet5", "mlp-64", "diversifed-cnn"]},
         {"name": "fedavg", "model": "mlp-64", "training": {"optimizer": "sgd"}},
     ]
-    experiment = ExperimentConfig.read(config_file(tmp_path, methods=methods, published={}, seeds=[0]))
+    experiment = ExperimentConfig.read(config_file(tmp_path, methods=methods, published={}, published_on="", seeds=[0]))
     for label, accuracy in (
         ("local-model=lenet5", 0.3),
         ("local-model=mlp-64", 0.6),
@@ -249,7 +267,7 @@ def test_wins_are_over_separate_training_of_the_same_model(tmp_path: Path) -> No
 
 
 def test_of_one_seed_no_deviation_is_told_and_of_few_rounds_no_last_ten(tmp_path: Path) -> None:
-    path = config_file(tmp_path, seeds=[0], rounds=3, published={})
+    path = config_file(tmp_path, seeds=[0], rounds=3, published={}, published_on="")
     experiment = ExperimentConfig.read(path)
     for label in ("local", DIVERSIFED):
         write_run(tmp_path / "runs", label, 0, [0.25, 0.5, 0.75], experiment=experiment)
