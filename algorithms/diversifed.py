@@ -118,8 +118,9 @@ class DiversiFed(Method):
             distances, temperature=self.temperature, repulsion=self.repulsion, step_size=self.step_size
         )
 
-    def warnings(self, silos: int) -> list[str]:
+    def warnings(self, silos: int, model: str, optimizer: str) -> list[str]:
         """Too few silos."""
+        del model, optimizer
         if silos < 3 and self.variant == "paper":
             return ["diversifed does nothing with fewer than three silos: z equals each silo's own model"]
         return []

@@ -83,8 +83,9 @@ class FedAMP(Method):
         """Attentive message passing."""
         return FedAMPCoordinator(self, federation)
 
-    def warnings(self, silos: int) -> list[str]:
+    def warnings(self, silos: int, model: str, optimizer: str) -> list[str]:
         """Too few silos."""
+        del model, optimizer
         return ["fedamp does nothing with one silo: u equals its own model"] if silos < 2 else []
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from algorithms.method import Site
-from algorithms.models import Layout
+from algorithms.models import ARCHITECTURES, WITH_BATCH_NORMALISATION, Layout
 from algorithms.partial_sharing import PartialSharing, PartialSharingSilo
 from algorithms.tensors import TensorSpec
 from privacy.exposure import MODEL, Exposure
@@ -42,10 +42,13 @@ class FedBN(PartialSharing):
         """Trains everything."""
         return PartialSharingSilo(self, site)
 
-    def warnings(self, silos: int) -> list[str]:
+    def warnings(self, silos: int, model: str, optimizer: str) -> list[str]:
         """What it takes for FedBN to be more than federated averaging."""
-        del silos
+        del silos, optimizer
+        if model in WITH_BATCH_NORMALISATION:
+            return []
+        has_none = f"{model} has none" if model in ARCHITECTURES else f"if {model} has none"
         return [
-            "fedbn keeps batch normalisation local; with a model that has none (diversifed-cnn, mlp-64) it is fedavg: "
-            "choose a model with batch normalisation, such as lenet5 or resnet8"
+            f"fedbn keeps batch normalisation local; {has_none}, this is fedavg: choose a model with it, such as "
+            f"{' or '.join(WITH_BATCH_NORMALISATION)}"
         ]

@@ -96,8 +96,9 @@ class FedCAC(Method):
         """Finds collaborators."""
         return FedCACCoordinator(self, federation)
 
-    def warnings(self, silos: int) -> list[str]:
+    def warnings(self, silos: int, model: str, optimizer: str) -> list[str]:
         """Too few silos to choose from."""
+        del model, optimizer
         if silos < 3:
             return ["fedcac is plain averaging with fewer than three silos: there is nobody to choose among"]
         return []

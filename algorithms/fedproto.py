@@ -92,8 +92,9 @@ class FedProto(Method):
         """Averages prototypes."""
         return FedProtoCoordinator(self, federation)
 
-    def warnings(self, silos: int) -> list[str]:
+    def warnings(self, silos: int, model: str, optimizer: str) -> list[str]:
         """A silo alone."""
+        del model, optimizer
         return ["fedproto with one silo holds it to its own prototypes of the round before"] if silos < 2 else []
 
 

@@ -367,9 +367,9 @@ class Method(ABC):
     def coordinator_half(self, federation: Federation) -> CoordinatorHalf:
         """A fresh coordinator half."""
 
-    def warnings(self, silos: int) -> list[str]:
-        """What an operator should know before a run with so many silos."""
-        del silos
+    def warnings(self, silos: int, model: str, optimizer: str) -> list[str]:
+        """What an operator should know before a run: so many silos in a round, that model, that optimiser."""
+        del silos, model, optimizer
         return []
 
     def parameters(self) -> dict[str, Any]:

@@ -218,6 +218,7 @@ ARCHITECTURES: dict[str, Callable[[tuple[int, int, int], int], nn.Module]] = {
     "mnist-cnn": mnist_cnn,
     "fedpdc-cnn": fedpdc_cnn,
 }
+WITH_BATCH_NORMALISATION = ("lenet5", "resnet8")
 
 
 def build(plan: ModelPlan, *, seed: int | None = None, trusted: tuple[str, ...] = ()) -> nn.Module:

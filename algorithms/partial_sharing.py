@@ -78,8 +78,9 @@ class PartialSharing(Method):
         """Whether silos send numbers of images, to be weighted by."""
         return self.weighting == "samples" and self.aggregation == "mean"
 
-    def warnings(self, silos: int) -> list[str]:
+    def warnings(self, silos: int, model: str, optimizer: str) -> list[str]:
         """What a robust average can withstand."""
+        del model, optimizer
         return robust_warnings(self.name, self.aggregation, self.trim, silos)
 
     def shared(self, layout: Layout) -> dict[Exposure, tuple[TensorSpec, ...]]:

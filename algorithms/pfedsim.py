@@ -93,8 +93,9 @@ class PFedSim(Method):
             f"pfedsim: aggregation is {self.aggregation} of the warm-up's average, and warmup_share is 0",
         )
 
-    def warnings(self, silos: int) -> list[str]:
+    def warnings(self, silos: int, model: str, optimizer: str) -> list[str]:
         """What the warm-up's average can withstand."""
+        del model, optimizer
         found = robust_warnings(self.name, self.aggregation, self.trim, silos)
         return [f"{text} (in the warm-up; later mixtures are not robust)" for text in found]
 

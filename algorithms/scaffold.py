@@ -85,10 +85,12 @@ class Scaffold(FedAvg):
         """Averages models and control variates."""
         return ScaffoldCoordinator(self, federation)
 
-    def warnings(self, silos: int) -> list[str]:
+    def warnings(self, silos: int, model: str, optimizer: str) -> list[str]:
         """What the plan's optimiser has to be."""
-        del silos
-        return ["scaffold reads gradients off SGD's steps: use training.optimizer sgd, Adam's steps mislead it"]
+        del silos, model
+        if optimizer == "sgd":
+            return []
+        return [f"scaffold reads gradients off SGD's steps: use training.optimizer sgd, {optimizer}'s mislead it"]
 
 
 class ScaffoldSilo(PartialSharingSilo):

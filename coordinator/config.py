@@ -290,6 +290,12 @@ class CoordinatorConfig(PartyConfig):
         except ConfigurationError as error:
             raise self._wrong("run.method", error) from None
 
+    def warnings(self) -> list[str]:
+        """What the method says of such a run; raises ``ConfigurationError`` as ``make_method`` does."""
+        run = self.run
+        in_a_round = max(1, round(run.participation * len(self.silos)))
+        return self.make_method().warnings(in_a_round, run.model.name, run.training.optimizer)
+
     def build_model(self) -> nn.Module:
         """The run's first model; raises ``ConfigurationError`` for one that cannot be built."""
         from algorithms.models import build

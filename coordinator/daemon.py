@@ -50,8 +50,7 @@ def _run(config: CoordinatorConfig, *, until_done: bool) -> None:
     _allow_open_files(len(config.silos))
     torch.set_num_threads(1)  # its sums are bound by memory, and often it shares the machine
     plan = config.plan()
-    in_a_round = max(1, round(plan.participation * len(config.silos)))
-    for warning in config.make_method().warnings(in_a_round):
+    for warning in config.warnings():
         log.warning(warning)
     credentials = config.open_credentials()
     audit_key = load_audit_key(config.keys / "audit.key")

@@ -58,7 +58,7 @@ def examine(path: Path) -> tuple[str, list[Finding]]:
 def _check_plan(config: CoordinatorConfig) -> list[Finding]:
     try:
         plan = config.plan()  # loads PyTorch, which takes seconds
-        warnings = config.make_method().warnings(len(config.silos))
+        warnings = config.warnings()
         config.build_model()
     except MedsiloError as error:
         return [bad("run", error)]

@@ -20,7 +20,7 @@ from privacy.errors import ConfigurationError
 from privacy.examination import show
 from privacy.invitation import Invitation
 from privacy.pki import fingerprint
-from privacy.plan import ModelPlan
+from privacy.plan import ModelPlan, TrainingPlan
 
 out = output()
 aside = Console(stderr=True, highlight=False)
@@ -150,7 +150,7 @@ def _check_known(wanted: Federation) -> None:
 
     option = "--method"
     try:
-        for warning in make(wanted.method, {}).warnings(len(wanted.silos)):
+        for warning in make(wanted.method, {}).warnings(len(wanted.silos), wanted.model, TrainingPlan().optimizer):
             _say(f"Note: {warning}")
         option = "--model"
         if ":" not in wanted.model or wanted.model.startswith("torchvision:"):

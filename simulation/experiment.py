@@ -217,7 +217,8 @@ class ExperimentConfig(StrictModel):
         for setting in self.make_settings().values():
             for share in self.participation:
                 for variant in self.variants():
-                    for text in variant.method.warnings(max(1, round(share * setting.silos))):
+                    silos = max(1, round(share * setting.silos))
+                    for text in variant.method.warnings(silos, variant.model, variant.training.optimizer):
                         found[f"{variant.label}: {text}"] = None
         return list(found)
 

@@ -22,7 +22,7 @@ from algorithms.fedproto import FedProto, average_prototypes, prototypes
 from algorithms.fedrep import FedRep
 from algorithms.fedrod import FedRoD, log_class_shares
 from algorithms.method import PERSONAL, Federation, Method
-from algorithms.models import Layout, build, state_of
+from algorithms.models import ARCHITECTURES, Layout, build, state_of
 from algorithms.moon import Moon, contrastive_loss
 from algorithms.tensors import MemoryWorkspace, Part, Payload
 from algorithms.transfer import check_finite, check_parts
@@ -220,7 +220,17 @@ def test_fedbn_keeps_batch_normalisation_at_the_silo() -> None:
     # Scales start at 1 and stay there; shifts go from 0 to 1 - 0.9^3.
     torch.testing.assert_close(personal["1.bias"], torch.full((3,), 1 - LEFT))
     assert torch.equal(personal["1.running_mean"], trained["1.running_mean"])
-    assert FedBN().warnings(3) != []
+
+
+def test_fedbn_warns_of_models_without_batch_normalisation_and_of_no_other() -> None:
+    def warned(model: str) -> str:
+        return " ".join(FedBN().warnings(3, model, "adam"))
+
+    for name in ARCHITECTURES:
+        shape = (3, 32, 32) if name in ("cifar-cnn", "fedpdc-cnn") else (1, 28, 28)
+        has_it = bool(Layout.of(build(ModelPlan(name=name, input_shape=shape, classes=4))).normalisation)
+        assert has_it == (f"{name} has none" not in warned(name)), name
+    assert "if torchvision:vgg11 has none" in warned("torchvision:vgg11")
 
 
 def test_fedbabus_head_stays_at_the_common_start_until_the_end() -> None:

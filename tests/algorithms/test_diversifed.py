@@ -111,8 +111,8 @@ def test_two_silos_and_one_get_their_own_models_back() -> None:
         models = random_models(count, 6)
         assert torch.equal(attract_repel(models, temperature=0.5), models)
     assert model_distance_loss(random_models(1, 3), temperature=0.5).tolist() == [0]
-    assert DiversiFed().warnings(2)
-    assert not DiversiFed().warnings(3)
+    assert DiversiFed().warnings(2, "mlp-64", "adam")
+    assert not DiversiFed().warnings(3, "mlp-64", "adam")
 
 
 def test_equal_distances_move_nobody() -> None:

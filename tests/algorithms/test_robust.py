@@ -231,10 +231,10 @@ def test_plans_without_it_are_written_as_before_there_was_any() -> None:
 
 
 def test_the_operator_hears_how_many_liars_are_withstood() -> None:
-    assert FedAvg().warnings(3) == []
-    assert "withstands 1 " in FedAvg(aggregation="median").warnings(3)[0]
-    assert "is the mean" in FedAvg(aggregation="trimmed_mean", trim=0.4).warnings(2)[0]
-    assert "later mixtures are not robust" in PFedSim(aggregation="median").warnings(5)[0]
+    assert FedAvg().warnings(3, "mlp-64", "adam") == []
+    assert "withstands 1 " in FedAvg(aggregation="median").warnings(3, "mlp-64", "adam")[0]
+    assert "is the mean" in FedAvg(aggregation="trimmed_mean", trim=0.4).warnings(2, "mlp-64", "adam")[0]
+    assert "later mixtures are not robust" in PFedSim(aggregation="median").warnings(5, "mlp-64", "adam")[0]
 
 
 def test_a_model_of_many_blocks_is_averaged_in_order() -> None:
