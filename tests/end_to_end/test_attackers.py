@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import shutil
 import socket
 import ssl
@@ -11,9 +12,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
+import psutil
 from federation import PATIENCE, Federation
 from raw_client import SERVICE, HandMade, RawClient
 from test_hostile_parties import stall
+from test_networks import assert_nothing_lost
 from test_refusals import delivered, refusal, stored_uploads
 
 from algorithms.transfer import chunk_message
@@ -104,6 +107,24 @@ def test_many_who_connect_at_the_same_moment_do_not_end_the_coordinator(federati
     assert coordinator.poll() is None, one.said("coordinator")
     assert met > 2000
     one.finish(*[one.start_silo(name) for name in one.silos], coordinator)
+
+
+def test_connections_that_take_every_file_that_the_coordinator_may_open_cost_time_and_nothing_else(
+    federation: Make,
+) -> None:
+    one = federation(run={"rounds": 6})
+    coordinator = one.start_coordinator()
+    one.wait_to_say("coordinator", "listening")
+    allowed = psutil.Process(coordinator.pid).num_fds() + 60
+    resource.prlimit(coordinator.pid, resource.RLIMIT_NOFILE, (allowed, allowed))
+    silos = [one.start_silo(name) for name in one.silos]
+    one.wait_to_say("coordinator", "round 2 of 6 is open")
+    with contextlib.ExitStack() as taken:
+        for _ in range(400):
+            taken.enter_context(socket.create_connection(("127.0.0.1", one.port)))
+        one.wait_to_say("coordinator", "Too many open files")
+    one.finish(*silos, coordinator)
+    assert_nothing_lost(one)
 
 
 def test_streams_that_stall_crumble_or_are_packed_come_to_nothing_and_hold_nothing(federation: Make) -> None:
