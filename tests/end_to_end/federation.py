@@ -281,7 +281,8 @@ class Federation:
 
     def records(self, party: str) -> list[dict[str, Any]]:
         path = self.folder / "state" / party / "journal" / "records.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        written = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in written[: written.rfind("\n") + 1].splitlines()]  # not one half written
 
     def messages(self, party: str, direction: str) -> list[dict[str, Any]]:
         return [r for r in self.records(party) if r["kind"] == "message" and r["direction"] == direction]
