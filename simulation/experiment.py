@@ -37,6 +37,7 @@ SETTINGS: dict[str, type[Setting]] = {
 """The data settings by what an experiment calls them (``kind``)."""
 
 _OVERRIDES = ("name", "label", "model", "training", "privacy")
+_OF_A_STEP = ("optimizer", "learning_rate", "momentum", "weight_decay", "keep_optimizer_state")
 _SettingName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._=,+-]{0,79}$")]
 _Participation = Annotated[float, Field(gt=0, le=1)]
 
@@ -220,6 +221,13 @@ class ExperimentConfig(StrictModel):
                     silos = max(1, round(share * setting.silos))
                     for text in variant.method.warnings(silos, variant.model, variant.training.optimizer):
                         found[f"{variant.label}: {text}"] = None
+        for variant in self.variants():
+            given = [key for key in _OF_A_STEP if getattr(variant.training, key) != getattr(self.training, key)]
+            if variant.method.own_steps and given:
+                found[
+                    f"{variant.label}: {variant.method.name} takes steps of its own; {', '.join(given)} of `training:` "
+                    "change nothing"
+                ] = None
         return list(found)
 
     def make_settings(self) -> dict[str, Setting]:

@@ -141,6 +141,17 @@ def test_what_methods_say_of_such_runs_is_told(tmp_path: Path) -> None:
     assert notes[1].startswith("scaffold: scaffold reads gradients off SGD's steps")
 
 
+def test_it_is_told_where_training_given_to_a_method_changes_nothing(tmp_path: Path) -> None:
+    methods = [
+        {"name": name, "training": {"optimizer": "sgd", "learning_rate": 0.1, "epochs": 3}}
+        for name in ("pfedme", "fedavg")
+    ]
+    notes = experiment(tmp_path, methods=methods).notes()
+    (note,) = notes
+    assert note.startswith("pfedme-")
+    assert note.endswith("pfedme takes steps of its own; optimizer, learning_rate of `training:` change nothing")
+
+
 def test_a_label_of_its_own_gets_only_what_is_swept(tmp_path: Path) -> None:
     methods = [{"name": "diversifed", "label": "ours", "proximal_weight": 1, "temperature": [0.5, 1.1]}]
     labels = [variant.label for variant in experiment(tmp_path, methods=methods).variants()]
