@@ -25,7 +25,7 @@ from algorithms.models import Layout
 from algorithms.tensors import Payload, TensorSpec, Workspace
 from privacy.errors import ConfigurationError, RefusedError
 from privacy.exposure import MADE_OF_UPDATES, Exposure
-from privacy.plan import RunPlan, TrainingPlan
+from privacy.plan import RunPlan, TrainingPlan, taking_part
 
 State = dict[str, Tensor]
 """Tensors by name, on the CPU."""
@@ -402,14 +402,14 @@ def subset(state: Mapping[str, Tensor], specs: Sequence[TensorSpec]) -> State:
 
 
 def participants(silos: Sequence[str], *, share: float, seed: int, round_number: int) -> tuple[str, ...]:
-    """The silos that take part in a round: ``max(1, round(share * N))`` of them, drawn by seed and round.
+    """The silos that take part in a round: ``privacy.plan.taking_part`` of them, drawn by seed and round.
 
     The draw depends on the names present and on nothing else, so daemons and simulation agree.
     """
     names = sorted(silos)
     if share >= 1:
         return tuple(names)
-    count = max(1, round(share * len(names)))
+    count = taking_part(len(names), share)
     generator = torch.Generator().manual_seed(derive_seed(seed, "participants", round_number))
     chosen = torch.randperm(len(names), generator=generator)[:count].tolist()
     return tuple(names[index] for index in sorted(chosen))

@@ -26,6 +26,7 @@ from privacy.plan import (
     RunPlan,
     SecureAggregationPlan,
     TrainingPlan,
+    taking_part,
 )
 
 if TYPE_CHECKING:
@@ -257,10 +258,10 @@ class CoordinatorConfig(PartyConfig):
                     "`insecure: true` has none"
                 )
             share, most = self.run.participation, self.start_with or len(self.silos)
-            taking_part = most if share >= 1 else max(1, round(share * most))
-            if taking_part < masks.minimum:
+            in_a_round = taking_part(most, share)
+            if in_a_round < masks.minimum:
                 raise ValueError(
-                    f"`run.secure_aggregation.minimum` is {masks.minimum}, but a round may have only {taking_part} "
+                    f"`run.secure_aggregation.minimum` is {masks.minimum}, but a round may have only {in_a_round} "
                     "silos; add silos, raise `start_with` or `participation`, or lower the minimum (3 at least)"
                 )
         if self.insecure and self.enrolment is not None:
@@ -293,7 +294,7 @@ class CoordinatorConfig(PartyConfig):
     def warnings(self) -> list[str]:
         """What the method says of such a run; raises ``ConfigurationError`` as ``make_method`` does."""
         run = self.run
-        in_a_round = max(1, round(run.participation * len(self.silos)))
+        in_a_round = taking_part(len(self.silos), run.participation)
         return self.make_method().warnings(in_a_round, run.model.name, run.training.optimizer)
 
     def build_model(self) -> nn.Module:

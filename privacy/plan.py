@@ -236,6 +236,11 @@ def steps_of(epochs: int, sampling_rate: float) -> int:
     return epochs * math.ceil(1 / sampling_rate - 1e-9)
 
 
+def taking_part(silos: int, share: float) -> int:
+    """How many of ``silos`` a round has when ``share`` of them (0 to 1) take part: at least one."""
+    return silos if share >= 1 else max(1, round(share * silos))
+
+
 class Proposal(Protocol):
     """What a consent is held against: a run's plan, or what stands for one where another system leads the run."""
 

@@ -78,38 +78,27 @@ def execute(run: Run, stop: Path, threads: int = 1) -> Outcome:
 class Recorded:
     """Of a run's images what its record says."""
 
-    info: Mapping[str, Any]
+    name: str
+    source: str
+    synthetic: bool
+    fingerprint: str
+    image_shape: tuple[int, int, int]
+    num_classes: int
 
-    @property
-    def name(self) -> str:
-        """What the data set calls itself."""
-        return str(self.info["data"])
+    @classmethod
+    def of(cls, info: Mapping[str, Any]) -> Recorded:
+        """``info``: the content of ``run.json``."""
+        model = info["plan"]["model"]
+        channels, height, width = model["input_shape"]
+        return cls(
+            info["data"],
+            info["data_source"],
+            info["synthetic"],
+            info["data_sha256"],
+            (channels, height, width),
+            model["classes"],
+        )
 
-    @property
-    def source(self) -> str:
-        """Where it came from."""
-        return str(self.info["data_source"])
-
-    @property
-    def synthetic(self) -> bool:
-        """Whether it was generated."""
-        return bool(self.info["synthetic"])
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of its content."""
-        return str(self.info["data_sha256"])
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """Channels, height, width."""
-        channels, height, width = self.info["plan"]["model"]["input_shape"]
-        return channels, height, width
-
-    @property
-    def num_classes(self) -> int:
-        """Of its labels."""
-        return int(self.info["plan"]["model"]["classes"])
 
 
 def is_finished(run: Run, dataset: ImageDataset) -> bool:
@@ -148,8 +137,12 @@ def check_can_run(runs: Sequence[Run], datasets: Mapping[str, ImageDataset]) -> 
     """Raises what would fail a run before its first round, a model or setting that does not fit the images, say: a
     sweep should not come upon it hours after it was begun. Of several seeds the first is looked at.
 
+    ``runs``: of one experiment, at least one.
     ``datasets``: by ``Run.data``.
     """
+    config = runs[0].config
+    make_engine(config, threads=1)
+    choose_device(config.device)
     looked_at: set[object] = set()
     shards: dict[object, list[ImageDataset]] = {}
     for run in runs:
@@ -157,8 +150,6 @@ def check_can_run(runs: Sequence[Run], datasets: Mapping[str, ImageDataset]) -> 
         if (key := (*place, run.participation, run.variant.label)) in looked_at:
             continue
         looked_at.add(key)
-        make_engine(run.config, threads=1)
-        choose_device(run.config.device)
         dataset, method = datasets[run.data], run.variant.method
         try:
             if place not in shards:

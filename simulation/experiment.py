@@ -24,7 +24,7 @@ from coordinator.config import PrivacyConfig
 from privacy.configuration import Name, StrictModel, beside_file, explain, load
 from privacy.errors import ConfigurationError
 from privacy.exposure import Exposure
-from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan, taking_part
 from silo.sharding import ByPatient, Dirichlet, Pathological, PooledDirichlet, PracticalGroups, Setting
 
 SETTINGS: dict[str, type[Setting]] = {
@@ -215,13 +215,16 @@ class ExperimentConfig(StrictModel):
     def notes(self) -> list[str]:
         """What the methods say about such runs, as a coordinator's operator is told."""
         found: dict[str, None] = {}
-        for setting in self.make_settings().values():
-            for share in self.participation:
-                for variant in self.variants():
-                    silos = max(1, round(share * setting.silos))
-                    for text in variant.method.warnings(silos, variant.model, variant.training.optimizer):
-                        found[f"{variant.label}: {text}"] = None
-        for variant in self.variants():
+        variants = list(self.variants())
+        in_a_round = [
+            taking_part(setting.silos, share)
+            for setting in self.make_settings().values()
+            for share in self.participation
+        ]
+        for silos, variant in itertools.product(in_a_round, variants):
+            for text in variant.method.warnings(silos, variant.model, variant.training.optimizer):
+                found[f"{variant.label}: {text}"] = None
+        for variant in variants:
             given = [key for key in _OF_A_STEP if getattr(variant.training, key) != getattr(self.training, key)]
             if variant.method.own_steps and given:
                 found[

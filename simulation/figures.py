@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from algorithms.datasets import written_whole
 from privacy.exposure import Exposure
-from simulation.results import written_size
+from simulation.results import Spread, written_size
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -22,7 +22,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 Floats = npt.NDArray[np.float64]
-Spread = tuple[float, float | None]
 
 _ARROWS = {"up": "↑", "down": "↓"}
 _PANELS = 6
@@ -53,8 +52,7 @@ def draw_privacy(title: str, series: Mapping[str, Sequence[tuple[float, Spread]]
     for index, (label, points) in enumerate(series.items()):
         where = [places.index(epsilon) for epsilon, _ in points]
         means, deviations = zip(*(spread for _, spread in points), strict=True)
-        errors = [deviation or 0 for deviation in deviations] if any(deviations) else None
-        axes.errorbar(where, means, yerr=errors, label=label, marker="o", capsize=2, linewidth=1.5, **_style(index))
+        axes.errorbar(where, means, yerr=_whiskers(deviations), label=label, marker="o", capsize=2, linewidth=1.5, **_style(index))
     names = ["∞\n(no noise)" if np.isinf(epsilon) else f"{epsilon:g}" for epsilon in places]
     axes.set_xticks(range(len(places)), names)
     axes.set_title(f"{title}: mean over seeds", fontsize=11)
@@ -94,8 +92,7 @@ def draw_exposure(
     )
     rows = np.arange(height)
     means, deviations = zip(*(accuracy for _, (accuracy, _) in ranked), strict=True)
-    errors = [deviation or 0 for deviation in deviations] if any(deviations) else None
-    bars.barh(rows, means, xerr=errors, color="0.6", height=0.7, error_kw={"linewidth": 1, "capsize": 2})
+    bars.barh(rows, means, xerr=_whiskers(deviations), color="0.6", height=0.7, error_kw={"linewidth": 1, "capsize": 2})
     bars.set_yticks(rows, [label for label, _ in ranked], fontsize=8)
     bars.set_ylim(height - 0.5, -0.5)
     bars.set_xlabel(f"accuracy, {measured}, %", fontsize=8)
@@ -174,6 +171,11 @@ def _name_silos(axes: Axes, silos: Sequence[str]) -> None:
 
 def _style(index: int) -> dict[str, Any]:
     return {"color": f"C{index % 10}", "linestyle": ("-", "--", ":", "-.")[index // 10 % 4]}
+
+
+def _whiskers(deviations: Sequence[float | None]) -> list[float] | None:
+    """What matplotlib draws of standard deviations, of which one seed has none."""
+    return [deviation or 0 for deviation in deviations] if any(deviations) else None
 
 
 def _save(figure: Figure, path: Path) -> None:

@@ -172,7 +172,7 @@ def tabulate(found: Sequence[FinishedRun], config: ExperimentConfig) -> list[Sec
         is_this = Run(
             config, info["data_spec"], name, made[name], share, variants[info["label"]], info["seed"], run.folder
         )
-        check_same(info, is_this, Recorded(info))
+        check_same(info, is_this, Recorded.of(info))
     names = sorted({run.section for run in kept}, key=lambda section: (section[0], settings.index(section[1])))
     sections = []
     for name in names:

@@ -64,7 +64,7 @@ def write_run(
     run = Run(experiment, "set.npz", setting, experiment.make_settings()[setting], 1.0, variant, seed, folder)
     images = {"data": "made images", "data_source": "by hand", "synthetic": synthetic, "data_sha256": fingerprint}
     shape = {"model": {"input_shape": [1, 28, 28], "classes": 10}}
-    info = {**_description(run, Recorded({**images, "plan": shape})), "finished": finished}
+    info = {**_description(run, Recorded.of({**images, "plan": shape})), "finished": finished}
     info["plan"]["rounds"] = len(accuracies)
     info["plan"]["model"]["name"] = model
     (folder / RUN).write_text(json.dumps(info))
