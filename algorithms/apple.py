@@ -6,7 +6,9 @@ and its directed relationships p_i together on (Eq. 4)
 
     CE(w_i) + λ(r) μ/2 ‖p_i − p_0‖²,    λ(r) = (1 + cos(π r/L))/2 for r < L, then 0;
 
-the others' cores stay as they came. At first λ holds p_i at p_0, where all take from all, and then lets it go. p_i
+the others' cores stay as they came. The gradient of c_i is p_ii times that of w_i, 1/n at first: as in the authors'
+published code its learning rate is n times the plan's, n being the number of cores combined, so that the core learns
+as fast as a model that is trained alone. At first λ holds p_i at p_0, where all take from all, and then lets it go. p_i
 never leaves the silo.
 
 The paper's p_0 is each silo's share of all images, a number that would have to be told to everyone; here it is
@@ -178,12 +180,13 @@ class Combination(nn.Module):
         return self._unit * self.in_units
 
     def of(self, core: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The combination's parameters by name."""
+        """The combination's parameters by name; ``core`` gets its gradient n times as large."""
         relationships = self.relationships
         own, rest = relationships[0], relationships[1:]
         if not len(rest):
             return {name: own * tensor for name, tensor in core.items()}
-        return {name: own * t + torch.tensordot(rest, self._others[name], dims=1) for name, t in core.items()}
+        faster = {name: t.detach() + len(relationships) * (t - t.detach()) for name, t in core.items()}
+        return {name: own * t + torch.tensordot(rest, self._others[name], dims=1) for name, t in faster.items()}
 
 
 def with_newcomers(relationships: Mapping[str, float], names: Sequence[str]) -> dict[str, float]:

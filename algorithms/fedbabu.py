@@ -28,6 +28,7 @@ class FedBABU(PartialSharing):
 
     name: ClassVar[str] = "fedbabu"
     downloads_last: ClassVar[bool] = True
+    made_at_end: ClassVar[bool] = True
     personal_model: ClassVar[Literal["trained", "averaged"]] = "averaged"
     fine_tune_epochs: int = 5
 

@@ -69,6 +69,7 @@ class FedDBE(Method):
 
     name: ClassVar[str] = "feddbe"
     downloads_last: ClassVar[bool] = True
+    measures_received: ClassVar[bool] = True
     mean_weight: float = 50.0
     momentum: float = 1.0
 

@@ -1,11 +1,14 @@
 """FedFomo (Zhang et al., "Personalized Federated Learning with First Order Model Optimization", ICLR 2021): a silo
 gets other silos' models as they are and takes from each as much as it helps on its own validation images.
 
-With a silo's own model θ and a peer's θ_n, L being the loss on the silo's validation images (Eq. 5 and 6),
+With a silo's own model θ as it was before its last training, and a candidate's θ_n, L being the loss on the silo's
+validation images (Eq. 5 and 6),
 
     w_n = (L(θ) − L(θ_n)) / ‖θ_n − θ‖,    θ ← θ + Σ_n w_n⁺/(Σ_m w_m⁺) (θ_n − θ),    w⁺ = max(0, w).
 
-Then it trains. The coordinator adds the w that each silo reports to the silo's row of the affinity matrix P, and sends
+The candidates are the peers' models and, as in the authors' published code, the silo's own trained one: else a peer
+that is better by a hair would take its place. Where no candidate helps, the silo keeps its trained model. Then it
+trains. The coordinator adds the w that each silo reports to the silo's row of the affinity matrix P, and sends
 each silo the models of the M silos it has the highest affinity to, now and then one drawn at random instead, less
 often from round to round (section 3.2, Algorithm 1).
 """
@@ -43,6 +46,7 @@ from privacy.exposure import MODEL, Exposure
 SAME = 1e-12
 """Two models at most this far apart count as identical: there is nothing to take from such a peer."""
 
+_BEFORE = "before"
 _RATED = "rated"
 _RATINGS = "ratings"
 _MATRIX = "matrix"
@@ -124,14 +128,18 @@ class FedFomoSilo(SiloHalf):
                 f"the coordinator sent {len(peers)} models, but the plan's are at most {self.method.models}"
             )
         own = subset(self.memory[PERSONAL], specs)
-        losses = torch.tensor([self._loss(peer) for peer in peers], dtype=torch.float64)
-        weights = peer_weights(self._loss(own), losses, torch.tensor([_distance(own, peer) for peer in peers]))
+        before = self.memory.get(_BEFORE, own)
+        candidates = [*peers, own]
+        losses = torch.tensor([self._loss(one) for one in candidates], dtype=torch.float64)
+        distances = torch.tensor([_distance(before, one) for one in candidates])
+        weights = candidate_weights(self._loss(before), losses, distances)
+        self.memory[_BEFORE] = _mixed(candidates, weights)
         self.site.load(self.memory[PERSONAL])
-        self.site.load(_moved(own, peers, weights))
+        self.site.load(self.memory[_BEFORE])
         self.site.fit(round_number)
         self.memory[PERSONAL] = state_of(self.site.model)
         ratings = torch.zeros(self.method.models)
-        ratings[: len(peers)] = weights
+        ratings[: len(peers)] = weights[:-1]
         self.memory[_RATED] = {_RATINGS: ratings}
 
     def rehearse(self) -> None:
@@ -158,20 +166,20 @@ class FedFomoSilo(SiloHalf):
         return total / len(labels)
 
 
-def peer_weights(own_loss: float, losses: Tensor, distances: Tensor) -> Tensor:
-    """w: what each peer's model gains on the own model's loss, by its distance.
+def candidate_weights(loss_before: float, losses: Tensor, distances: Tensor) -> Tensor:
+    """w: what each candidate gains on the loss of the silo's model before its last training, by its distance from it.
 
     Args:
-        own_loss: of the own model.
-        losses: ``Tensor[M]`` of the peers' models, float64; one that is not finite counts as very large.
-        distances: ``Tensor[M]`` from the own model.
+        loss_before: of that model.
+        losses: ``Tensor[M]`` of the candidates, float64; one that is not finite counts as very large.
+        distances: ``Tensor[M]`` from that model.
 
     Returns:
-        ``Tensor[M]`` float64; 0 for a model that is identical to the own one.
+        ``Tensor[M]`` float64; 0 for a candidate that is identical to it.
     """
     losses = torch.nan_to_num(losses, nan=_HOPELESS, posinf=_HOPELESS).clamp(max=_HOPELESS)
     apart = distances > SAME
-    return torch.where(apart, (own_loss - losses) / distances.double().where(apart, 1.0), 0.0)
+    return torch.where(apart, (loss_before - losses) / distances.double().where(apart, 1.0), 0.0)
 
 
 def _distance(one: State, other: State) -> float:
@@ -179,15 +187,16 @@ def _distance(one: State, other: State) -> float:
     return float(torch.stack(squares).sum().sqrt())
 
 
-def _moved(own: State, peers: Sequence[State], weights: Tensor) -> State:
-    gains = weights.clamp(min=0)
-    if not len(peers) or gains.sum() == 0:
+def _mixed(candidates: Sequence[State], weights: Tensor) -> State:
+    """θ moved to the candidates that help; the last of them, the silo's own, where none does."""
+    gains, own = weights.clamp(min=0), candidates[-1]
+    if gains.sum() == 0:
         return own
     shares = (gains / gains.sum()).tolist()
-    # The shares sum to 1, so that the own model cancels out of θ + Σ share (θ_n − θ).
+    # The shares sum to 1, so that θ cancels out of θ + Σ share (θ_n − θ).
     return {
         name: sum(
-            (s * peer[name].double() for s, peer in zip(shares, peers, strict=True) if s), start=torch.zeros(())
+            (s * one[name].double() for s, one in zip(shares, candidates, strict=True) if s), start=torch.zeros(())
         ).to(tensor.dtype)
         for name, tensor in own.items()
     }

@@ -332,7 +332,8 @@ class Method(ABC):
     ``downloads_last``: whether silos need what ``aggregate`` gives after the last round. ``needs_public``: whether
     the coordinator needs public images. ``measures_received``: whether the personalised model is what the coordinator
     hands out (one global model), so that a round's outcome is measured with what its aggregation gave, not right
-    after local training. ``own_steps``: whether it trains by steps of its own
+    after local training. ``made_at_end``: whether it is made only after the last round, by ``finish``: what is measured
+    in the rounds is then another model. ``own_steps``: whether it trains by steps of its own
     (``Site.batches``) and not by ``Site.fit``.
     """
 
@@ -340,6 +341,7 @@ class Method(ABC):
     downloads_last: ClassVar[bool] = False
     needs_public: ClassVar[bool] = False
     measures_received: ClassVar[bool] = False
+    made_at_end: ClassVar[bool] = False
     own_steps: ClassVar[bool] = False
 
     @property

@@ -182,7 +182,8 @@ class _ResidualBlock(nn.Module):
 
 def resnet8(input_shape: tuple[int, int, int], classes: int) -> nn.Module:
     """ResNet-8: one convolution and three residual blocks of 16, 32 and 64 channels (He et al. 2016, section 4.2, with
-    n = 1), as used on CIFAR-100 in the DiversiFed paper."""
+    n = 1): 83,892 parameters for 100 classes. The DiversiFed paper's ResNet-8 on CIFAR-100 has 1.26 million, so it is
+    another, wider one."""
     return _resnet8(input_shape, classes, nn.BatchNorm2d)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib
 from collections.abc import Mapping
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -70,15 +71,18 @@ METHODS: dict[str, type[Method]] = {
 }
 
 
-def make(name: str, parameters: Mapping[str, Any]) -> Method:
+def make(name: str, parameters: Mapping[str, Any], *, trusted: tuple[str, ...] = ()) -> Method:
     """The method of that name with the given hyper-parameters, the others at their defaults.
+
+    ``name`` may also be ``package.module:Class``, a method of one's own; it runs code of this machine, so it must stand
+    in ``trusted``.
 
     Raises ``ConfigurationError`` naming an unknown method or hyper-parameter, the nearest valid one, or a value of
     the wrong kind.
     """
-    if name not in METHODS:
+    method = _own(name, trusted) if ":" in name else METHODS.get(name)
+    if method is None:
         raise ConfigurationError(f"method {name!r} is not known{_nearest(name, METHODS)}")
-    method = METHODS[name]
     kinds = get_type_hints(method)
     known = [item.name for item in dataclasses.fields(method)]
     checked = {}
@@ -87,6 +91,24 @@ def make(name: str, parameters: Mapping[str, Any]) -> Method:
             raise ConfigurationError(f"{name} has no hyper-parameter {key!r}{_nearest(key, known)}")
         checked[key] = _checked(f"{name}: {key}", value, kinds[key])
     return method(**checked)
+
+
+def _own(name: str, trusted: tuple[str, ...]) -> type[Method]:
+    if name not in trusted:
+        raise ConfigurationError(
+            f"method {name!r} is code of this machine; an experiment may run it if it stands under `trusted_methods:`, "
+            "a federation only if it is in the registry of every party (docs/adding-a-method.md)"
+        )
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"method {name!r} cannot be loaded: {error}. Its module's folder must be on PYTHONPATH"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Method) and dataclasses.is_dataclass(found)):
+        raise ConfigurationError(f"method {name!r} is no dataclass that derives from algorithms.method.Method")
+    return found
 
 
 def _checked(what: str, value: Any, kind: Any) -> Any:

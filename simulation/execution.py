@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from pydantic import TypeAdapter
+from torch import nn
 
 from algorithms.datasets import ImageDataset
 from algorithms.method import Federation
@@ -38,7 +40,7 @@ from silo.sharding import Setting, cut
 from silo.sources import open_dataset
 from silo.training import choose_device
 from simulation.batched import Engine, InLanes, InThreads, Stacked
-from simulation.experiment import Described, ExperimentConfig, Run
+from simulation.experiment import Described, Run
 from simulation.federation import SiloRound, Simulation
 from simulation.public_images import cut_public
 
@@ -58,10 +60,11 @@ class Outcome:
     exit_code: int = 0
 
 
-def execute(run: Run, stop: Path, threads: int = 1) -> Outcome:
+def execute(run: Run, stop: Path, threads: int = 1, dataset: ImageDataset | None = None) -> Outcome:
     """Does a run, or the rest of it. It ends at the next round once the file ``stop`` exists.
 
-    ``threads``: how many silos an engine that trains them side by side trains at a time.
+    ``threads``: how many silos an engine that trains them side by side trains at a time. ``dataset``: the run's, where
+    it is at hand and opening it again would cost more.
     """
     torch.set_num_threads(1)
     try:
@@ -69,7 +72,7 @@ def execute(run: Run, stop: Path, threads: int = 1) -> Outcome:
         with _alone(run.folder) as alone:
             if not alone:
                 return Outcome("busy", "another process works on it")
-            return _Execution(run, stop, threads).go()
+            return _Execution(run, stop, threads).go(dataset or open_dataset(run.data))
     except MedsiloError as error:
         return Outcome("failed", str(error), error.exit_code)
 
@@ -100,7 +103,6 @@ class Recorded:
         )
 
 
-
 def is_finished(run: Run, dataset: ImageDataset) -> bool:
     """Whether a run's folder holds its finished run.
 
@@ -115,8 +117,9 @@ def is_finished(run: Run, dataset: ImageDataset) -> bool:
 
 def check_same(recorded: Mapping[str, Any], run: Run, dataset: Described) -> None:
     """Raises ``ConfigurationError`` where ``run.json`` is the record of another run: other data, plan or setting."""
-    expected = _description(run, dataset)
-    differing = [key for key in ("data_sha256", "setting", "public", "engine") if recorded.get(key) != expected[key]]
+    expected = _description(run, dataset, run.config.engine)
+    must_agree = ("data_sha256", "setting", "public", *(("engine",) if run.config.engine != "auto" else ()))
+    differing = [key for key in must_agree if recorded.get(key) != expected[key]]
     differing += [
         key
         for key in ("model", "training", "rounds", "seed", "participation", "privacy")
@@ -133,16 +136,20 @@ def check_same(recorded: Mapping[str, Any], run: Run, dataset: Described) -> Non
         )
 
 
-def check_can_run(runs: Sequence[Run], datasets: Mapping[str, ImageDataset]) -> None:
-    """Raises what would fail a run before its first round, a model or setting that does not fit the images, say: a
-    sweep should not come upon it hours after it was begun. Of several seeds the first is looked at.
+def check_can_run(runs: Sequence[Run], datasets: Mapping[str, ImageDataset]) -> dict[str, str]:
+    """The engine for each model, by name. Raises what would fail a run before its first round.
+
+    A model or setting that does not fit the images, say: a sweep should not come upon it hours after it was begun. Of
+    several seeds the first is looked at.
 
     ``runs``: of one experiment, at least one.
     ``datasets``: by ``Run.data``.
     """
     config = runs[0].config
-    make_engine(config, threads=1)
-    choose_device(config.device)
+    if config.engine != "auto":
+        make_engine(config.engine, threads=1)
+    device = choose_device(config.device)
+    engines: dict[str, str] = {}
     looked_at: set[object] = set()
     shards: dict[object, list[ImageDataset]] = {}
     for run in runs:
@@ -155,7 +162,10 @@ def check_can_run(runs: Sequence[Run], datasets: Mapping[str, ImageDataset]) -> 
             if place not in shards:
                 shards[place] = cut(dataset, run.setting, seed=run.seed)
             plan = run.plan(dataset)
-            model = build(plan.model)
+            model = build(plan.model, trusted=config.trusted_models)
+            private = plan.privacy is not None
+            engine = choose_engine(model, device, private=private) if config.engine == "auto" else config.engine
+            engines[plan.model.name + (" with privacy" if private else "")] = engine
             if not method.needs_public:
                 names = tuple(shard.name for shard in shards[place])
                 layout = Layout.of(model)
@@ -164,6 +174,7 @@ def check_can_run(runs: Sequence[Run], datasets: Mapping[str, ImageDataset]) -> 
                 )
         except MedsiloError as error:
             raise type(error)(f"{run.title}: {error}") from None
+    return engines
 
 
 def read_run(folder: Path) -> dict[str, Any] | None:
@@ -189,17 +200,23 @@ class _Execution:
         self._weights: list[dict[str, Any]] = []
         self._saved = time.monotonic()
 
-    def go(self) -> Outcome:
+    def go(self, dataset: ImageDataset) -> Outcome:
         """To the end, or to where it is stopped."""
         run = self._run
         if self._stop.exists():
             return Outcome("stopped")
-        dataset = open_dataset(run.data)
         if is_finished(run, dataset):
             return Outcome("done")
-        simulation = make_simulation(run, dataset, self._threads)
-        description = _description(run, dataset)
-        checkpoint = run.folder / CHECKPOINT
+        engine, checkpoint = run.config.engine, run.folder / CHECKPOINT
+        if engine == "auto":
+            model = build(run.plan(dataset).model, trusted=run.config.trusted_models)
+            engine = choose_engine(model, choose_device(run.config.device), private=run.variant.privacy is not None)
+            recorded = read_run(run.folder)
+            # What was begun is gone on with: other engines have other bits.
+            if checkpoint.exists() and recorded is not None and recorded["engine"] != _bits(engine):
+                engine = recorded["engine"]
+        simulation = make_simulation(run, dataset, make_engine(engine, self._threads))
+        description = _description(run, dataset, engine)
         if checkpoint.exists():
             notes = simulation.load(checkpoint)
             self._rows, self._weights = notes["rows"], notes["weights"]
@@ -255,12 +272,33 @@ class _Execution:
         write_atomically(self._run.folder / RUN, json.dumps(content, indent=1).encode())
 
 
-def make_engine(config: ExperimentConfig, threads: int) -> Engine | None:
-    """The configuration's engine; None for silo by silo.
+EngineName = Literal["alone", "threads", "lanes", "stacked"]
+
+
+def choose_engine(model: nn.Module, device: torch.device, *, private: bool) -> EngineName:
+    """The engine for ``engine: auto``: the fastest that was measured for such a model.
+
+    The figures: docs/results/simulation-speed.md.
+
+    Lanes for networks that they can do, where Numba is installed; stacked for models without convolutions; else
+    threads. Silo by silo with differential privacy, and on GPUs, for which nothing was measured.
+    """
+    if private or device.type != "cpu":
+        return "alone"
+    if find_spec("numba") is not None:
+        from simulation.lanes import in_lanes
+
+        if in_lanes(model) is not None:
+            return "lanes"
+    return "threads" if any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules()) else "stacked"
+
+
+def make_engine(name: EngineName, threads: int) -> Engine | None:
+    """The engine of that name; None for silo by silo.
 
     Raises ``ConfigurationError`` if it needs what is not installed.
     """
-    match config.engine:
+    match name:
         case "alone":
             return None
         case "threads":
@@ -271,7 +309,12 @@ def make_engine(config: ExperimentConfig, threads: int) -> Engine | None:
             return Stacked()
 
 
-def make_simulation(run: Run, dataset: ImageDataset, threads: int = 1) -> Simulation:
+def _bits(engine: str) -> str:
+    """The engine by what changes bits; threads do not."""
+    return "alone" if engine == "threads" else engine
+
+
+def make_simulation(run: Run, dataset: ImageDataset, engine: Engine | None) -> Simulation:
     """The simulation of a run, before its first round."""
     shards = cut(dataset, run.setting, seed=run.seed)
     plan = run.plan(dataset)
@@ -280,7 +323,8 @@ def make_simulation(run: Run, dataset: ImageDataset, threads: int = 1) -> Simula
         run.variant.method,
         shards,
         device=choose_device(run.config.device),
-        engine=make_engine(run.config, threads),
+        engine=engine,
+        trusted=run.config.trusted_models,
         public=_public(run, plan, dataset, shards),
     )
 
@@ -296,10 +340,12 @@ def _public(run: Run, plan: RunPlan, dataset: ImageDataset, shards: Sequence[Ima
         per_class=run.config.public_per_class,
         share=run.config.public_share,
     )
-    return PublicImages(images, build(plan.model, seed=plan.seed), plan.model.input_shape)
+    return PublicImages(
+        images, build(plan.model, seed=plan.seed, trusted=run.config.trusted_models), plan.model.input_shape
+    )
 
 
-def _description(run: Run, dataset: Described) -> dict[str, Any]:
+def _description(run: Run, dataset: Described, engine: str) -> dict[str, Any]:
     """All that says which run this is, as ``run.json`` has it."""
     config = run.config
     needs_public = run.variant.method.needs_public
@@ -309,6 +355,7 @@ def _description(run: Run, dataset: Described) -> dict[str, Any]:
         "method": run.variant.method.name,
         "parameters": run.variant.method.parameters(),
         "measures_received": run.variant.method.measures_received,
+        "made_at_end": run.variant.method.made_at_end,
         "setting_name": run.setting_name,
         "setting": {"kind": _kind(run.setting), **_plain(run.setting)},
         "participation": run.participation,
@@ -321,7 +368,7 @@ def _description(run: Run, dataset: Described) -> dict[str, Any]:
         "public": {"per_class": config.public_per_class, "share": config.public_share} if needs_public else None,
         "plan": run.plan(dataset).model_dump(mode="json"),
         "device": config.device,
-        "engine": "alone" if config.engine == "threads" else config.engine,  # what changes bits; threads do not
+        "engine": _bits(engine),
         "versions": {
             "medsilo": version("medsilo"),
             "python": platform.python_version(),

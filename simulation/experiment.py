@@ -109,7 +109,10 @@ class ExperimentConfig(StrictModel):
         published: papers' numbers, by setting (and participation, as pages call it) and label.
         published_on: the data set that they are for; on the page of another they are not shown.
         device: where to train.
-        engine: "alone" trains silo by silo, with the daemons' bits; "threads" several silos side by side, with the same
+        trusted_models: own model factories (``package.module:callable``) that may be named as a model.
+        trusted_methods: own methods (``package.module:Class``) that may be named as a method.
+        engine: "auto" chooses by the model (``simulation.execution.choose_engine``) and says what; "alone" trains silo
+            by silo, with the daemons' bits; "threads" several silos side by side, with the same
             bits; "lanes" (for CPUs; needs the extra of that name) does the same, and small convolutional networks in
             about six tenths of its time, equal up to rounding; "stacked" all silos as one program, equal up to
             rounding, which is faster for small models and on GPUs.
@@ -133,7 +136,9 @@ class ExperimentConfig(StrictModel):
     published: dict[str, dict[str, Annotated[Published, BeforeValidator(_number)]]] = Field(default_factory=dict)
     published_on: str = ""
     device: Literal["cpu", "cuda", "auto"] = "cpu"
-    engine: Literal["alone", "threads", "lanes", "stacked"] = "alone"
+    trusted_models: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
+    trusted_methods: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
+    engine: Literal["auto", "alone", "threads", "lanes", "stacked"] = "auto"
 
     @field_validator("model", "training", mode="before")
     @classmethod
@@ -190,7 +195,7 @@ class ExperimentConfig(StrictModel):
             if variant.privacy is not None:
                 if (reason := refusal(variant.method)) is not None:
                     raise ConfigurationError(f"{reason}. Give it what it needs, or `privacy: null`")
-                if self.engine != "alone":
+                if self.engine not in ("auto", "alone"):
                     raise ConfigurationError(
                         "with differential privacy silos are trained one after the other: engine: alone"
                     )
@@ -265,7 +270,7 @@ class ExperimentConfig(StrictModel):
             lines = "; ".join(explain(error, TrainingPlan))
             raise ConfigurationError(f"methods: {label}: training: {lines}") from None
         try:
-            method = make(entry["name"], parameters)
+            method = make(entry["name"], parameters, trusted=self.trusted_methods)
         except ConfigurationError as error:
             raise ConfigurationError(f"methods: {error}") from None
         privacy = _make_privacy(label, chosen["privacy"]) if chosen["privacy"] else None

@@ -57,7 +57,8 @@ class Simulation:
     """One run. Silos are named after their shards; ``step`` trains one round.
 
     All silos take turns with one module: what is a silo's own is its half's memory. ``engine`` trains them together;
-    the default, one after the other, gives the daemons' bits. ``last`` is what happened in the last round (or at the
+    the default, one after the other, gives the daemons' bits. ``trusted``: own model factories that the plan may name.
+    ``last`` is what happened in the last round (or at the
     end), silo by silo; ``weights`` the silo-to-silo weights of the last round, if its method has such. A plan with
     privacy is trained with DP-SGD, each silo with noise of its own that nobody can repeat: such runs are not bit-equal
     to any other. ``spent`` then says what each silo's training has cost in this simulation; no hospital's ledger is
@@ -73,6 +74,7 @@ class Simulation:
         device: torch.device,
         public: PublicSet | None = None,
         engine: Engine | None = None,
+        trusted: tuple[str, ...] = (),
     ) -> None:
         self.plan = plan
         self.round = 0
@@ -87,7 +89,7 @@ class Simulation:
                 )
         self._engine = engine
         shards = sorted(shards, key=lambda shard: shard.name)
-        self._model = build(plan.model, seed=plan.seed)
+        self._model = build(plan.model, seed=plan.seed, trusted=trusted)
         initial = state_of(self._model)
         self._initial_bytes = Part.of(initial).nbytes
         names = tuple(shard.name for shard in shards)

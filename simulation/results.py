@@ -63,6 +63,29 @@ class FinishedRun:
                 curve[one] = 100 * measured.mean()
         return curve
 
+    @property
+    def final(self) -> float:
+        """Percent: the same mean of the models that the silos keep, after ``finish``."""
+        rounds = int(self.info["plan"]["rounds"])
+        kept = zip(self.columns["round"], self.columns["accuracy"], strict=True)
+        measured = [accuracy for number, accuracy in kept if number == rounds and accuracy is not None]
+        return 100 * float(np.mean(measured)) if measured else math.nan
+
+    @property
+    def last(self) -> float:
+        """Percent: the mean of the curve's last ten rounds; ``final`` of a method whose models are made at the end."""
+        return self.final if self.made_at_end else float(self.curve[-LAST:].mean())
+
+    @property
+    def best(self) -> float:
+        """Percent: the curve's best round; ``final`` of a method whose models are made at the end."""
+        return self.final if self.made_at_end else float(self.curve.max())
+
+    @property
+    def made_at_end(self) -> bool:
+        """See ``Method.made_at_end``."""
+        return bool(self.info.get("made_at_end", False))
+
     @cached_property
     def megabytes(self) -> dict[str, dict[Exposure, float]]:
         """By direction and exposure class: MB (10^6 bytes) for the whole run, the mean over silos."""
@@ -80,8 +103,9 @@ class Row:
     """One method in one section.
 
     ``best`` is the best round's accuracy (as papers report it; optimistic, a maximum over noisy measurements), ``last``
-    the mean of the last ten rounds, or of all where there are not more; ``wins`` on how many seeds ``last`` is above
-    separate training's (``_separate``), of ``compared``.
+    the mean of the last ten rounds, or of all where there are not more, ``final`` that of the models that the silos
+    keep after the run's end, which stands for both others where a method's models are made there; ``wins`` on how many
+    seeds ``last`` is above separate training's (``_separate``), of ``compared``.
     ``megabytes`` is the mean over seeds of ``FinishedRun.megabytes``. ``base`` is the label without what of its privacy
     is swept over, ``privacy`` what the runs' plan promised each silo.
     """
@@ -91,6 +115,7 @@ class Row:
     seeds: tuple[int, ...]
     best: Spread
     last: Spread
+    final: Spread
     curve: Floats
     wins: int | None
     compared: int
@@ -218,7 +243,7 @@ def _row(variant: Variant, runs: Sequence[FinishedRun], published: Published | N
     separate = {seed: _separate(run, runs, config) for seed, run in mine.items()}
     alone = {seed: run for seed, run in separate.items() if run is not None}
     method = next(iter(mine.values())).info["method"]
-    last = {seed: float(run.curve[-LAST:].mean()) for seed, run in mine.items()}
+    last = {seed: run.last for seed, run in mine.items()}
     compare = method != "local" and alone
     classes = {
         direction: [e for e in Exposure if any(e in run.megabytes[direction] for run in mine.values())]
@@ -228,10 +253,11 @@ def _row(variant: Variant, runs: Sequence[FinishedRun], published: Published | N
         label=label,
         method=method,
         seeds=tuple(sorted(mine)),
-        best=_spread([float(run.curve.max()) for run in mine.values()]),
+        best=_spread([run.best for run in mine.values()]),
         last=_spread(last.values()),
+        final=_spread([run.final for run in mine.values()]),
         curve=np.mean([run.curve for run in mine.values()], axis=0),
-        wins=sum(last[s] > float(run.curve[-LAST:].mean()) for s, run in alone.items()) if compare else None,
+        wins=sum(last[s] > run.last for s, run in alone.items()) if compare else None,
         compared=len(alone),
         megabytes={
             direction: {
@@ -356,12 +382,16 @@ def markdown(
         "Accuracy in percent: the uniform mean over silos of each one's personalised model on its own test images; "
         "mean ± standard deviation (population) over seeds, of one seed its number alone. The best round is chosen on "
         f"test images, as papers do, and so optimistic; the mean of {_at_the_end(config)} is not. A method whose "
-        "personalised model is what the coordinator hands out is measured with what each round's aggregation gave. "
+        "personalised model is what the coordinator hands out is measured with what each round's aggregation gave. At "
+        "the end: the models that the silos keep after the last round. "
         f"Separate training is `local` of the same model, training and privacy, by the mean of {_at_the_end(config)} "
         "(for a method with training or noise of its own, where there is no such run, `local` with the experiment's "
         "training, or without noise); – where there is none of that model.",
         "",
     ]
+    at_end = dict.fromkeys(variant.method.name for variant in config.variants() if variant.method.made_at_end)
+    if at_end:
+        lines += [f"Made only at the end, so that this stands in all columns: the models of {', '.join(at_end)}.", ""]
     if notes := config.notes():
         lines += ["What methods say about such runs:", "", *(f"* {note}" for note in notes), ""]
     for section in sections:
@@ -396,7 +426,14 @@ def _section(config: ExperimentConfig, section: Section, pictures: Sequence[tupl
     models = {row.label: _model(section, row.label) for row in section.rows}
     with_published = any(row.published for row in section.rows) or section.unmeasured
     private = any(row.privacy for row in section.rows)
-    header = ["method", "seeds", "best round", _at_the_end(config), "seeds on which it beats separate training"]
+    header = [
+        "method",
+        "seeds",
+        "best round",
+        _at_the_end(config),
+        "at the end",
+        "seeds on which it beats separate training",
+    ]
     if private:
         lines += [*_promises(section), ""]
         header.append("ε")
@@ -410,7 +447,7 @@ def _section(config: ExperimentConfig, section: Section, pictures: Sequence[tupl
         seeds = (
             str(len(row.seeds)) if len(row.seeds) == len(config.seeds) else f"{len(row.seeds)} of {len(config.seeds)}"
         )
-        cells = [name, seeds, _pm(row.best), _pm(row.last), wins]
+        cells = [name, seeds, _pm(row.best), _pm(row.last), _pm(row.final), wins]
         if private:
             cells.append(f"{row.privacy.epsilon:g}" if row.privacy else "∞ (no noise)")
         if with_published:
@@ -418,7 +455,7 @@ def _section(config: ExperimentConfig, section: Section, pictures: Sequence[tupl
             cells += [_published(row.published), difference, row.published.source if row.published else ""]
         body.append(cells)
     for label, number in section.unmeasured.items():
-        body.append([label, "not run", "–", "–", "–", *(["–"] * private), _published(number), "–", number.source])
+        body.append([label, "not run", "–", "–", "–", "–", *(["–"] * private), _published(number), "–", number.source])
     lines += _table(header, body)
     missing = [v.label for v in config.variants() if v.label not in {row.label for row in section.rows}]
     if missing:
@@ -527,6 +564,7 @@ def _commands(config: ExperimentConfig, path: Path, runs: Path, to: Path, sectio
 def accuracy_columns(sections: Sequence[Section]) -> list[str]:
     """The columns of ``accuracy_rows``; the last three only where some run has differential privacy."""
     columns = ["data", "synthetic", "setting", "method", "seeds", "best_mean", "best_std", "last10_mean", "last10_std"]
+    columns += ["final_mean", "final_std"]
     private = any(row.privacy for section in sections for row in section.rows)
     return [*columns, "published", *(("epsilon", "delta", "unit") if private else ())]
 
@@ -543,7 +581,7 @@ def accuracy_rows(sections: Sequence[Section]) -> list[tuple[Any, ...]]:
                 (row.privacy.epsilon, row.privacy.delta, row.privacy.unit) if row.privacy else (math.inf, *2 * (None,))
             )
             cells = (section.data, section.synthetic, section.setting, row.label, len(row.seeds), *row.best, *row.last)
-            rows.append((*cells, published, *promised)[:width])
+            rows.append((*cells, *row.final, published, *promised)[:width])
     return rows
 
 
@@ -585,6 +623,7 @@ def _as_json(config: ExperimentConfig, sections: Sequence[Section]) -> dict[str,
                         "seeds": list(row.seeds),
                         "best": {"mean": row.best[0], "std": row.best[1]},
                         "last10": {"mean": row.last[0], "std": row.last[1]},
+                        "final": {"mean": row.final[0], "std": row.final[1]},
                         "curve": [None if np.isnan(value) else value for value in row.curve.tolist()],
                         "mb_per_silo": {d: {str(e): v for e, v in row.megabytes[d].items()} for d in DIRECTIONS},
                         "published": row.published.model_dump() if row.published else None,

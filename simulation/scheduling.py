@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection
@@ -20,6 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
+from algorithms.datasets import ImageDataset
 from privacy.errors import ConfigurationError, MedsiloError
 from silo import sources
 from simulation.execution import PROGRESS, Outcome, check_can_run, execute, is_finished
@@ -28,7 +29,7 @@ from simulation.experiment import ExperimentConfig, Run, runs
 _POLL_SECONDS = 0.5
 _CONNECT_SECONDS = 10
 
-Submit = Callable[[Run, Path], "Future[Outcome]"]
+Submit = Callable[[Run, Path, ImageDataset | None], "Future[Outcome]"]
 
 
 def run_experiment(
@@ -64,7 +65,8 @@ def run_experiment(
     console.print(f"{config.name}: {done} of {len(every)} runs are done")
     if not left:
         return
-    check_can_run(left, datasets)
+    engines = check_can_run(left, datasets)
+    console.print("engine: " + ", ".join(f"{engine} ({model})" for model, engine in engines.items()), markup=False)
     for note in config.notes():
         console.print(f"note: {note}", markup=False)
     try:
@@ -74,13 +76,15 @@ def run_experiment(
     opened = _ray(ray) if ray is not None else _processes(min(workers, len(left)))
     try:
         with opened as submit, _Display(config.name, every, done, console) as display:
-            _work(left, submit, stop, display)
+            # Made once, not by every process: a file is quicker opened again than handed over.
+            made = {spec: dataset for spec, dataset in datasets.items() if spec == "synthetic"}
+            _work(left, submit, stop, display, made)
     finally:
         stop.unlink(missing_ok=True)
 
 
-def _work(left: Sequence[Run], submit: Submit, stop: Path, display: _Display) -> None:
-    futures = {submit(run, stop): run for run in left}
+def _work(left: Sequence[Run], submit: Submit, stop: Path, display: _Display, made: Mapping[str, ImageDataset]) -> None:
+    futures = {submit(run, stop, made.get(run.data)): run for run in left}
     failed: list[tuple[Run, Outcome]] = []
     interrupted = False
     waiting = set(futures)
@@ -121,14 +125,14 @@ def _outcome(future: Future[Outcome]) -> Outcome:
 def _processes(workers: int) -> Iterator[Submit]:
     # Not forked: a process with PyTorch's threads in it does not survive being copied.
     context = multiprocessing.get_context("spawn")
-    threads = max(1, (os.cpu_count() or 1) // workers)
+    threads = max(1, len(os.sched_getaffinity(0)) // workers)
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker)
 
-    def submit(run: Run, stop: Path) -> Future[Outcome]:
+    def submit(run: Run, stop: Path, dataset: ImageDataset | None) -> Future[Outcome]:
         # Workers begin with Ctrl-C blocked, so that none is hit by one before it can say that it leaves it to us.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            return pool.submit(execute, run, stop, threads)
+            return pool.submit(execute, run, stop, threads, dataset)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
@@ -195,7 +199,11 @@ def _ray(address: str) -> Iterator[Submit]:
             ray.exceptions.OutOfMemoryError,
         )
 
-        def submit(run: Run, stop: Path) -> Future[Outcome]:
+        kept: dict[str, Any] = {}
+
+        def submit(run: Run, stop: Path, dataset: ImageDataset | None) -> Future[Outcome]:
+            if dataset is not None and run.data not in kept:
+                kept[run.data] = ray.put(dataset)
             outcome: Future[Outcome] = Future()
             outcome.set_running_or_notify_cancel()
 
@@ -207,7 +215,7 @@ def _ray(address: str) -> Iterator[Submit]:
                 except BaseException as error:
                     outcome.set_exception(error)
 
-            remote.remote(run, stop).future().add_done_callback(ended)
+            remote.remote(run, stop, 1, kept.get(run.data)).future().add_done_callback(ended)
             return outcome
 
         yield submit

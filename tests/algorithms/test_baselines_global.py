@@ -20,7 +20,7 @@ from algorithms.ditto import GLOBAL, Ditto
 from algorithms.fedamp import FedAMP, attention
 from algorithms.fedavg import FedAvg
 from algorithms.feddyn import FedDyn
-from algorithms.fedfomo import FedFomo, epsilon_greedy, peer_weights, side_by_side, taken
+from algorithms.fedfomo import FedFomo, candidate_weights, epsilon_greedy, side_by_side, taken
 from algorithms.fedprox import FedProx
 from algorithms.local import Local
 from algorithms.method import PERSONAL, Downloads, Federation, Method
@@ -455,7 +455,7 @@ def test_fedamps_silo_is_pulled_by_lambda_over_alpha() -> None:
 
 
 def test_fedfomos_weights_are_gains_by_distance() -> None:
-    found = peer_weights(1.0, torch.tensor([0.5, 2.0, 1.0, math.inf]), torch.tensor([2.0, 4.0, 0.0, 1e6]))
+    found = candidate_weights(1.0, torch.tensor([0.5, 2.0, 1.0, math.inf]), torch.tensor([2.0, 4.0, 0.0, 1e6]))
     torch.testing.assert_close(found[:3].double(), torch.tensor([0.25, -0.25, 0.0], dtype=torch.float64))
     assert -1.001 < found[3] < -0.999
 
@@ -469,6 +469,18 @@ def test_fedfomos_silo_moves_towards_the_peers_that_help() -> None:
     torch.testing.assert_close(ratings, torch.tensor([0.400377, -1.013836, 0.162794, 0, 0]), rtol=0, atol=2e-6)
     # Shares 0.710935 and 0.289065: 0.710935 x 1 + 0.289065 x 3.
     torch.testing.assert_close(half.personal()["bias"], torch.tensor([1.578130, -1.578130]), rtol=0, atol=1e-5)
+
+
+def test_fedfomos_own_trained_model_is_a_candidate_as_well() -> None:
+    half = at(FedFomo(models=5), BiasSite(steps=0, model=bias_model(1.0)))
+    half.site.reserved_data = half.site.train_data
+    half.memory["before"] = bias_model(0.0).state_dict()
+    half.train(1, peers(d=bias_model(3.0)))
+    # Trained from 0 to 1, and a peer at 3: the weights and shares of b and d above, the peer's alone is told.
+    ratings = half.upload()[Exposure.PEER_RATINGS].tensors()["ratings"]
+    torch.testing.assert_close(ratings, torch.tensor([0.162794, 0, 0, 0, 0]), rtol=0, atol=2e-6)
+    torch.testing.assert_close(half.personal()["bias"], torch.tensor([1.578130, -1.578130]), rtol=0, atol=1e-5)
+    assert torch.equal(half.memory["before"]["bias"], half.personal()["bias"])  # no step was taken since
 
 
 def test_fedfomos_silo_keeps_its_model_where_no_peer_helps() -> None:
@@ -551,13 +563,13 @@ def test_single_models_are_cut_out_of_a_file_without_reading_the_rest(tmp_path: 
 def test_apple_trains_its_core_and_its_relationships_together() -> None:
     half = at(Apple(), BiasSite(name="a", steps=1))
     half.train(0, peers(b=bias_model(1.0)))
-    # p = (1/2, 1/2), so the model is at 0.5, where 1 - s = 0.268941. Steps: 0.1 x 1/2 x 0.268941 for the core,
-    # 0.1 x 0.1 x 2 x 0.268941 for p_b, whose learning rate is a tenth.
-    torch.testing.assert_close(half.upload()[CLASSIFIER].tensors()["bias"], torch.tensor([0.0134471, -0.0134471]))
+    # p = (1/2, 1/2), so the model is at 0.5, where 1 - s = 0.268941. Steps: 0.1 x 2 x 1/2 x 0.268941 for the core,
+    # whose learning rate is twice the plan's, 0.1 x 0.1 x 2 x 0.268941 for p_b, whose learning rate is a tenth.
+    torch.testing.assert_close(half.upload()[CLASSIFIER].tensors()["bias"], torch.tensor([0.0268941, -0.0268941]))
     relationships = {name: float(value) for name, value in half.memory["relationships"].items()}
     assert relationships == pytest.approx({"a": 0.5, "b": 0.5053788})
-    # 0.5 x 0.0134471 + 0.5053788 x 1
-    torch.testing.assert_close(half.personal()["bias"], torch.tensor([0.5121024, -0.5121024]))
+    # 0.5 x 0.0268941 + 0.5053788 x 1
+    torch.testing.assert_close(half.personal()["bias"], torch.tensor([0.5188259, -0.5188259]))
 
 
 @pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.0), ("sgd", 0.9), ("adam", 0.0)])

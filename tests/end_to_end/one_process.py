@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
+from algorithms.datasets import ImageDataset
 from simulation import scheduling
 from simulation.execution import Outcome, execute
 from simulation.experiment import Run
@@ -19,9 +20,9 @@ from simulation.experiment import Run
 
 @contextlib.contextmanager
 def _here(_workers: int) -> Iterator[scheduling.Submit]:
-    def submit(run: Run, stop: Path) -> Future[Outcome]:
+    def submit(run: Run, stop: Path, dataset: ImageDataset | None) -> Future[Outcome]:
         future: Future[Outcome] = Future()
-        future.set_result(execute(run, stop))
+        future.set_result(execute(run, stop, dataset=dataset))
         return future
 
     yield submit

@@ -64,7 +64,7 @@ def write_run(
     run = Run(experiment, "set.npz", setting, experiment.make_settings()[setting], 1.0, variant, seed, folder)
     images = {"data": "made images", "data_source": "by hand", "synthetic": synthetic, "data_sha256": fingerprint}
     shape = {"model": {"input_shape": [1, 28, 28], "classes": 10}}
-    info = {**_description(run, Recorded.of({**images, "plan": shape})), "finished": finished}
+    info = {**_description(run, Recorded.of({**images, "plan": shape}), "alone"), "finished": finished}
     info["plan"]["rounds"] = len(accuracies)
     info["plan"]["model"]["name"] = model
     (folder / RUN).write_text(json.dumps(info))
@@ -135,8 +135,11 @@ def test_the_page_has_tables_pictures_published_numbers_and_commands(runs: Path,
     path, out = config_file(tmp_path), tmp_path / "out"
     page = write_results(ExperimentConfig.read(path), path, runs, out).read_text()
     lines = page.splitlines()
-    assert f"| {DIVERSIFED} | 2 | 50.00 ± 0.00 | 50.00 ± 0.00 | 1 of 2 | 58.25 ± 0.5 | -8.25 | Table I |" in lines
-    assert "| fedamp | not run | – | – | – | 54 | – |  |" in lines
+    assert (
+        f"| {DIVERSIFED} | 2 | 50.00 ± 0.00 | 50.00 ± 0.00 | 100.00 ± 0.00 | 1 of 2 | 58.25 ± 0.5 | -8.25 | Table I |"
+        in lines
+    )
+    assert "| fedamp | not run | – | – | – | – | 54 | – |  |" in lines
     assert f"| {DIVERSIFED} | 50.00 ± 0.00 | 3 | 1.5 | 3 | 1.5 |" in lines
     assert "Not finished: local." in page
     assert "synthetic" not in page.lower()
@@ -175,8 +178,8 @@ def test_accuracy_stands_beside_epsilon_with_all_that_it_takes_to_read_it(tmp_pa
     page = write_results(ExperimentConfig.read(path), path, folder, tmp_path / "out").read_text()
     assert "ε at δ = 1e-05 (unit image, adjacency zero-out, accountant PLD)" in page
     assert "cannot be repeated bit for bit" in " ".join(page.split())
-    assert f"| {DIVERSIFED}-epsilon=4 | 2 | 50.00 ± 0.00 | 50.00 ± 0.00 | – | 4 |" in page
-    assert f"| {DIVERSIFED}-epsilon=inf | 2 | 70.00 ± 0.00 | 70.00 ± 0.00 | – | ∞ (no noise) |" in page
+    assert f"| {DIVERSIFED}-epsilon=4 | 2 | 50.00 ± 0.00 | 50.00 ± 0.00 | 100.00 ± 0.00 | – | 4 |" in page
+    assert f"| {DIVERSIFED}-epsilon=inf | 2 | 70.00 ± 0.00 | 70.00 ± 0.00 | 100.00 ± 0.00 | – | ∞ (no noise) |" in page
     assert (tmp_path / "out" / "made-set-mild-privacy.png").stat().st_size > 1000
     (section,) = tabulate(read_runs(folder / "made"), ExperimentConfig.read(path))
     assert _by_epsilon(section) == {
@@ -272,12 +275,24 @@ def test_of_one_seed_no_deviation_is_told_and_of_few_rounds_no_last_ten(tmp_path
     for label in ("local", DIVERSIFED):
         write_run(tmp_path / "runs", label, 0, [0.25, 0.5, 0.75], experiment=experiment)
     page = write_results(experiment, path, tmp_path / "runs", tmp_path / "out").read_text()
-    assert "| method | seeds | best round | all 3 rounds | seeds on which" in page
-    assert "| local | 1 | 75.00 | 50.00 | – |" in page
+    assert "| method | seeds | best round | all 3 rounds | at the end | seeds on which" in page
+    assert "| local | 1 | 75.00 | 50.00 | 100.00 | – |" in page
     (row, _) = csv.DictReader((tmp_path / "out" / "made.csv").read_text().splitlines())
     assert (row["best_std"], row["last10_std"]) == ("", "")
     content = json.loads((tmp_path / "out" / "made.json").read_text())
     assert content["sections"][0]["methods"][0]["best"] == {"mean": 75.0, "std": None}
+
+
+def test_a_method_that_makes_its_models_at_the_end_is_judged_by_those(tmp_path: Path) -> None:
+    path = config_file(
+        tmp_path, methods=[{"name": "local"}, {"name": "fedbabu"}], published={}, published_on="", seeds=[0]
+    )
+    experiment = ExperimentConfig.read(path)
+    for label in ("local", "fedbabu"):
+        write_run(tmp_path / "runs", label, 0, [0.6] * 12, experiment=experiment)
+    page = write_results(experiment, path, tmp_path / "runs", tmp_path / "out").read_text()
+    assert "| fedbabu | 1 | 100.00 | 100.00 | 100.00 | 1 of 1 |" in page
+    assert "Made only at the end, so that this stands in all columns: the models of fedbabu." in page
 
 
 def test_a_damaged_table_is_named(runs: Path) -> None:

@@ -19,12 +19,16 @@ import yaml
 from mixing import Mixing
 from rich.console import Console
 
+from algorithms.datasets import ImageDataset
 from algorithms.method import CoordinatorHalf, Federation
+from algorithms.models import build
 from privacy.errors import ConfigurationError, MedsiloError
+from privacy.plan import ModelPlan
 from silo import sources
 from simulation import scheduling
-from simulation.execution import CHECKPOINT, PROGRESS, ROUNDS, RUN, WEIGHTS, execute, is_finished
+from simulation.execution import CHECKPOINT, PROGRESS, ROUNDS, RUN, WEIGHTS, choose_engine, execute, is_finished
 from simulation.experiment import ExperimentConfig, Run, runs
+from simulation.federation import Simulation
 from simulation.scheduling import run_experiment
 
 SIMULATION = Path(sys.executable).parent / "simulation"
@@ -114,10 +118,106 @@ def test_a_private_run_says_what_each_silo_has_spent(tmp_path: Path) -> None:
 
 def test_threads_give_the_same_figures_as_silos_one_by_one(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    alone, threads = only(tmp_path), only(tmp_path / "other", engine="threads")
+    alone, threads = only(tmp_path, engine="alone"), only(tmp_path / "other", engine="threads")
     for run in (alone, threads):
         assert execute(run, tmp_path / "stop", threads=2).status == "done"
     assert pq.read_table(alone.folder / ROUNDS).equals(pq.read_table(threads.folder / ROUNDS))
+
+
+@pytest.mark.parametrize(
+    ("model", "private", "engine"),
+    [
+        ("mlp-64", False, "stacked"),
+        ("diversifed-cnn", False, "lanes"),
+        ("resnet8", False, "threads"),
+        ("diversifed-cnn", True, "alone"),
+    ],
+)
+def test_the_engine_is_chosen_by_the_model(model: str, private: bool, engine: str) -> None:
+    made = build(ModelPlan(name=model, input_shape=(3, 28, 28), classes=9))
+    assert choose_engine(made, torch.device("cpu"), private=private) == engine
+
+
+def test_the_chosen_engine_is_said_and_recorded_and_what_was_begun_by_another_is_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_this_process(monkeypatch)
+    config = ExperimentConfig.read(write(tmp_path))
+    said = Console(record=True, width=200)
+    run_experiment(config, (), tmp_path / "runs", workers=1, console=said)
+    assert "engine: stacked (mlp-64)" in said.export_text()
+    run = only(tmp_path)
+    assert json.loads((run.folder / RUN).read_text())["engine"] == "stacked"
+    (tmp_path / "other").mkdir()
+    begun, stop = only(tmp_path / "other", engine="alone"), tmp_path / "stop"
+    original = Simulation.step
+
+    def step(self: Simulation) -> Any:
+        stop.touch()
+        return original(self)
+
+    with monkeypatch.context() as stopping:
+        stopping.setattr(Simulation, "step", step)
+        assert execute(begun, stop).status == "stopped"
+    stop.unlink()
+    assert execute(only(tmp_path / "other"), stop).status == "done"
+    assert json.loads((begun.folder / RUN).read_text())["engine"] == "alone"
+    (tmp_path / "whole").mkdir()
+    whole = only(tmp_path / "whole", engine="alone")
+    assert execute(whole, stop).status == "done"
+    assert (begun.folder / ROUNDS).read_bytes() == (whole.folder / ROUNDS).read_bytes()
+
+
+def test_generated_images_are_made_once_and_handed_to_the_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made_again(spec: str) -> ImageDataset:
+        raise AssertionError(f"{spec} is made a second time")
+
+    begun = in_this_process(monkeypatch)
+    monkeypatch.setattr("simulation.execution.open_dataset", made_again)
+    go(tmp_path)
+    assert len(begun) == 1
+
+
+OWN = """
+from dataclasses import dataclass
+from typing import ClassVar
+from torch import nn
+from algorithms.local import Local
+
+def small(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], classes))
+
+@dataclass(frozen=True)
+class Mine(Local):
+    name: ClassVar[str] = "mine"
+    strength: float = 1.0
+
+nothing = 3
+"""
+
+
+def test_models_and_methods_of_ones_own_run_where_the_file_trusts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_code.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    in_this_process(monkeypatch)
+    own = {"model": "own_code:small", "methods": [{"name": "own_code:Mine", "strength": 2.0}, "fedavg"]}
+    trusted = {"trusted_models": "own_code:small", "trusted_methods": "own_code:Mine"}
+    go(tmp_path, **own, **trusted)
+    recorded = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob(f"*/*/*/*/{RUN}")]
+    assert {info["method"] for info in recorded} == {"mine", "fedavg"}
+    assert {info["plan"]["model"]["name"] for info in recorded} == {"own_code:small"}
+    assert {"strength": 2.0} in [info["parameters"] for info in recorded]
+    for left_out, words in (("trusted_models", "trusted_models:"), ("trusted_methods", "trusted_methods:")):
+        (tmp_path / left_out).mkdir()
+        with pytest.raises(ConfigurationError, match=words):
+            go(tmp_path / left_out, **own, **{key: one for key, one in trusted.items() if key != left_out})
+    for name, words in (("own_code:nothing", "no dataclass"), ("own_code:missing", "PYTHONPATH")):
+        with pytest.raises(ConfigurationError, match=words):
+            go(tmp_path, methods=[name], trusted_methods=[name])
 
 
 def test_a_stopped_run_goes_on_to_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,8 +226,6 @@ def test_a_stopped_run_goes_on_to_the_same_file(tmp_path: Path, monkeypatch: pyt
     parts = only(tmp_path / "other")
     stop = tmp_path / "stop"
     assert execute(whole, stop).status == "done"
-    from simulation.federation import Simulation
-
     original = Simulation.step
 
     def step(self: Simulation) -> Any:
@@ -223,10 +321,10 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     @contextmanager
     def processes(workers: int) -> Iterator[Any]:
-        def submit(run: Run, stop: Path) -> Future[Any]:
+        def submit(run: Run, stop: Path, dataset: ImageDataset | None) -> Future[Any]:
             future: Future[Any] = Future()
             begun.append(run.title)
-            future.set_result(execute(run, stop))
+            future.set_result(execute(run, stop, dataset=dataset))
             return future
 
         yield submit

@@ -167,6 +167,15 @@ def test_a_method_that_hands_out_one_model_is_measured_with_it(shards: list[Imag
     assert one.finish() == last
 
 
+def test_feddbes_last_round_is_measured_with_what_its_aggregation_gave(shards: list[ImageDataset]) -> None:
+    """And so with what the silos keep: nothing is trained after it."""
+    one = simulate(shards, make("feddbe", {}), rounds=3)
+    for _ in range(3):
+        one.step()
+    last = {row.silo: row.measured for row in one.last}
+    assert one.finish() == last
+
+
 def test_a_silo_that_sat_out_keeps_its_measurement(shards: list[ImageDataset]) -> None:
     one = simulate(shards, make("diversifed", {}), participation=0.4, rounds=4)
     before: dict[str, Any] = {}
