@@ -35,12 +35,12 @@ from privacy.exposure import attribute
 from privacy.invitation import Statement
 from privacy.pki import Credentials, Identity, fingerprint, identity_of_certificate, issue
 from privacy.plan import RunPlan
+from privacy.protocol import PROTOCOL_VERSION, agreed
 from privacy.revocation import LiveCredentials
 from protos.medsilo.v1 import enrolment_pb2 as wire
 
 log = logging.getLogger(__name__)
 
-PROTOCOL_VERSION = 1
 SERVICE = wire.DESCRIPTOR.services_by_name["EnrolmentService"]
 LARGEST_REQUEST = 64 << 10
 FAILURES = 10
@@ -160,11 +160,7 @@ class EnrolmentService:
         hospitals are invited."""
         attribute(data, wire.EnrolRequest.DESCRIPTOR)
         request = wire.EnrolRequest.FromString(data)
-        if request.protocol_version != PROTOCOL_VERSION:
-            raise RefusedError(
-                f"this coordinator enrols by protocol version {PROTOCOL_VERSION}, the silo by version "
-                f"{request.protocol_version}; install matching releases"
-            )
+        agreed(request.protocol_version, "the silo", "this coordinator")
         envelope = from_message(request.statement)
         try:
             silo = Identity(self._config.federation, "silo", request.silo)
@@ -209,6 +205,7 @@ class EnrolmentService:
             raise
         self._door.enrol(silo.uri, audit_key, request.rotations)
         self._door.admit(data, wire.EnrolRequest, call, durable=True)
+        self._door.correspondence(silo.uri).version = agreed(request.protocol_version, "the silo", "this coordinator")
         response = wire.EnrolResponse(
             nonce=nonce(),
             certificate=self._certificate(silo, request.certificate_request, key),
@@ -217,6 +214,7 @@ class EnrolmentService:
             rotations=self._door.rotations(),
             plan=self._plan.to_message(),
             time_ms=time.time_ns() // 1_000_000,
+            protocol_version=PROTOCOL_VERSION,
         )
         log.info("%s has enrolled", silo.name)
         return self._door.release([response], call)[0]

@@ -35,6 +35,7 @@ from privacy.errors import IdentityError, MedsiloError, ReceiptError, RefusedErr
 from privacy.exposure import Exposure
 from privacy.mask_keys import CertifiedKey, Occasion, read_certified, round_of
 from privacy.pki import Credentials, Identity, fingerprint
+from privacy.protocol import PROTOCOL_VERSION, agreed, newer
 from privacy.receipts import OutOfStepError
 from privacy.revocation import LiveCredentials
 from privacy.withdrawal import Tombstone
@@ -42,7 +43,6 @@ from protos.medsilo.v1 import coordinator_pb2 as wire
 
 log = logging.getLogger(__name__)
 
-PROTOCOL_VERSION = 1
 SERVICE = wire.DESCRIPTOR.services_by_name["CoordinatorService"]
 ALLOWED_ROLE: dict[str, str] = {
     "GetPlan": "silo",
@@ -111,12 +111,9 @@ class CoordinatorService:
 
     def _get_plan(self, data: bytes, call: Call, context: grpc.ServicerContext) -> bytes:
         request = self._door.admit(data, wire.GetPlanRequest, call)
-        self._identify(request.silo, context)
-        if request.protocol_version != PROTOCOL_VERSION:
-            raise RefusedError(
-                f"this coordinator speaks protocol version {PROTOCOL_VERSION}, the silo version "
-                f"{request.protocol_version}; install matching releases"
-            )
+        silo = self._identify(request, call, context)
+        if (hint := newer(request.protocol_version, f"the silo {silo}", "this coordinator")) is not None:
+            log.warning("%s", hint)
         response = wire.GetPlanResponse(
             nonce=nonce(),
             plan=self._plan.to_message(),
@@ -124,12 +121,13 @@ class CoordinatorService:
             coordinator_audit_key=self._audit_key,
             rotations=self._door.rotations(),
             time_ms=time.time_ns() // 1_000_000,
+            protocol_version=PROTOCOL_VERSION,
         )
         return self._door.release([response], call)[0]
 
     def _join(self, data: bytes, call: Call, context: grpc.ServicerContext) -> bytes:
         request = self._door.admit(data, wire.JoinRequest, call)
-        silo = self._identify(request.silo, context)
+        silo = self._identify(request, call, context)
         self._check_plan(request.plan_sha256)
         self._door.enrol(call.peer, request.audit_key, request.rotations)
         missing = [Exposure.from_number(number).value for number in request.missing_classes]
@@ -163,7 +161,7 @@ class CoordinatorService:
 
     def _attest(self, data: bytes, call: Call, context: grpc.ServicerContext) -> bytes:
         request = self._door.admit(data, wire.AttestRequest, call)
-        self._identify(request.silo, context)
+        self._identify(request, call, context)
         if request.HasField("attestation"):
             self._check_signed(call)
         response = wire.AttestResponse(nonce=nonce(), attestation=self._door.attest(call.peer, since=request.seen))
@@ -171,7 +169,7 @@ class CoordinatorService:
 
     def _withdraw(self, data: bytes, call: Call, context: grpc.ServicerContext) -> bytes:
         request = self._door.admit(data, wire.WithdrawRequest, call, durable=True)
-        silo = self._identify(request.silo, context)
+        silo = self._identify(request, call, context)
         run = self._store.run_of_plan(request.plan_sha256.hex())
         member = self._store.members(run).get(silo) if run else None
         if run is None or member is None or not member.accepted:
@@ -206,7 +204,7 @@ class CoordinatorService:
 
     def _get_task(self, data: bytes, call: Call, context: grpc.ServicerContext) -> Iterator[bytes]:
         request = self._door.admit(data, wire.GetTaskRequest, call)
-        silo = self._identify(request.silo, context)
+        silo = self._identify(request, call, context)
         self._check_plan(request.plan_sha256)
         self._check_member(silo)
         self._check_signed(call)
@@ -244,7 +242,7 @@ class CoordinatorService:
         if header is None or header.WhichOneof("frame") != "update":
             raise RefusedError("an update begins with its header")
         update = header.update
-        silo = self._identify(update.silo, context)
+        silo = self._identify(update, call, context)
         self._check_plan(update.plan_sha256)
         self._check_member(silo)
         self._check_signed(call)
@@ -331,8 +329,10 @@ class CoordinatorService:
 
         return self._patience.waiting(cut)
 
-    def _identify(self, claimed: str, context: grpc.ServicerContext) -> str:
-        """The silo that is calling: its certificate's name, which must be the one that it claims."""
+    def _identify(self, request: Any, call: Call, context: grpc.ServicerContext) -> str:
+        """The silo that is calling: its certificate's name, which must be the one that it claims. It is answered in the
+        protocol version that it names."""
+        claimed: str = request.silo
         peer = self._peer(context)
         if peer is not None and peer.name != claimed:
             raise IdentityError(
@@ -341,6 +341,8 @@ class CoordinatorService:
             )
         if claimed not in self._config.silos:
             raise IdentityError(f"{claimed} is not one of this run's hospitals; its operator can add it under `silos:`")
+        spoken = agreed(request.protocol_version, f"the silo {claimed}", "this coordinator")
+        self._door.correspondence(call.peer).version = spoken
         return claimed
 
     def _claimed(self, message: Message) -> str:

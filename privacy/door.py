@@ -1,9 +1,9 @@
 """The one door: every message passes here, byte for byte, in either direction.
 
-Going out: serialise once, attribute every byte, check that each exposure class may leave, write the record and
-fsync it; only then are the bytes handed over to be sent. Coming in: attribute every byte (an unknown field is
-refused), check what the other side says of earlier messages, write the record, then hand the message on. What was
-refused is a record too.
+Going out: leave out what is newer than the other side understands, serialise once, attribute every byte, check that
+each exposure class may leave, write the record and fsync it; only then are the bytes handed over to be sent. Coming
+in: attribute every byte (an unknown field is refused), check what the other side says of earlier messages, write
+the record, then hand the message on. What was refused is a record too.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from privacy.errors import ConsentError, IdentityError, JournalError, MedsiloErr
 from privacy.exposure import SCHEMA_FILES, SCHEMA_SHA256, Attribution, Exposure, attribute
 from privacy.journal import Journal, read_records, understanding
 from privacy.key_rotation import follow
+from privacy.protocol import fitted
 from privacy.receipts import Correspondence
 from privacy.retention import SentArchive
 from protos.medsilo.v1 import journal_pb2
@@ -194,13 +195,17 @@ class Door:
     def release(self, messages: Sequence[Message], call: Call) -> list[bytes]:
         """The exact bytes to send, one item a message, all of them recorded and durable.
 
-        Raises ``ConsentError`` or ``RefusedError`` if any of them may not leave; then none does, and the refusal
-        is a record. Raises ``MedsiloError`` if the call is over; then nothing is recorded either.
+        What is newer than the other side understands is left out (``privacy.protocol``). Raises ``ConsentError`` or
+        ``RefusedError`` if any of them may not leave; then none does, and the refusal is a record. Raises
+        ``MedsiloError`` if the call is over; then nothing is recorded either.
         """
         sealed, records = [], []
+        version = self.correspondence(call.peer).version
         for message in messages:
             data = message.SerializeToString()
             try:
+                if (older := fitted(message, version, call.peer, call.rpc)) is not message:
+                    message, data = older, older.SerializeToString()
                 attribution = attribute(data, message.DESCRIPTOR)
                 self.gate.check(attribution.classes)
                 records.append(self._record(data, message, attribution, call, "sent"))

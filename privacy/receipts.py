@@ -28,6 +28,7 @@ from privacy.configuration import StrictModel
 from privacy.envelope import ATTESTATION, from_json, unseal
 from privacy.errors import ReceiptError, RefusedError
 from privacy.merkle import EMPTY_ROOT, check_consistency
+from privacy.protocol import OLDEST_VERSION
 
 MOST_CALLS = 500
 """Calls in one attestation; what is left waits for the next."""
@@ -117,14 +118,16 @@ _OTHER: dict[Direction, Direction] = {"sent": "received", "received": "sent"}
 class Correspondence:
     """One party's side of what it exchanges with one other party.
 
-    ``own`` and ``peer`` are identities (URIs). ``peer_key`` is the other's audit key once it is known. Its methods may
-    be called from any thread.
+    ``own`` and ``peer`` are identities (URIs). ``peer_key`` is the other's audit key once it is known, ``version`` what
+    the other understands. Its methods may be called from any thread.
     """
 
     def __init__(self, own: str, peer: str) -> None:
         self.own = own
         self.peer = peer
         self.peer_key: bytes | None = None
+        self.version = OLDEST_VERSION
+        """The protocol version that the two speak; the oldest until the other has named its own."""
         self.seen = Checkpoint("", 0, EMPTY_ROOT)
         """The other's last checkpoint that was verified."""
         self.seen_note = ""

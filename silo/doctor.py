@@ -42,12 +42,12 @@ from privacy.gate import ConsentGate
 from privacy.journal import Journal
 from privacy.pki import Credentials, identity_of_certificate, load_audit_key
 from privacy.plan import RunPlan
+from privacy.protocol import PROTOCOL_VERSION, agreed, newer, spoken_instead
 from protos.medsilo.v1 import coordinator_pb2 as wire
 from silo.channel import channel_credentials, connect, open_channel
 from silo.config import SiloConfig
 from silo.plans import keep_plan, known_plan
 
-PROTOCOL_VERSION = 1
 ANSWER_SECONDS = 20
 LARGEST_SKEW_SECONDS = 60.0
 """Certificates are valid from five minutes before they are made; records' times are to be believed to a minute."""
@@ -230,18 +230,20 @@ def _ask(config: SiloConfig, credentials: Credentials | None, *, may_ask: bool) 
             gate = ConsentGate(file, config.coordinator_identity, withdrawal=config.withdrawal)
             door = Door(journal, identity=config.identity.uri, federation=config.federation, gate=gate)
             door.note("consent", consent=file.describe())
-            return _get_plan(config, credentials, door)
+            return _get_plan(config, credentials, door, PROTOCOL_VERSION)
     except JournalInUseError:
         return [good("asking", "not asked: `silo train` seems to run, and speaks to the coordinator itself")], None
     except MedsiloError as error:
         return [bad("asking", error)], None
 
 
-def _get_plan(config: SiloConfig, credentials: Credentials | None, door: Door) -> tuple[list[Finding], RunPlan | None]:
+def _get_plan(
+    config: SiloConfig, credentials: Credentials | None, door: Door, version: int
+) -> tuple[list[Finding], RunPlan | None]:
     peer = config.coordinator_identity
     call = Call(rpc="GetPlan", peer=peer.uri, peer_certificate_sha256="", purpose="silo doctor: asking for the plan")
     own = None if credentials is None else channel_credentials(credentials)
-    request = wire.GetPlanRequest(nonce=nonce(), silo=config.name, protocol_version=PROTOCOL_VERSION)
+    request = wire.GetPlanRequest(nonce=nonce(), silo=config.name, protocol_version=version)
     method = f"/{wire.DESCRIPTOR.services_by_name['CoordinatorService'].full_name}/GetPlan"
     try:
         with open_channel(config.coordinator.address, peer, own, proxy=config.proxy) as channel:
@@ -253,11 +255,14 @@ def _get_plan(config: SiloConfig, credentials: Credentials | None, door: Door) -
                 return [bad("asking", f"no answer within {ANSWER_SECONDS} s", "ask the coordinator's operator")], None
             except grpc.RpcError as error:
                 said = error.details() or error.code().name
+                if (older := spoken_instead(said)) is not None and older < version:
+                    return _get_plan(config, credentials, door, older)
                 if error.code() == grpc.StatusCode.UNAVAILABLE:
                     said += "; it may not accept this hospital's certificate (revoked?), or be restarting"
                 return [bad("asking", f"the coordinator answers: {said}", "ask the coordinator's operator")], None
             now = (sent + time.time()) / 2
             response = door.admit(answer, wire.GetPlanResponse, call)
+            agreed(response.protocol_version, "the coordinator", "this silo")
     finally:
         door.ended(call)
     shown = response.coordinator_certificate
@@ -265,7 +270,13 @@ def _get_plan(config: SiloConfig, credentials: Credentials | None, door: Door) -
         raise IdentityError(f"the coordinator shows the certificate of another party than {peer.uri}")
     plan = RunPlan.from_message(response.plan)
     keep_plan(config, plan)
-    return [good("asking", f"the coordinator leads run {plan.run}"), skew_finding(response.time_ms / 1000 - now)], plan
+    found = [good("asking", f"the coordinator leads run {plan.run}"), skew_finding(response.time_ms / 1000 - now)]
+    theirs = response.protocol_version or 1
+    if (hint := newer(theirs, "the coordinator", "this silo")) is not None:
+        found.append(notice("protocol", hint))
+    elif theirs < PROTOCOL_VERSION:
+        found.append(notice("protocol", f"the coordinator speaks version {theirs}, this silo {PROTOCOL_VERSION} too"))
+    return found, plan
 
 
 def _check_plan(config: SiloConfig, plan: RunPlan | None) -> list[Finding]:

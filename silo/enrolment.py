@@ -23,13 +23,13 @@ from privacy.invitation import Invitation, Statement
 from privacy.journal import Journal
 from privacy.pki import fingerprint, identity_of_certificate
 from privacy.plan import RunPlan
+from privacy.protocol import PROTOCOL_VERSION, agreed, spoken_instead
 from protos.medsilo.v1 import enrolment_pb2 as wire
 from silo.channel import open_channel, shown_certificates
 from silo.config import SiloConfig
 from silo.plans import keep_plan
 from silo.proxy import ProxyConfig
 
-PROTOCOL_VERSION = 1
 ANSWER_SECONDS = 60
 _METHOD = f"/{wire.DESCRIPTOR.services_by_name['EnrolmentService'].full_name}/Enrol"
 
@@ -77,20 +77,32 @@ def enrol(config: SiloConfig, invitation: Invitation, ca: bytes, audit_key: Ed25
         gate = ConsentGate(file, coordinator, withdrawal=config.withdrawal)
         door = Door(journal, identity=config.identity.uri, federation=config.federation, gate=gate)
         door.note("consent", consent=file.describe(), purpose="enrolment")
-        call = Call(rpc="Enrol", peer=coordinator.uri, peer_certificate_sha256="", purpose="asking for a certificate")
-        request = wire.EnrolRequest(
-            nonce=nonce(),
-            silo=config.name,
-            protocol_version=PROTOCOL_VERSION,
-            certificate_request=request_pem,
-            statement=to_message(Statement.sign(invitation, request_pem, audit_key)),
-            rotations=door.rotations(),
-        )
+
+        def ask(version: int) -> wire.EnrolResponse:
+            call = Call(
+                rpc="Enrol", peer=coordinator.uri, peer_certificate_sha256="", purpose="asking for a certificate"
+            )
+            request = wire.EnrolRequest(
+                nonce=nonce(),
+                silo=config.name,
+                protocol_version=version,
+                certificate_request=request_pem,
+                statement=to_message(Statement.sign(invitation, request_pem, audit_key)),
+                rotations=door.rotations(),
+            )
+            try:
+                (data,) = door.release([request], call)
+                return door.admit(_ask(invitation, ca, data, config.proxy), wire.EnrolResponse, call, durable=True)
+            finally:
+                door.ended(call)
+
         try:
-            (data,) = door.release([request], call)
-            answer = door.admit(_ask(invitation, ca, data, config.proxy), wire.EnrolResponse, call, durable=True)
-        finally:
-            door.ended(call)
+            answer = ask(PROTOCOL_VERSION)
+        except RefusedError as error:
+            if (version := spoken_instead(str(error))) is None:
+                raise
+            answer = ask(version)
+        agreed(answer.protocol_version, "the coordinator", "this silo")
         if identity_of_certificate(answer.coordinator_certificate, ca) != coordinator:
             raise IdentityError(f"the answer shows the certificate of another party than {coordinator.uri}")
         if identity_of_certificate(answer.certificate, ca) != config.identity:

@@ -23,6 +23,7 @@ from privacy.exposure import Exposure, attribute, field_exposure
 from privacy.kept_releases import KeptReleases
 from privacy.ledger import Ledger, Subject
 from privacy.plan import RunPlan
+from privacy.protocol import PROTOCOL_VERSION
 from protos.medsilo.v1 import coordinator_pb2 as wire
 from silo.account import budget_of, check_promise, metrics_budget_of
 from silo.config import SiloConfig
@@ -171,6 +172,7 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
         plan_sha256=plan.sha256,
         wait_seconds=WAIT_SECONDS,
         holds_model=True,
+        protocol_version=PROTOCOL_VERSION,
     )
     leaving = method.uploads | {Exposure.MASKED_UPDATE}
     other_rounds = tuple(exposure for exposure in plan.required if exposure in leaving - set(classes))
@@ -249,6 +251,7 @@ def _messages(silo: str, plan: RunPlan, payload: Payload) -> Iterable[wire.Submi
             plan_sha256=plan.sha256,
             parts=manifest(payload),
             roster_sha256=bytes(32) if Exposure.MASKED_UPDATE in payload else b"",
+            protocol_version=PROTOCOL_VERSION,
         )
     )
     for exposure, part in payload.items():

@@ -35,13 +35,13 @@ from privacy.errors import IdentityError, MedsiloError, ReceiptError, RefusedErr
 from privacy.mask_keys import CertifiedKey
 from privacy.pki import Credentials, fingerprint
 from privacy.plan import RunPlan
+from privacy.protocol import OLDEST_VERSION, PROTOCOL_VERSION, agreed, newer, spoken_instead
 from privacy.revocation import LiveCredentials
 from protos.medsilo.v1 import coordinator_pb2 as wire
 from silo.channel import channel_credentials, open_channel
 from silo.config import SiloConfig
 from silo.proxy import proxies_in_environment
 
-PROTOCOL_VERSION = 1
 WAIT_SECONDS = 50
 ANSWER_SECONDS = 60
 STALLED_SECONDS: float = 600
@@ -125,10 +125,16 @@ class Uplink:
             call.cancel()
 
     def get_plan(self) -> RunPlan:
-        """The coordinator's plan; raises ``IdentityError`` if the answer is not the configured coordinator's."""
+        """The coordinator's plan; from then on its protocol version is spoken with it, if that is the older one.
 
-        def ask(attempt: int) -> RunPlan:
-            request = wire.GetPlanRequest(nonce=nonce(), silo=self._config.name, protocol_version=PROTOCOL_VERSION)
+        Raises ``IdentityError`` if the answer is not the configured coordinator's, ``RefusedError`` if it speaks no
+        version that this silo works with.
+        """
+        correspondence = self._door.correspondence(self._peer)
+        correspondence.version = OLDEST_VERSION
+
+        def ask(version: int, attempt: int) -> RunPlan:
+            request = wire.GetPlanRequest(nonce=nonce(), silo=self._config.name, protocol_version=version)
             with self._calling("GetPlan", attempt, "asking for the run's plan") as call:
                 response = self._door.admit(self._unary(request, call), wire.GetPlanResponse, call)
             if self._credentials is not None:
@@ -139,13 +145,22 @@ class Uplink:
                         f"party than {self._config.coordinator_identity.uri}"
                     )
                 self._peer_certificate_sha256 = fingerprint(certificate)
+            correspondence.version = agreed(response.protocol_version, "the coordinator", "this silo")
+            if (hint := newer(response.protocol_version, "the coordinator", "this silo")) is not None:
+                self._notice(hint)
             plan = RunPlan.from_message(response.plan)
             if plan.coordinator_identity != self._config.coordinator_identity:
                 raise RefusedError(f"the plan names {plan.coordinator_identity.uri} as its coordinator")
             self._door.enrol(self._peer, response.coordinator_audit_key, response.rotations)
             return plan
 
-        return self._persistently(ask)
+        try:
+            return self._persistently(partial(ask, PROTOCOL_VERSION))
+        except RefusedError as error:
+            if (version := spoken_instead(str(error))) is None:
+                raise
+            self._notice(f"the coordinator speaks protocol version {version}, so this silo does; it can be upgraded")
+        return self._persistently(partial(ask, version))
 
     def answer(self, plan: RunPlan, missing: Missing | None, *, synthetic: bool = False) -> None:
         """Tells the coordinator yes, or no and what the consent lacks; and whether the images are synthetic."""
@@ -166,6 +181,7 @@ class Uplink:
                     synthetic=synthetic,
                     rotations=self._door.rotations(),
                     seen=self._door.correspondence(self._peer).seen.size,
+                    protocol_version=PROTOCOL_VERSION,
                 )
                 self._door.admit(self._unary(request, call), wire.JoinResponse, call)
                 self._door.check_receipt(call)
@@ -200,6 +216,7 @@ class Uplink:
                     plan_sha256=plan_sha256,
                     statement=to_message(tombstone),
                     seen=self._door.correspondence(self._peer).seen.size,
+                    protocol_version=PROTOCOL_VERSION,
                 )
                 answer = self._unary(request, call, seconds=seconds)
                 self._door.admit(answer, wire.WithdrawResponse, call, durable=True)
@@ -229,6 +246,7 @@ class Uplink:
                     holds_model=holds_model,
                     attestation=self._door.attest(self._peer),
                     mask_key=None if mask_key is None else mask_key.to_message(),
+                    protocol_version=PROTOCOL_VERSION,
                 )
                 data = self._release(request, call)
                 stream = self._begin(self._channel.unary_stream(f"/{_SERVICE}/GetTask")(data, wait_for_ready=False))
@@ -271,6 +289,7 @@ class Uplink:
                         parts=manifest(payload),
                         attestation=self._door.attest(self._peer),
                         roster_sha256=roster_sha256,
+                        protocol_version=PROTOCOL_VERSION,
                     )
                 )
                 failure: list[Exception] = []
@@ -309,6 +328,7 @@ class Uplink:
                 plan_sha256=plan_sha256,
                 seen=self._door.correspondence(self._peer).seen.size,
                 attestation=self._door.attest(self._peer) if in_step and self._in_step else None,
+                protocol_version=PROTOCOL_VERSION,
             )
             answer = self._unary(request, call, seconds=seconds)
             self._door.admit(answer, wire.AttestResponse, call, durable=True)

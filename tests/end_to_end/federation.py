@@ -94,6 +94,8 @@ class Federation:
         self.insecure = insecure
         self.exposures = list(exposures)
         self.processes: list[Process] = []
+        self.trees: dict[str, Path] = {}
+        """Parties whose daemon is of another release: the folder that has its packages."""
         self._doors: dict[str, Door] = {}
         first = self.shards[0]
         settings: dict[str, Any] = {
@@ -185,7 +187,8 @@ class Federation:
     def start(self, *command: str, prefix: Sequence[str] = ()) -> Process:
         """Starts a console script, which speaks into its configuration's log. ``prefix``: a command that runs it."""
         log = self.log(command[-1])
-        if self.forked and (not prefix or prefix[0] in ("deadly", "hosted")):
+        tree = self.trees.get(Path(command[-1]).stem)
+        if self.forked and tree is None and (not prefix or prefix[0] in ("deadly", "hosted")):
             self.processes.append(Forked([*prefix, *command], self.folder, log))
             return self.processes[-1]
         with log.open("ab") as file:
@@ -194,7 +197,7 @@ class Federation:
                 cwd=self.folder,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", **({} if tree is None else {"PYTHONPATH": str(tree)})},
                 start_new_session=True,
             )
         self.processes.append(process)

@@ -102,11 +102,6 @@ def test_hand_made_messages_are_refused_in_words_and_nothing_is_stored(running: 
             grpc.StatusCode.INVALID_ARGUMENT,
             ("Join",),
         ),
-        "another protocol version": (
-            lambda: client.unary("GetPlan", wire.GetPlanRequest(nonce=nonce(), silo="hospital1", protocol_version=9)),
-            grpc.StatusCode.INVALID_ARGUMENT,
-            ("version 1", "version 9"),
-        ),
         "hospital 2's certificate claiming to be hospital 3": (
             RawClient(running, "hospital2", claims="hospital3").get_plan,
             grpc.StatusCode.PERMISSION_DENIED,

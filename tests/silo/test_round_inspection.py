@@ -26,6 +26,7 @@ from privacy.exposure import Exposure
 from privacy.gate import ConsentGate, PlanGate
 from privacy.journal import Journal, read_records
 from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from privacy.protocol import PROTOCOL_VERSION
 from protos.medsilo.v1 import coordinator_pb2 as wire
 from silo.config import SiloConfig
 from silo.inspection import Inspection, inspect
@@ -87,10 +88,17 @@ def really_sent(folder: Path, config: SiloConfig, plan: RunPlan) -> tuple[int, d
     consent = ConsentFile.read(config.consent)
     if Exposure.LOCAL_METRICS in set(plan.optional) & consent.consent.classes:
         payload[Exposure.LOCAL_METRICS] = Part.of({spec.name: torch.rand(()) for spec in local_metrics(plan)})
-    header = wire.Update(nonce=nonce(), silo="hospital1", plan_sha256=plan.sha256, parts=manifest(payload))
+    header = wire.Update(
+        nonce=nonce(),
+        silo="hospital1",
+        plan_sha256=plan.sha256,
+        parts=manifest(payload),
+        protocol_version=PROTOCOL_VERSION,
+    )
     gate = ConsentGate(consent, plan.coordinator_identity, plan)
     with Journal(folder / "journal", key=Ed25519PrivateKey.generate(), origin="o") as journal:
         door = Door(journal, identity="i", federation="test", gate=gate)
+        door.correspondence("p").version = PROTOCOL_VERSION
         sent = list(send(door, Call("SubmitUpdate", "p", "", "t"), wire.SubmitUpdateRequest(update=header), payload))
         records = [record for record in read_records(journal.directory) if record["kind"] == "message"]
     assert [record["length"] for record in records] == [len(data) for data in sent]

@@ -28,7 +28,7 @@ from protos.medsilo.v1 import plan_pb2 as medsilo_dot_v1_dot_plan__pb2
 from protos.medsilo.v1 import tensor_pb2 as medsilo_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cmedsilo/v1/coordinator.proto\x12\nmedsilo.v1\x1a\x19medsilo/v1/exposure.proto\x1a\x18medsilo/v1/journal.proto\x1a\x15medsilo/v1/plan.proto\x1a\x17medsilo/v1/tensor.proto\"Y\n\x0eGetPlanRequest\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x12\n\x04silo\x18\x02 \x01(\tB\x04\xf0\xb2\x19\x02\x12\x1e\n\x10protocol_version\x18\x03 \x01(\rB\x04\xf0\xb2\x19\x01\"\xe1\x01\n\x0fGetPlanResponse\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\'\n\x04plan\x18\x02 \x01(\x0b\x32\x13.medsilo.v1.RunPlanB\x04\xf0\xb2\x19\x01\x12%\n\x17\x63oordinator_certificate\x18\x03 \x01(\x0c\x42\x04\xf0\xb2\x19\x02\x12#\n\x15\x63oordinator_audit_key\x18\x04 \x01(\x0c\x42\x04\xf0\xb2\x19\x02\x12-\n\trotations\x18\x05 \x03(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x02\x12\x15\n\x07time_ms\x18\x06 \x01(\x04\x42\x04\xf0\xb2\x19\x01\"\x90\x03\n\x0bJoinRequest\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x12\n\x04silo\x18\x02 \x01(\tB\x04\xf0\xb2\x19\x02\x12\x19\n\x0bplan_sha256\x18\x03 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x17\n\taudit_key\x18\x04 \x01(\x0c\x42\x04\xf0\xb2\x19\x02\x12\x16\n\x08\x61\x63\x63\x65pted\x18\x05 \x01(\x08\x42\x04\xf0\xb2\x19\x01\x12\x38\n\x0fmissing_classes\x18\x06 \x03(\x0e\x32\x19.medsilo.v1.ExposureClassB\x04\xf0\xb2\x19\x01\x12\x1c\n\x0emissing_method\x18\x07 \x01(\x08\x42\x04\xf0\xb2\x19\x01\x12\x1c\n\x0emissing_rounds\x18\x08 \x01(\x08\x42\x04\xf0\xb2\x19\x01\x12-\n\trotations\x18\t \x03(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x02\x12\x12\n\x04seen\x18\n \x01(\x04\x42\x04\xf0\xb2\x19\x01\x12\x17\n\tsynthetic\x18\x0b \x01(\x08\x42\x04\xf0\xb2\x19\x01\x12\x1d\n\x0fmissing_privacy\x18\x0c \x01(\x08\x42\x04\xf0\xb2\x19\x01\x12\x1b\n\rmissing_masks\x18\r \x01(\x08\x42\x04\xf0\xb2\x19\x01\"i\n\x0cJoinResponse\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x13\n\x05round\x18\x02 \x01(\rB\x04\xf0\xb2\x19\x01\x12/\n\x0b\x61ttestation\x18\x03 \x01(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x01\"\x98\x01\n\x0fWithdrawRequest\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x12\n\x04silo\x18\x02 \x01(\tB\x04\xf0\xb2\x19\x02\x12\x19\n\x0bplan_sha256\x18\x03 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12-\n\tstatement\x18\x04 \x01(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x01\x12\x12\n\x04seen\x18\x05 \x01(\x04\x42\x04\xf0\xb2\x19\x01\"X\n\x10WithdrawResponse\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12/\n\x0b\x61ttestation\x18\x02 \x01(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x01\"\xe9\x01\n\x0eGetTaskRequest\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x12\n\x04silo\x18\x02 \x01(\tB\x04\xf0\xb2\x19\x02\x12\x19\n\x0bplan_sha256\x18\x03 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x1a\n\x0cwait_seconds\x18\x04 \x01(\rB\x04\xf0\xb2\x19\x01\x12\x19\n\x0bholds_model\x18\x05 \x01(\x08\x42\x04\xf0\xb2\x19\x01\x12/\n\x0b\x61ttestation\x18\x06 \x01(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x01\x12+\n\x08mask_key\x18\x07 \x01(\x0b\x32\x13.medsilo.v1.MaskKeyB\x04\xf0\xb2\x19\x02\"\xe5\x01\n\x04Task\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12(\n\x04kind\x18\x02 \x01(\x0e\x32\x14.medsilo.v1.TaskKindB\x04\xf0\xb2\x19\x01\x12\x13\n\x05round\x18\x03 \x01(\rB\x04\xf0\xb2\x19\x01\x12-\n\x05parts\x18\x04 \x03(\x0b\x32\x18.medsilo.v1.PartManifestB\x04\xf0\xb2\x19\x01\x12/\n\x0b\x61ttestation\x18\x05 \x01(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x01\x12)\n\x06roster\x18\x06 \x03(\x0b\x32\x13.medsilo.v1.MaskKeyB\x04\xf0\xb2\x19\x02\"r\n\x0fGetTaskResponse\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x10.medsilo.v1.TaskB\x04\xf0\xb2\x19\x01H\x00\x12.\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x17.medsilo.v1.TensorChunkB\x04\xf0\xb2\x19\x01H\x00\x42\x07\n\x05\x66rame\"\xde\x01\n\x06Update\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x12\n\x04silo\x18\x02 \x01(\tB\x04\xf0\xb2\x19\x02\x12\x19\n\x0bplan_sha256\x18\x03 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x13\n\x05round\x18\x04 \x01(\rB\x04\xf0\xb2\x19\x01\x12-\n\x05parts\x18\x05 \x03(\x0b\x32\x18.medsilo.v1.PartManifestB\x04\xf0\xb2\x19\x01\x12/\n\x0b\x61ttestation\x18\x06 \x01(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x01\x12\x1b\n\rroster_sha256\x18\x07 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\"z\n\x13SubmitUpdateRequest\x12*\n\x06update\x18\x01 \x01(\x0b\x32\x12.medsilo.v1.UpdateB\x04\xf0\xb2\x19\x01H\x00\x12.\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x17.medsilo.v1.TensorChunkB\x04\xf0\xb2\x19\x01H\x00\x42\x07\n\x05\x66rame\"\x9f\x01\n\x14SubmitUpdateResponse\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12/\n\x0b\x61ttestation\x18\x02 \x01(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x01\x12\x16\n\x08repeated\x18\x03 \x01(\x08\x42\x04\xf0\xb2\x19\x01\x12)\n\x05\x66irst\x18\x04 \x01(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x01\"\x98\x01\n\rAttestRequest\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x12\n\x04silo\x18\x02 \x01(\tB\x04\xf0\xb2\x19\x02\x12\x19\n\x0bplan_sha256\x18\x03 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x12\n\x04seen\x18\x04 \x01(\x04\x42\x04\xf0\xb2\x19\x01\x12/\n\x0b\x61ttestation\x18\x05 \x01(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x01\"V\n\x0e\x41ttestResponse\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12/\n\x0b\x61ttestation\x18\x02 \x01(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x01*x\n\x08TaskKind\x12\x19\n\x15TASK_KIND_UNSPECIFIED\x10\x00\x12\x12\n\x0eTASK_KIND_WAIT\x10\x01\x12\x13\n\x0fTASK_KIND_TRAIN\x10\x02\x12\x14\n\x10TASK_KIND_FINISH\x10\x03\x12\x12\n\x0eTASK_KIND_MASK\x10\x04\x32\xb6\x03\n\x12\x43oordinatorService\x12\x42\n\x07GetPlan\x12\x1a.medsilo.v1.GetPlanRequest\x1a\x1b.medsilo.v1.GetPlanResponse\x12\x39\n\x04Join\x12\x17.medsilo.v1.JoinRequest\x1a\x18.medsilo.v1.JoinResponse\x12\x45\n\x08Withdraw\x12\x1b.medsilo.v1.WithdrawRequest\x1a\x1c.medsilo.v1.WithdrawResponse\x12\x44\n\x07GetTask\x12\x1a.medsilo.v1.GetTaskRequest\x1a\x1b.medsilo.v1.GetTaskResponse0\x01\x12S\n\x0cSubmitUpdate\x12\x1f.medsilo.v1.SubmitUpdateRequest\x1a .medsilo.v1.SubmitUpdateResponse(\x01\x12?\n\x06\x41ttest\x12\x19.medsilo.v1.AttestRequest\x1a\x1a.medsilo.v1.AttestResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cmedsilo/v1/coordinator.proto\x12\nmedsilo.v1\x1a\x19medsilo/v1/exposure.proto\x1a\x18medsilo/v1/journal.proto\x1a\x15medsilo/v1/plan.proto\x1a\x17medsilo/v1/tensor.proto\"Y\n\x0eGetPlanRequest\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x12\n\x04silo\x18\x02 \x01(\tB\x04\xf0\xb2\x19\x02\x12\x1e\n\x10protocol_version\x18\x03 \x01(\rB\x04\xf0\xb2\x19\x01\"\x85\x02\n\x0fGetPlanResponse\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\'\n\x04plan\x18\x02 \x01(\x0b\x32\x13.medsilo.v1.RunPlanB\x04\xf0\xb2\x19\x01\x12%\n\x17\x63oordinator_certificate\x18\x03 \x01(\x0c\x42\x04\xf0\xb2\x19\x02\x12#\n\x15\x63oordinator_audit_key\x18\x04 \x01(\x0c\x42\x04\xf0\xb2\x19\x02\x12-\n\trotations\x18\x05 \x03(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x02\x12\x15\n\x07time_ms\x18\x06 \x01(\x04\x42\x04\xf0\xb2\x19\x01\x12\"\n\x10protocol_version\x18\x07 \x01(\rB\x08\xf0\xb2\x19\x01\xf8\xb2\x19\x02\"\xb4\x03\n\x0bJoinRequest\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x12\n\x04silo\x18\x02 \x01(\tB\x04\xf0\xb2\x19\x02\x12\x19\n\x0bplan_sha256\x18\x03 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x17\n\taudit_key\x18\x04 \x01(\x0c\x42\x04\xf0\xb2\x19\x02\x12\x16\n\x08\x61\x63\x63\x65pted\x18\x05 \x01(\x08\x42\x04\xf0\xb2\x19\x01\x12\x38\n\x0fmissing_classes\x18\x06 \x03(\x0e\x32\x19.medsilo.v1.ExposureClassB\x04\xf0\xb2\x19\x01\x12\x1c\n\x0emissing_method\x18\x07 \x01(\x08\x42\x04\xf0\xb2\x19\x01\x12\x1c\n\x0emissing_rounds\x18\x08 \x01(\x08\x42\x04\xf0\xb2\x19\x01\x12-\n\trotations\x18\t \x03(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x02\x12\x12\n\x04seen\x18\n \x01(\x04\x42\x04\xf0\xb2\x19\x01\x12\x17\n\tsynthetic\x18\x0b \x01(\x08\x42\x04\xf0\xb2\x19\x01\x12\x1d\n\x0fmissing_privacy\x18\x0c \x01(\x08\x42\x04\xf0\xb2\x19\x01\x12\x1b\n\rmissing_masks\x18\r \x01(\x08\x42\x04\xf0\xb2\x19\x01\x12\"\n\x10protocol_version\x18\x0e \x01(\rB\x08\xf0\xb2\x19\x01\xf8\xb2\x19\x02\"i\n\x0cJoinResponse\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x13\n\x05round\x18\x02 \x01(\rB\x04\xf0\xb2\x19\x01\x12/\n\x0b\x61ttestation\x18\x03 \x01(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x01\"\xbc\x01\n\x0fWithdrawRequest\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x12\n\x04silo\x18\x02 \x01(\tB\x04\xf0\xb2\x19\x02\x12\x19\n\x0bplan_sha256\x18\x03 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12-\n\tstatement\x18\x04 \x01(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x01\x12\x12\n\x04seen\x18\x05 \x01(\x04\x42\x04\xf0\xb2\x19\x01\x12\"\n\x10protocol_version\x18\x06 \x01(\rB\x08\xf0\xb2\x19\x01\xf8\xb2\x19\x02\"X\n\x10WithdrawResponse\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12/\n\x0b\x61ttestation\x18\x02 \x01(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x01\"\x8d\x02\n\x0eGetTaskRequest\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x12\n\x04silo\x18\x02 \x01(\tB\x04\xf0\xb2\x19\x02\x12\x19\n\x0bplan_sha256\x18\x03 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x1a\n\x0cwait_seconds\x18\x04 \x01(\rB\x04\xf0\xb2\x19\x01\x12\x19\n\x0bholds_model\x18\x05 \x01(\x08\x42\x04\xf0\xb2\x19\x01\x12/\n\x0b\x61ttestation\x18\x06 \x01(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x01\x12+\n\x08mask_key\x18\x07 \x01(\x0b\x32\x13.medsilo.v1.MaskKeyB\x04\xf0\xb2\x19\x02\x12\"\n\x10protocol_version\x18\x08 \x01(\rB\x08\xf0\xb2\x19\x01\xf8\xb2\x19\x02\"\xe5\x01\n\x04Task\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12(\n\x04kind\x18\x02 \x01(\x0e\x32\x14.medsilo.v1.TaskKindB\x04\xf0\xb2\x19\x01\x12\x13\n\x05round\x18\x03 \x01(\rB\x04\xf0\xb2\x19\x01\x12-\n\x05parts\x18\x04 \x03(\x0b\x32\x18.medsilo.v1.PartManifestB\x04\xf0\xb2\x19\x01\x12/\n\x0b\x61ttestation\x18\x05 \x01(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x01\x12)\n\x06roster\x18\x06 \x03(\x0b\x32\x13.medsilo.v1.MaskKeyB\x04\xf0\xb2\x19\x02\"r\n\x0fGetTaskResponse\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x10.medsilo.v1.TaskB\x04\xf0\xb2\x19\x01H\x00\x12.\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x17.medsilo.v1.TensorChunkB\x04\xf0\xb2\x19\x01H\x00\x42\x07\n\x05\x66rame\"\x82\x02\n\x06Update\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x12\n\x04silo\x18\x02 \x01(\tB\x04\xf0\xb2\x19\x02\x12\x19\n\x0bplan_sha256\x18\x03 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x13\n\x05round\x18\x04 \x01(\rB\x04\xf0\xb2\x19\x01\x12-\n\x05parts\x18\x05 \x03(\x0b\x32\x18.medsilo.v1.PartManifestB\x04\xf0\xb2\x19\x01\x12/\n\x0b\x61ttestation\x18\x06 \x01(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x01\x12\x1b\n\rroster_sha256\x18\x07 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\"\n\x10protocol_version\x18\x08 \x01(\rB\x08\xf0\xb2\x19\x01\xf8\xb2\x19\x02\"z\n\x13SubmitUpdateRequest\x12*\n\x06update\x18\x01 \x01(\x0b\x32\x12.medsilo.v1.UpdateB\x04\xf0\xb2\x19\x01H\x00\x12.\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x17.medsilo.v1.TensorChunkB\x04\xf0\xb2\x19\x01H\x00\x42\x07\n\x05\x66rame\"\x9f\x01\n\x14SubmitUpdateResponse\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12/\n\x0b\x61ttestation\x18\x02 \x01(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x01\x12\x16\n\x08repeated\x18\x03 \x01(\x08\x42\x04\xf0\xb2\x19\x01\x12)\n\x05\x66irst\x18\x04 \x01(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x01\"\xbc\x01\n\rAttestRequest\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x12\n\x04silo\x18\x02 \x01(\tB\x04\xf0\xb2\x19\x02\x12\x19\n\x0bplan_sha256\x18\x03 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x12\n\x04seen\x18\x04 \x01(\x04\x42\x04\xf0\xb2\x19\x01\x12/\n\x0b\x61ttestation\x18\x05 \x01(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x01\x12\"\n\x10protocol_version\x18\x06 \x01(\rB\x08\xf0\xb2\x19\x01\xf8\xb2\x19\x02\"V\n\x0e\x41ttestResponse\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12/\n\x0b\x61ttestation\x18\x02 \x01(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x01*x\n\x08TaskKind\x12\x19\n\x15TASK_KIND_UNSPECIFIED\x10\x00\x12\x12\n\x0eTASK_KIND_WAIT\x10\x01\x12\x13\n\x0fTASK_KIND_TRAIN\x10\x02\x12\x14\n\x10TASK_KIND_FINISH\x10\x03\x12\x12\n\x0eTASK_KIND_MASK\x10\x04\x32\xb6\x03\n\x12\x43oordinatorService\x12\x42\n\x07GetPlan\x12\x1a.medsilo.v1.GetPlanRequest\x1a\x1b.medsilo.v1.GetPlanResponse\x12\x39\n\x04Join\x12\x17.medsilo.v1.JoinRequest\x1a\x18.medsilo.v1.JoinResponse\x12\x45\n\x08Withdraw\x12\x1b.medsilo.v1.WithdrawRequest\x1a\x1c.medsilo.v1.WithdrawResponse\x12\x44\n\x07GetTask\x12\x1a.medsilo.v1.GetTaskRequest\x1a\x1b.medsilo.v1.GetTaskResponse0\x01\x12S\n\x0cSubmitUpdate\x12\x1f.medsilo.v1.SubmitUpdateRequest\x1a .medsilo.v1.SubmitUpdateResponse(\x01\x12?\n\x06\x41ttest\x12\x19.medsilo.v1.AttestRequest\x1a\x1a.medsilo.v1.AttestResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -53,6 +53,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETPLANRESPONSE'].fields_by_name['rotations']._serialized_options = b'\360\262\031\002'
   _globals['_GETPLANRESPONSE'].fields_by_name['time_ms']._loaded_options = None
   _globals['_GETPLANRESPONSE'].fields_by_name['time_ms']._serialized_options = b'\360\262\031\001'
+  _globals['_GETPLANRESPONSE'].fields_by_name['protocol_version']._loaded_options = None
+  _globals['_GETPLANRESPONSE'].fields_by_name['protocol_version']._serialized_options = b'\360\262\031\001\370\262\031\002'
   _globals['_JOINREQUEST'].fields_by_name['nonce']._loaded_options = None
   _globals['_JOINREQUEST'].fields_by_name['nonce']._serialized_options = b'\360\262\031\001'
   _globals['_JOINREQUEST'].fields_by_name['silo']._loaded_options = None
@@ -79,6 +81,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOINREQUEST'].fields_by_name['missing_privacy']._serialized_options = b'\360\262\031\001'
   _globals['_JOINREQUEST'].fields_by_name['missing_masks']._loaded_options = None
   _globals['_JOINREQUEST'].fields_by_name['missing_masks']._serialized_options = b'\360\262\031\001'
+  _globals['_JOINREQUEST'].fields_by_name['protocol_version']._loaded_options = None
+  _globals['_JOINREQUEST'].fields_by_name['protocol_version']._serialized_options = b'\360\262\031\001\370\262\031\002'
   _globals['_JOINRESPONSE'].fields_by_name['nonce']._loaded_options = None
   _globals['_JOINRESPONSE'].fields_by_name['nonce']._serialized_options = b'\360\262\031\001'
   _globals['_JOINRESPONSE'].fields_by_name['round']._loaded_options = None
@@ -95,6 +99,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WITHDRAWREQUEST'].fields_by_name['statement']._serialized_options = b'\360\262\031\001'
   _globals['_WITHDRAWREQUEST'].fields_by_name['seen']._loaded_options = None
   _globals['_WITHDRAWREQUEST'].fields_by_name['seen']._serialized_options = b'\360\262\031\001'
+  _globals['_WITHDRAWREQUEST'].fields_by_name['protocol_version']._loaded_options = None
+  _globals['_WITHDRAWREQUEST'].fields_by_name['protocol_version']._serialized_options = b'\360\262\031\001\370\262\031\002'
   _globals['_WITHDRAWRESPONSE'].fields_by_name['nonce']._loaded_options = None
   _globals['_WITHDRAWRESPONSE'].fields_by_name['nonce']._serialized_options = b'\360\262\031\001'
   _globals['_WITHDRAWRESPONSE'].fields_by_name['attestation']._loaded_options = None
@@ -113,6 +119,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETTASKREQUEST'].fields_by_name['attestation']._serialized_options = b'\360\262\031\001'
   _globals['_GETTASKREQUEST'].fields_by_name['mask_key']._loaded_options = None
   _globals['_GETTASKREQUEST'].fields_by_name['mask_key']._serialized_options = b'\360\262\031\002'
+  _globals['_GETTASKREQUEST'].fields_by_name['protocol_version']._loaded_options = None
+  _globals['_GETTASKREQUEST'].fields_by_name['protocol_version']._serialized_options = b'\360\262\031\001\370\262\031\002'
   _globals['_TASK'].fields_by_name['nonce']._loaded_options = None
   _globals['_TASK'].fields_by_name['nonce']._serialized_options = b'\360\262\031\001'
   _globals['_TASK'].fields_by_name['kind']._loaded_options = None
@@ -143,6 +151,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UPDATE'].fields_by_name['attestation']._serialized_options = b'\360\262\031\001'
   _globals['_UPDATE'].fields_by_name['roster_sha256']._loaded_options = None
   _globals['_UPDATE'].fields_by_name['roster_sha256']._serialized_options = b'\360\262\031\001'
+  _globals['_UPDATE'].fields_by_name['protocol_version']._loaded_options = None
+  _globals['_UPDATE'].fields_by_name['protocol_version']._serialized_options = b'\360\262\031\001\370\262\031\002'
   _globals['_SUBMITUPDATEREQUEST'].fields_by_name['update']._loaded_options = None
   _globals['_SUBMITUPDATEREQUEST'].fields_by_name['update']._serialized_options = b'\360\262\031\001'
   _globals['_SUBMITUPDATEREQUEST'].fields_by_name['chunk']._loaded_options = None
@@ -165,40 +175,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ATTESTREQUEST'].fields_by_name['seen']._serialized_options = b'\360\262\031\001'
   _globals['_ATTESTREQUEST'].fields_by_name['attestation']._loaded_options = None
   _globals['_ATTESTREQUEST'].fields_by_name['attestation']._serialized_options = b'\360\262\031\001'
+  _globals['_ATTESTREQUEST'].fields_by_name['protocol_version']._loaded_options = None
+  _globals['_ATTESTREQUEST'].fields_by_name['protocol_version']._serialized_options = b'\360\262\031\001\370\262\031\002'
   _globals['_ATTESTRESPONSE'].fields_by_name['nonce']._loaded_options = None
   _globals['_ATTESTRESPONSE'].fields_by_name['nonce']._serialized_options = b'\360\262\031\001'
   _globals['_ATTESTRESPONSE'].fields_by_name['attestation']._loaded_options = None
   _globals['_ATTESTRESPONSE'].fields_by_name['attestation']._serialized_options = b'\360\262\031\001'
-  _globals['_TASKKIND']._serialized_start=2557
-  _globals['_TASKKIND']._serialized_end=2677
+  _globals['_TASKKIND']._serialized_start=2773
+  _globals['_TASKKIND']._serialized_end=2893
   _globals['_GETPLANREQUEST']._serialized_start=145
   _globals['_GETPLANREQUEST']._serialized_end=234
   _globals['_GETPLANRESPONSE']._serialized_start=237
-  _globals['_GETPLANRESPONSE']._serialized_end=462
-  _globals['_JOINREQUEST']._serialized_start=465
-  _globals['_JOINREQUEST']._serialized_end=865
-  _globals['_JOINRESPONSE']._serialized_start=867
-  _globals['_JOINRESPONSE']._serialized_end=972
-  _globals['_WITHDRAWREQUEST']._serialized_start=975
-  _globals['_WITHDRAWREQUEST']._serialized_end=1127
-  _globals['_WITHDRAWRESPONSE']._serialized_start=1129
-  _globals['_WITHDRAWRESPONSE']._serialized_end=1217
-  _globals['_GETTASKREQUEST']._serialized_start=1220
-  _globals['_GETTASKREQUEST']._serialized_end=1453
-  _globals['_TASK']._serialized_start=1456
-  _globals['_TASK']._serialized_end=1685
-  _globals['_GETTASKRESPONSE']._serialized_start=1687
-  _globals['_GETTASKRESPONSE']._serialized_end=1801
-  _globals['_UPDATE']._serialized_start=1804
-  _globals['_UPDATE']._serialized_end=2026
-  _globals['_SUBMITUPDATEREQUEST']._serialized_start=2028
-  _globals['_SUBMITUPDATEREQUEST']._serialized_end=2150
-  _globals['_SUBMITUPDATERESPONSE']._serialized_start=2153
-  _globals['_SUBMITUPDATERESPONSE']._serialized_end=2312
-  _globals['_ATTESTREQUEST']._serialized_start=2315
-  _globals['_ATTESTREQUEST']._serialized_end=2467
-  _globals['_ATTESTRESPONSE']._serialized_start=2469
-  _globals['_ATTESTRESPONSE']._serialized_end=2555
-  _globals['_COORDINATORSERVICE']._serialized_start=2680
-  _globals['_COORDINATORSERVICE']._serialized_end=3118
+  _globals['_GETPLANRESPONSE']._serialized_end=498
+  _globals['_JOINREQUEST']._serialized_start=501
+  _globals['_JOINREQUEST']._serialized_end=937
+  _globals['_JOINRESPONSE']._serialized_start=939
+  _globals['_JOINRESPONSE']._serialized_end=1044
+  _globals['_WITHDRAWREQUEST']._serialized_start=1047
+  _globals['_WITHDRAWREQUEST']._serialized_end=1235
+  _globals['_WITHDRAWRESPONSE']._serialized_start=1237
+  _globals['_WITHDRAWRESPONSE']._serialized_end=1325
+  _globals['_GETTASKREQUEST']._serialized_start=1328
+  _globals['_GETTASKREQUEST']._serialized_end=1597
+  _globals['_TASK']._serialized_start=1600
+  _globals['_TASK']._serialized_end=1829
+  _globals['_GETTASKRESPONSE']._serialized_start=1831
+  _globals['_GETTASKRESPONSE']._serialized_end=1945
+  _globals['_UPDATE']._serialized_start=1948
+  _globals['_UPDATE']._serialized_end=2206
+  _globals['_SUBMITUPDATEREQUEST']._serialized_start=2208
+  _globals['_SUBMITUPDATEREQUEST']._serialized_end=2330
+  _globals['_SUBMITUPDATERESPONSE']._serialized_start=2333
+  _globals['_SUBMITUPDATERESPONSE']._serialized_end=2492
+  _globals['_ATTESTREQUEST']._serialized_start=2495
+  _globals['_ATTESTREQUEST']._serialized_end=2683
+  _globals['_ATTESTRESPONSE']._serialized_start=2685
+  _globals['_ATTESTRESPONSE']._serialized_end=2771
+  _globals['_COORDINATORSERVICE']._serialized_start=2896
+  _globals['_COORDINATORSERVICE']._serialized_end=3334
 # @@protoc_insertion_point(module_scope)

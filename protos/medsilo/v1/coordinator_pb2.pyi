@@ -35,23 +35,25 @@ class GetPlanRequest(_message.Message):
     def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class GetPlanResponse(_message.Message):
-    __slots__ = ("nonce", "plan", "coordinator_certificate", "coordinator_audit_key", "rotations", "time_ms")
+    __slots__ = ("nonce", "plan", "coordinator_certificate", "coordinator_audit_key", "rotations", "time_ms", "protocol_version")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_AUDIT_KEY_FIELD_NUMBER: _ClassVar[int]
     ROTATIONS_FIELD_NUMBER: _ClassVar[int]
     TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     plan: _plan_pb2.RunPlan
     coordinator_certificate: bytes
     coordinator_audit_key: bytes
     rotations: _containers.RepeatedCompositeFieldContainer[_journal_pb2.Envelope]
     time_ms: int
-    def __init__(self, nonce: _Optional[bytes] = ..., plan: _Optional[_Union[_plan_pb2.RunPlan, _Mapping]] = ..., coordinator_certificate: _Optional[bytes] = ..., coordinator_audit_key: _Optional[bytes] = ..., rotations: _Optional[_Iterable[_Union[_journal_pb2.Envelope, _Mapping]]] = ..., time_ms: _Optional[int] = ...) -> None: ...
+    protocol_version: int
+    def __init__(self, nonce: _Optional[bytes] = ..., plan: _Optional[_Union[_plan_pb2.RunPlan, _Mapping]] = ..., coordinator_certificate: _Optional[bytes] = ..., coordinator_audit_key: _Optional[bytes] = ..., rotations: _Optional[_Iterable[_Union[_journal_pb2.Envelope, _Mapping]]] = ..., time_ms: _Optional[int] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("nonce", "silo", "plan_sha256", "audit_key", "accepted", "missing_classes", "missing_method", "missing_rounds", "rotations", "seen", "synthetic", "missing_privacy", "missing_masks")
+    __slots__ = ("nonce", "silo", "plan_sha256", "audit_key", "accepted", "missing_classes", "missing_method", "missing_rounds", "rotations", "seen", "synthetic", "missing_privacy", "missing_masks", "protocol_version")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     SILO_FIELD_NUMBER: _ClassVar[int]
     PLAN_SHA256_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +67,7 @@ class JoinRequest(_message.Message):
     SYNTHETIC_FIELD_NUMBER: _ClassVar[int]
     MISSING_PRIVACY_FIELD_NUMBER: _ClassVar[int]
     MISSING_MASKS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     silo: str
     plan_sha256: bytes
@@ -78,7 +81,8 @@ class JoinRequest(_message.Message):
     synthetic: bool
     missing_privacy: bool
     missing_masks: bool
-    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., audit_key: _Optional[bytes] = ..., accepted: _Optional[bool] = ..., missing_classes: _Optional[_Iterable[_Union[_exposure_pb2.ExposureClass, str]]] = ..., missing_method: _Optional[bool] = ..., missing_rounds: _Optional[bool] = ..., rotations: _Optional[_Iterable[_Union[_journal_pb2.Envelope, _Mapping]]] = ..., seen: _Optional[int] = ..., synthetic: _Optional[bool] = ..., missing_privacy: _Optional[bool] = ..., missing_masks: _Optional[bool] = ...) -> None: ...
+    protocol_version: int
+    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., audit_key: _Optional[bytes] = ..., accepted: _Optional[bool] = ..., missing_classes: _Optional[_Iterable[_Union[_exposure_pb2.ExposureClass, str]]] = ..., missing_method: _Optional[bool] = ..., missing_rounds: _Optional[bool] = ..., rotations: _Optional[_Iterable[_Union[_journal_pb2.Envelope, _Mapping]]] = ..., seen: _Optional[int] = ..., synthetic: _Optional[bool] = ..., missing_privacy: _Optional[bool] = ..., missing_masks: _Optional[bool] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
     __slots__ = ("nonce", "round", "attestation")
@@ -91,18 +95,20 @@ class JoinResponse(_message.Message):
     def __init__(self, nonce: _Optional[bytes] = ..., round: _Optional[int] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ...) -> None: ...
 
 class WithdrawRequest(_message.Message):
-    __slots__ = ("nonce", "silo", "plan_sha256", "statement", "seen")
+    __slots__ = ("nonce", "silo", "plan_sha256", "statement", "seen", "protocol_version")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     SILO_FIELD_NUMBER: _ClassVar[int]
     PLAN_SHA256_FIELD_NUMBER: _ClassVar[int]
     STATEMENT_FIELD_NUMBER: _ClassVar[int]
     SEEN_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     silo: str
     plan_sha256: bytes
     statement: _journal_pb2.Envelope
     seen: int
-    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., statement: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ..., seen: _Optional[int] = ...) -> None: ...
+    protocol_version: int
+    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., statement: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ..., seen: _Optional[int] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class WithdrawResponse(_message.Message):
     __slots__ = ("nonce", "attestation")
@@ -113,7 +119,7 @@ class WithdrawResponse(_message.Message):
     def __init__(self, nonce: _Optional[bytes] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ...) -> None: ...
 
 class GetTaskRequest(_message.Message):
-    __slots__ = ("nonce", "silo", "plan_sha256", "wait_seconds", "holds_model", "attestation", "mask_key")
+    __slots__ = ("nonce", "silo", "plan_sha256", "wait_seconds", "holds_model", "attestation", "mask_key", "protocol_version")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     SILO_FIELD_NUMBER: _ClassVar[int]
     PLAN_SHA256_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +127,7 @@ class GetTaskRequest(_message.Message):
     HOLDS_MODEL_FIELD_NUMBER: _ClassVar[int]
     ATTESTATION_FIELD_NUMBER: _ClassVar[int]
     MASK_KEY_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     silo: str
     plan_sha256: bytes
@@ -128,7 +135,8 @@ class GetTaskRequest(_message.Message):
     holds_model: bool
     attestation: _journal_pb2.Envelope
     mask_key: _journal_pb2.MaskKey
-    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., wait_seconds: _Optional[int] = ..., holds_model: _Optional[bool] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ..., mask_key: _Optional[_Union[_journal_pb2.MaskKey, _Mapping]] = ...) -> None: ...
+    protocol_version: int
+    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., wait_seconds: _Optional[int] = ..., holds_model: _Optional[bool] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ..., mask_key: _Optional[_Union[_journal_pb2.MaskKey, _Mapping]] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class Task(_message.Message):
     __slots__ = ("nonce", "kind", "round", "parts", "attestation", "roster")
@@ -155,7 +163,7 @@ class GetTaskResponse(_message.Message):
     def __init__(self, task: _Optional[_Union[Task, _Mapping]] = ..., chunk: _Optional[_Union[_tensor_pb2.TensorChunk, _Mapping]] = ...) -> None: ...
 
 class Update(_message.Message):
-    __slots__ = ("nonce", "silo", "plan_sha256", "round", "parts", "attestation", "roster_sha256")
+    __slots__ = ("nonce", "silo", "plan_sha256", "round", "parts", "attestation", "roster_sha256", "protocol_version")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     SILO_FIELD_NUMBER: _ClassVar[int]
     PLAN_SHA256_FIELD_NUMBER: _ClassVar[int]
@@ -163,6 +171,7 @@ class Update(_message.Message):
     PARTS_FIELD_NUMBER: _ClassVar[int]
     ATTESTATION_FIELD_NUMBER: _ClassVar[int]
     ROSTER_SHA256_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     silo: str
     plan_sha256: bytes
@@ -170,7 +179,8 @@ class Update(_message.Message):
     parts: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.PartManifest]
     attestation: _journal_pb2.Envelope
     roster_sha256: bytes
-    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., round: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[_tensor_pb2.PartManifest, _Mapping]]] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ..., roster_sha256: _Optional[bytes] = ...) -> None: ...
+    protocol_version: int
+    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., round: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[_tensor_pb2.PartManifest, _Mapping]]] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ..., roster_sha256: _Optional[bytes] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class SubmitUpdateRequest(_message.Message):
     __slots__ = ("update", "chunk")
@@ -193,18 +203,20 @@ class SubmitUpdateResponse(_message.Message):
     def __init__(self, nonce: _Optional[bytes] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ..., repeated: _Optional[bool] = ..., first: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ...) -> None: ...
 
 class AttestRequest(_message.Message):
-    __slots__ = ("nonce", "silo", "plan_sha256", "seen", "attestation")
+    __slots__ = ("nonce", "silo", "plan_sha256", "seen", "attestation", "protocol_version")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     SILO_FIELD_NUMBER: _ClassVar[int]
     PLAN_SHA256_FIELD_NUMBER: _ClassVar[int]
     SEEN_FIELD_NUMBER: _ClassVar[int]
     ATTESTATION_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     silo: str
     plan_sha256: bytes
     seen: int
     attestation: _journal_pb2.Envelope
-    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., seen: _Optional[int] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ...) -> None: ...
+    protocol_version: int
+    def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., seen: _Optional[int] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class AttestResponse(_message.Message):
     __slots__ = ("nonce", "attestation")

@@ -27,7 +27,7 @@ from protos.medsilo.v1 import journal_pb2 as medsilo_dot_v1_dot_journal__pb2
 from protos.medsilo.v1 import plan_pb2 as medsilo_dot_v1_dot_plan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1amedsilo/v1/enrolment.proto\x12\nmedsilo.v1\x1a\x19medsilo/v1/exposure.proto\x1a\x18medsilo/v1/journal.proto\x1a\x15medsilo/v1/plan.proto\"\xd8\x01\n\x0c\x45nrolRequest\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x12\n\x04silo\x18\x02 \x01(\tB\x04\xf0\xb2\x19\x02\x12\x1e\n\x10protocol_version\x18\x03 \x01(\rB\x04\xf0\xb2\x19\x01\x12!\n\x13\x63\x65rtificate_request\x18\x04 \x01(\x0c\x42\x04\xf0\xb2\x19\x02\x12-\n\tstatement\x18\x05 \x01(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x02\x12-\n\trotations\x18\x06 \x03(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x02\"\xfa\x01\n\rEnrolResponse\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x19\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x42\x04\xf0\xb2\x19\x02\x12%\n\x17\x63oordinator_certificate\x18\x03 \x01(\x0c\x42\x04\xf0\xb2\x19\x02\x12#\n\x15\x63oordinator_audit_key\x18\x04 \x01(\x0c\x42\x04\xf0\xb2\x19\x02\x12-\n\trotations\x18\x05 \x03(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x02\x12\'\n\x04plan\x18\x06 \x01(\x0b\x32\x13.medsilo.v1.RunPlanB\x04\xf0\xb2\x19\x01\x12\x15\n\x07time_ms\x18\x07 \x01(\x04\x42\x04\xf0\xb2\x19\x01\x32P\n\x10\x45nrolmentService\x12<\n\x05\x45nrol\x12\x18.medsilo.v1.EnrolRequest\x1a\x19.medsilo.v1.EnrolResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1amedsilo/v1/enrolment.proto\x12\nmedsilo.v1\x1a\x19medsilo/v1/exposure.proto\x1a\x18medsilo/v1/journal.proto\x1a\x15medsilo/v1/plan.proto\"\xd8\x01\n\x0c\x45nrolRequest\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x12\n\x04silo\x18\x02 \x01(\tB\x04\xf0\xb2\x19\x02\x12\x1e\n\x10protocol_version\x18\x03 \x01(\rB\x04\xf0\xb2\x19\x01\x12!\n\x13\x63\x65rtificate_request\x18\x04 \x01(\x0c\x42\x04\xf0\xb2\x19\x02\x12-\n\tstatement\x18\x05 \x01(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x02\x12-\n\trotations\x18\x06 \x03(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x02\"\x9e\x02\n\rEnrolResponse\x12\x13\n\x05nonce\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x19\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x42\x04\xf0\xb2\x19\x02\x12%\n\x17\x63oordinator_certificate\x18\x03 \x01(\x0c\x42\x04\xf0\xb2\x19\x02\x12#\n\x15\x63oordinator_audit_key\x18\x04 \x01(\x0c\x42\x04\xf0\xb2\x19\x02\x12-\n\trotations\x18\x05 \x03(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x02\x12\'\n\x04plan\x18\x06 \x01(\x0b\x32\x13.medsilo.v1.RunPlanB\x04\xf0\xb2\x19\x01\x12\x15\n\x07time_ms\x18\x07 \x01(\x04\x42\x04\xf0\xb2\x19\x01\x12\"\n\x10protocol_version\x18\x08 \x01(\rB\x08\xf0\xb2\x19\x01\xf8\xb2\x19\x02\x32P\n\x10\x45nrolmentService\x12<\n\x05\x45nrol\x12\x18.medsilo.v1.EnrolRequest\x1a\x19.medsilo.v1.EnrolResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -60,10 +60,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENROLRESPONSE'].fields_by_name['plan']._serialized_options = b'\360\262\031\001'
   _globals['_ENROLRESPONSE'].fields_by_name['time_ms']._loaded_options = None
   _globals['_ENROLRESPONSE'].fields_by_name['time_ms']._serialized_options = b'\360\262\031\001'
+  _globals['_ENROLRESPONSE'].fields_by_name['protocol_version']._loaded_options = None
+  _globals['_ENROLRESPONSE'].fields_by_name['protocol_version']._serialized_options = b'\360\262\031\001\370\262\031\002'
   _globals['_ENROLREQUEST']._serialized_start=119
   _globals['_ENROLREQUEST']._serialized_end=335
   _globals['_ENROLRESPONSE']._serialized_start=338
-  _globals['_ENROLRESPONSE']._serialized_end=588
-  _globals['_ENROLMENTSERVICE']._serialized_start=590
-  _globals['_ENROLMENTSERVICE']._serialized_end=670
+  _globals['_ENROLRESPONSE']._serialized_end=624
+  _globals['_ENROLMENTSERVICE']._serialized_start=626
+  _globals['_ENROLMENTSERVICE']._serialized_end=706
 # @@protoc_insertion_point(module_scope)

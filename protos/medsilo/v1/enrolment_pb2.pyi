@@ -26,7 +26,7 @@ class EnrolRequest(_message.Message):
     def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., protocol_version: _Optional[int] = ..., certificate_request: _Optional[bytes] = ..., statement: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ..., rotations: _Optional[_Iterable[_Union[_journal_pb2.Envelope, _Mapping]]] = ...) -> None: ...
 
 class EnrolResponse(_message.Message):
-    __slots__ = ("nonce", "certificate", "coordinator_certificate", "coordinator_audit_key", "rotations", "plan", "time_ms")
+    __slots__ = ("nonce", "certificate", "coordinator_certificate", "coordinator_audit_key", "rotations", "plan", "time_ms", "protocol_version")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class EnrolResponse(_message.Message):
     ROTATIONS_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     certificate: bytes
     coordinator_certificate: bytes
@@ -41,4 +42,5 @@ class EnrolResponse(_message.Message):
     rotations: _containers.RepeatedCompositeFieldContainer[_journal_pb2.Envelope]
     plan: _plan_pb2.RunPlan
     time_ms: int
-    def __init__(self, nonce: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., coordinator_certificate: _Optional[bytes] = ..., coordinator_audit_key: _Optional[bytes] = ..., rotations: _Optional[_Iterable[_Union[_journal_pb2.Envelope, _Mapping]]] = ..., plan: _Optional[_Union[_plan_pb2.RunPlan, _Mapping]] = ..., time_ms: _Optional[int] = ...) -> None: ...
+    protocol_version: int
+    def __init__(self, nonce: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., coordinator_certificate: _Optional[bytes] = ..., coordinator_audit_key: _Optional[bytes] = ..., rotations: _Optional[_Iterable[_Union[_journal_pb2.Envelope, _Mapping]]] = ..., plan: _Optional[_Union[_plan_pb2.RunPlan, _Mapping]] = ..., time_ms: _Optional[int] = ..., protocol_version: _Optional[int] = ...) -> None: ...

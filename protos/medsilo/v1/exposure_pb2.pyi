@@ -51,3 +51,11 @@ EXPOSURE_CLASS_PUBLIC_DATA: ExposureClass
 EXPOSURE_CLASS_MASKED_UPDATE: ExposureClass
 EXPOSURE_FIELD_NUMBER: _ClassVar[int]
 exposure: _descriptor.FieldDescriptor
+SINCE_FIELD_NUMBER: _ClassVar[int]
+since: _descriptor.FieldDescriptor
+ESSENTIAL_FIELD_NUMBER: _ClassVar[int]
+essential: _descriptor.FieldDescriptor
+VALUE_SINCE_FIELD_NUMBER: _ClassVar[int]
+value_since: _descriptor.FieldDescriptor
+CALL_SINCE_FIELD_NUMBER: _ClassVar[int]
+call_since: _descriptor.FieldDescriptor
