@@ -35,9 +35,10 @@ from privacy.exposure import attribute
 from privacy.invitation import Statement
 from privacy.pki import Credentials, Identity, fingerprint, identity_of_certificate, issue
 from privacy.plan import RunPlan
-from privacy.protocol import PROTOCOL_VERSION, agreed
+from privacy.protocol import agreed
 from privacy.revocation import LiveCredentials
 from protos.medsilo.v1 import enrolment_pb2 as wire
+from protos.versions import PROTOCOL_VERSION
 
 log = logging.getLogger(__name__)
 

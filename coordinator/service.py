@@ -35,11 +35,12 @@ from privacy.errors import IdentityError, MedsiloError, ReceiptError, RefusedErr
 from privacy.exposure import Exposure
 from privacy.mask_keys import CertifiedKey, Occasion, read_certified, round_of
 from privacy.pki import Credentials, Identity, fingerprint
-from privacy.protocol import PROTOCOL_VERSION, agreed, newer
+from privacy.protocol import agreed, newer
 from privacy.receipts import OutOfStepError
 from privacy.revocation import LiveCredentials
 from privacy.withdrawal import Tombstone
 from protos.medsilo.v1 import coordinator_pb2 as wire
+from protos.versions import PROTOCOL_VERSION
 
 log = logging.getLogger(__name__)
 

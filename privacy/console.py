@@ -13,6 +13,7 @@ from rich.console import Console
 
 from privacy.durable import disk_error
 from privacy.errors import MedsiloError
+from protos.versions import OLDEST_VERSION, PROTOCOL_VERSION
 
 
 def run(app: typer.Typer) -> None:
@@ -59,7 +60,7 @@ def application(summary: str, *, program: str | None = None) -> typer.Typer:
 
     def tell(wanted: bool) -> None:
         if wanted:
-            typer.echo(f"{program} {medsilo_version()}")
+            typer.echo(f"{program} {medsilo_version()}, protocol version {PROTOCOL_VERSION} (from {OLDEST_VERSION} on)")
             raise typer.Exit
 
     def begin(

@@ -24,11 +24,7 @@ from google.protobuf.message import Message
 from privacy.errors import RefusedError
 from privacy.pki import Identity
 from protos.medsilo.v1 import coordinator_pb2, enrolment_pb2, exposure_pb2
-
-PROTOCOL_VERSION = 2
-"""What this release speaks. The first change of a schema after a release raises it by one."""
-OLDEST_VERSION = 1
-"""The oldest that this release works with: at least the one before its own."""
+from protos.versions import OLDEST_VERSION, PROTOCOL_VERSION
 
 _CALLS = {
     method.name: method

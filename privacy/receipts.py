@@ -28,7 +28,7 @@ from privacy.configuration import StrictModel
 from privacy.envelope import ATTESTATION, from_json, unseal
 from privacy.errors import ReceiptError, RefusedError
 from privacy.merkle import EMPTY_ROOT, check_consistency
-from privacy.protocol import OLDEST_VERSION
+from protos.versions import OLDEST_VERSION
 
 MOST_CALLS = 500
 """Calls in one attestation; what is left waits for the next."""

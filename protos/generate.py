@@ -1,6 +1,7 @@
-"""Generates the Python code of the message schemas: ``python -m protos.generate [--check]``.
+"""Generates the Python code of the message schemas: ``python -m protos.generate [--check | --freeze]``.
 
 The generated code is committed; ``--check`` regenerates it in a temporary folder and fails on any difference.
+``--freeze`` belongs to a release: it keeps the schemas as those of the release's protocol version.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from pathlib import Path
 import grpc_tools
 from grpc_tools import protoc
 
+from protos.versions import PROTOCOL_VERSION, released
+
 ROOT = Path(__file__).parent
 SCHEMAS = sorted(ROOT.glob("medsilo/v1/*.proto"))
 # protoc writes imports from the schema root; here that root is the package `protos`.
@@ -22,14 +25,29 @@ _IMPORT = re.compile(r"^from medsilo\.", re.MULTILINE)
 
 def generate(out: Path) -> list[Path]:
     """Writes ``*_pb2.py`` and ``*_pb2.pyi`` for every schema below ``out``; returns their paths."""
-    well_known = Path(grpc_tools.__file__).parent / "_proto"
-    arguments = ["protoc", f"-I{ROOT}", f"-I{well_known}", f"--python_out={out}", f"--pyi_out={out}"]
-    if protoc.main(arguments + [str(schema) for schema in SCHEMAS]) != 0:
-        raise SystemExit("protoc failed; its message stands above")
+    _compile(f"--python_out={out}", f"--pyi_out={out}")
     written = sorted(out.glob("medsilo/v1/*_pb2.py*"))
     for path in written:
         path.write_text(_IMPORT.sub("from protos.medsilo.", path.read_text()))
     return written
+
+
+def freeze() -> None:
+    """Keeps the schemas as those of this protocol version, which is being released.
+
+    A version that was kept before stays as it was: ``SystemExit`` says what to do.
+    """
+    path = released(PROTOCOL_VERSION)
+    if path.exists():
+        raise SystemExit(f"{path}: a release spoke version {PROTOCOL_VERSION}; raise it in protos/versions.py first")
+    _compile(f"--descriptor_set_out={path}")
+
+
+def _compile(*outputs: str) -> None:
+    well_known = Path(grpc_tools.__file__).parent / "_proto"
+    schemas = [str(schema) for schema in SCHEMAS]
+    if protoc.main(["protoc", f"-I{ROOT}", f"-I{well_known}", *outputs, *schemas]) != 0:
+        raise SystemExit("protoc failed; its message stands above")
 
 
 def drift() -> list[str]:
@@ -49,7 +67,12 @@ def main() -> None:
     """Generates in place, or checks."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="fail if the committed code is out of date")
-    if parser.parse_args().check:
+    parser.add_argument("--freeze", action="store_true", help="keep the schemas as those of the version released now")
+    asked = parser.parse_args()
+    if asked.freeze:
+        freeze()
+        return
+    if asked.check:
         if names := drift():
             sys.exit(f"out of date: {', '.join(names)}; run: python -m protos.generate")
         return

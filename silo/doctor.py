@@ -42,8 +42,9 @@ from privacy.gate import ConsentGate
 from privacy.journal import Journal
 from privacy.pki import Credentials, identity_of_certificate, load_audit_key
 from privacy.plan import RunPlan
-from privacy.protocol import PROTOCOL_VERSION, agreed, newer, spoken_instead
+from privacy.protocol import agreed, newer, spoken_instead
 from protos.medsilo.v1 import coordinator_pb2 as wire
+from protos.versions import PROTOCOL_VERSION
 from silo.channel import channel_credentials, connect, open_channel
 from silo.config import SiloConfig
 from silo.plans import keep_plan, known_plan

@@ -23,8 +23,9 @@ from privacy.invitation import Invitation, Statement
 from privacy.journal import Journal
 from privacy.pki import fingerprint, identity_of_certificate
 from privacy.plan import RunPlan
-from privacy.protocol import PROTOCOL_VERSION, agreed, spoken_instead
+from privacy.protocol import agreed, spoken_instead
 from protos.medsilo.v1 import enrolment_pb2 as wire
+from protos.versions import PROTOCOL_VERSION
 from silo.channel import open_channel, shown_certificates
 from silo.config import SiloConfig
 from silo.plans import keep_plan

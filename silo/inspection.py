@@ -23,8 +23,8 @@ from privacy.exposure import Exposure, attribute, field_exposure
 from privacy.kept_releases import KeptReleases
 from privacy.ledger import Ledger, Subject
 from privacy.plan import RunPlan
-from privacy.protocol import PROTOCOL_VERSION
 from protos.medsilo.v1 import coordinator_pb2 as wire
+from protos.versions import PROTOCOL_VERSION
 from silo.account import budget_of, check_promise, metrics_budget_of
 from silo.config import SiloConfig
 from silo.run_state import has_ended

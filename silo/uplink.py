@@ -35,9 +35,10 @@ from privacy.errors import IdentityError, MedsiloError, ReceiptError, RefusedErr
 from privacy.mask_keys import CertifiedKey
 from privacy.pki import Credentials, fingerprint
 from privacy.plan import RunPlan
-from privacy.protocol import OLDEST_VERSION, PROTOCOL_VERSION, agreed, newer, spoken_instead
+from privacy.protocol import agreed, newer, spoken_instead
 from privacy.revocation import LiveCredentials
 from protos.medsilo.v1 import coordinator_pb2 as wire
+from protos.versions import OLDEST_VERSION, PROTOCOL_VERSION
 from silo.channel import channel_credentials, open_channel
 from silo.config import SiloConfig
 from silo.proxy import proxies_in_environment

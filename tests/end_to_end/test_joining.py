@@ -21,6 +21,7 @@ from federation import PATIENCE, free_port
 from forked import Forked
 
 from algorithms.datasets import ImageDataset, load_npz, save_npz
+from protos.versions import OLDEST_VERSION, PROTOCOL_VERSION
 
 README = Path(__file__).parents[2] / "README.md"
 SECTION = "## Four commands"
@@ -162,7 +163,8 @@ def test_a_slip_in_a_name_is_told_where_it_is_and_nothing_is_begun(machines: Mac
         said = machines.command("coordinator", "coordinator", "serve", "--config", "coordinator.yaml", expect=2)
         assert f"coordinator.yaml: `{key}`: " in said
     for command in ("silo", "coordinator", "simulation"):
-        assert machines.command("coordinator", command, "--version") == f"{command} {version('medsilo')}\n"
+        protocol = f"protocol version {PROTOCOL_VERSION} (from {OLDEST_VERSION} on)"
+        assert machines.command("coordinator", command, "--version") == f"{command} {version('medsilo')}, {protocol}\n"
 
 
 def test_who_may_not_enrol_is_told_why_and_leaves_nothing_half_done(machines: Machines) -> None:

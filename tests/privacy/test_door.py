@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from privacy import protocol
 from privacy.door import Call, Door, nonce
 from privacy.errors import ConsentError, MedsiloError, RefusedError
 from privacy.exposure import SCHEMA_FILES, SCHEMA_SHA256, Exposure, attribute
 from privacy.journal import Journal, read_records
 from protos.medsilo.v1 import coordinator_pb2 as wire
-from protos.medsilo.v1 import tensor_pb2
+from protos.medsilo.v1 import plan_pb2, tensor_pb2
+from protos.versions import PROTOCOL_VERSION
 
 PEER = "spiffe://test/coordinator/c"
 
@@ -131,6 +133,31 @@ def test_one_class_without_leave_holds_back_the_whole_batch_and_is_recorded(jour
     (record,) = records_of(journal)
     assert record["kind"] == "refusal"
     assert "PROTOTYPES" in record["reason"]
+
+
+def test_what_the_other_side_is_too_old_for_is_left_out_of_bytes_and_record(journal: Journal) -> None:
+    door = make_door(journal, Exposure.PROTOCOL, Exposure.IDENTITY)
+    asking = wire.AttestRequest(nonce=nonce(), silo="a", protocol_version=PROTOCOL_VERSION)
+    (older,) = door.release([asking], make_call())
+    door.correspondence(PEER).version = PROTOCOL_VERSION
+    asking.nonce = nonce()
+    (now,) = door.release([asking], make_call())
+    assert [wire.AttestRequest.FromString(data).protocol_version for data in (older, now)] == [0, PROTOCOL_VERSION]
+    assert ["protocol_version" in record["fields"] for record in records_of(journal)] == [False, True]
+
+
+def test_a_message_that_means_nothing_to_an_older_party_is_not_sent_and_the_refusal_recorded(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masks = plan_pb2.RunPlan.DESCRIPTOR.fields_by_name["secure_aggregation"]
+    monkeypatch.setattr(protocol, "since", lambda item: 2 if item.name == masks.name else 1)
+    monkeypatch.setattr(protocol, "is_essential", lambda field: field.name == masks.name)
+    monkeypatch.setattr(protocol, "_has_newer", lambda *_: True)
+    door = make_door(journal, Exposure.PROTOCOL, Exposure.IDENTITY)
+    answer = wire.GetPlanResponse(nonce=nonce(), plan=plan_pb2.RunPlan(secure_aggregation={"minimum": 3}))
+    with pytest.raises(RefusedError, match=r"secure_aggregation came with protocol version 2, and .* speaks 1"):
+        door.release([answer], make_call())
+    assert [record["kind"] for record in records_of(journal)] == ["refusal"]
 
 
 def test_an_unknown_field_is_neither_sent_nor_taken(journal: Journal) -> None:

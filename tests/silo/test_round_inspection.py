@@ -26,8 +26,8 @@ from privacy.exposure import Exposure
 from privacy.gate import ConsentGate, PlanGate
 from privacy.journal import Journal, read_records
 from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
-from privacy.protocol import PROTOCOL_VERSION
 from protos.medsilo.v1 import coordinator_pb2 as wire
+from protos.versions import PROTOCOL_VERSION
 from silo.config import SiloConfig
 from silo.inspection import Inspection, inspect
 from silo.page import View
