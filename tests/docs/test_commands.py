@@ -114,6 +114,7 @@ def why_not_run(command: Documented) -> str | None:
 def cli(name: str) -> Any:
     if name == "silo":
         whole = typer.Typer()
+        whole.registered_callback = silo_app.registered_callback
         whole.registered_commands = [*silo_app.registered_commands]
         whole.registered_groups = [*silo_app.registered_groups]
         whole.command()(shard)

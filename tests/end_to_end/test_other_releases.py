@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from federation import Federation
-from test_runs import assert_both_sides_agree, assert_journals_sound
+from test_runs import assert_both_sides_agree, assert_every_round_counted_once, assert_journals_sound
 
 from protos.versions import OLDEST_VERSION, PROTOCOL_VERSION
 
@@ -79,3 +79,27 @@ def test_todays_silos_take_part_under_the_last_releases_coordinator(federation: 
     for name in one.silos:
         assert spoken(one, name) == {False}
         assert "the coordinator speaks protocol version" in one.said(name)
+
+
+def test_a_run_goes_on_while_first_the_coordinator_and_then_the_silos_are_upgraded(
+    federation: Make, release: Path
+) -> None:
+    one = federation(run={"rounds": 6})
+    one.trees = dict.fromkeys(["coordinator", *one.silos], release)
+    coordinator = one.start_coordinator()
+    one.wait_to_say("coordinator", "listening")
+    silos = {name: one.start_silo(name) for name in one.silos}
+    one.wait_to_say("coordinator", "round 2 of 6 is open")
+    coordinator.kill()
+    coordinator.wait()
+    del one.trees["coordinator"]
+    coordinator = one.start_coordinator()
+    one.wait_to_say("coordinator", "round 4 of 6 is open")
+    silos["hospital1"].kill()
+    silos["hospital1"].wait()
+    del one.trees["hospital1"]
+    silos["hospital1"] = one.start_silo("hospital1")
+    one.finish(*silos.values(), coordinator)
+    assert_every_round_counted_once(one)
+    assert_journals_sound(one)
+    assert (spoken(one, "hospital1"), spoken(one, "hospital2")) == ({False, True}, {False})
