@@ -28,6 +28,7 @@ from privacy.journal import Journal
 from privacy.pki import Identity, load_audit_key
 from privacy.plan import RunPlan
 from privacy.revocation import LiveCredentials
+from privacy.state_folder import keep_private
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ def run(config: CoordinatorConfig, *, until_done: bool) -> None:
     """Serves until a signal arrives, the rounds fail, or (``until_done``) every silo has the end, and has
     signed for the receipt that it got for that."""
     with on_disk(config.state):
+        keep_private(config.state)
         _run(config, until_done=until_done)
 
 

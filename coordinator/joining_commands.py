@@ -21,6 +21,7 @@ from privacy.examination import show
 from privacy.invitation import Invitation
 from privacy.pki import fingerprint
 from privacy.plan import ModelPlan, TrainingPlan
+from privacy.state_folder import keep_private, writing_privately
 
 out = output()
 aside = Console(stderr=True, highlight=False)
@@ -104,6 +105,7 @@ def invite(
 ) -> None:
     """Print the line with which a hospital enrols (`silo init`); it is shown once, and good for one hospital."""
     settings = CoordinatorConfig.read(config)
+    keep_private(settings.state)
     invitations = Invitations(settings.invitations)
     if as_list:
         credentials = settings.open_credentials()
@@ -137,7 +139,8 @@ def doctor(
     """Look whether the coordinator can serve, and say what to do if not."""
     from coordinator.doctor import examine
 
-    name, findings = examine(config)
+    with writing_privately():
+        name, findings = examine(config)
     show(name, findings, out, as_json=as_json)
 
 

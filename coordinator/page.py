@@ -14,6 +14,7 @@ from coordinator.store import Store
 from privacy.endpoint import split_address
 from privacy.errors import ConfigurationError
 from privacy.page_server import Content, PageServer, open_token, tls_context
+from privacy.state_folder import keep_private
 
 _STATES = ("not joined yet", "declined", "joined", "training", "delivered", "fetching the end", "done", "withdrawn")
 
@@ -29,6 +30,7 @@ def serve_page(config: CoordinatorConfig, listen: str, token_file: Path | None, 
     except ValueError as error:
         raise ConfigurationError(f"--listen {listen}: {error}") from None
     files = config.tls_files
+    keep_private(config.state)
     place = token_file or config.keys / "page.token"
     token = open_token(place)
     context = tls_context(certificate=files.certificate, key=files.key, ca=files.ca)

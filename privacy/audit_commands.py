@@ -18,6 +18,7 @@ from privacy.errors import ConfigurationError, MedsiloError
 from privacy.findings import Verification
 from privacy.party import PartyConfig
 from privacy.pki import load_audit_public
+from privacy.state_folder import keep_private
 from privacy.verification import verify_evidence
 
 SOUND, BROKEN, UNREADABLE = 0, 1, 2
@@ -77,6 +78,8 @@ def audit_app(read: Callable[[Path], PartyConfig]) -> typer.Typer:
         own = read(config)
         first, last = _rounds(rounds)
         select = Selection(run, first, last) if run is not None or rounds is not None else None
+        if target is None and crate is None:
+            keep_private(own.state)
         path = target or own.state / f"{own.name}-evidence.json"
         try:
             header = export(own.journal, path, select=select)

@@ -23,6 +23,7 @@ from privacy.errors import JournalError, JournalInUseError, MedsiloError, NotRea
 from privacy.journal import Journal
 from privacy.party import PartyConfig
 from privacy.pki import Credentials, load_audit_key
+from privacy.state_folder import name_some, readable_by_others
 
 State = Literal["good", "notice", "bad"]
 SOON_DAYS = 30
@@ -128,6 +129,16 @@ def check_disk(folder: Path) -> Finding:
     if free < _TOO_LITTLE:
         return bad("disk", found, "make space: a journal that cannot be written stops everything")
     return notice("disk", found, "make space in time") if free < _LITTLE else good("disk", found)
+
+
+def check_privacy(folder: Path) -> Finding:
+    """That other accounts of this machine can read nothing of a party's state."""
+    wide = readable_by_others(folder)
+    if not wide:
+        return good("state folder", f"{folder}: no other account can read what is in it")
+    found = f"{folder}: other accounts of this machine can read {name_some(wide, folder)}"
+    remedy = f"chmod -R go= {folder} (the daemon does it too when it starts, for what belongs to its account)"
+    return bad("state folder", found, remedy)
 
 
 def check_journal(party: PartyConfig) -> Finding:

@@ -13,6 +13,7 @@ from privacy.durable import fsync_folder, write_atomically
 from privacy.errors import ConfigurationError
 from privacy.party import PartyConfig
 from privacy.pki import create_keys
+from privacy.state_folder import writing_privately
 
 
 def quoted(text: object) -> str:
@@ -74,8 +75,9 @@ def make_keys_once(party: PartyConfig) -> bool:
 
     Raises ``IdentityError`` for a folder of keys from which one is missing.
     """
-    if make_whole(party.keys, lambda folder: create_keys(folder, party.identity)):
-        return True
-    if not all((party.keys / name).exists() for name in ("tls.key", "audit.key", "tls.csr")):
-        create_keys(party.keys, party.identity)
+    with writing_privately():
+        if make_whole(party.keys, lambda folder: create_keys(folder, party.identity)):
+            return True
+        if not all((party.keys / name).exists() for name in ("tls.key", "audit.key", "tls.csr")):
+            create_keys(party.keys, party.identity)
     return False

@@ -17,6 +17,7 @@ from privacy.pki import KeyPaths, create_keys, load_audit_key
 from privacy.report import Answer, Attendance, SharedAccuracy
 from privacy.report_builder import make_report
 from privacy.report_pages import Format, print_report, write_report
+from privacy.state_folder import keep_private
 
 Rotate = Annotated[
     bool, typer.Option("--rotate", help="Change the audit key, by a signed record; stop the daemon first.")
@@ -32,12 +33,14 @@ out = output()
 
 def rotate_key(party: PartyConfig) -> None:
     """Changes a party's audit key and says so; raises as ``key_rotation.rotate`` does."""
+    keep_private(party.state)
     found = rotate(party.keys, party.journal, origin=party.journal_origin, identity=party.identity)
     out.print(f"The audit key is a new one ({found[:16]}…), and the journal says so, signed with both keys.")
 
 
 def make_keys(party: PartyConfig) -> KeyPaths:
     """Makes a party's keys and says where they are; raises as ``create_keys`` does."""
+    keep_private(party.state)
     paths = create_keys(party.keys, party.identity)
     out.print(f"Keys are in {party.keys}; they stay on this machine.")
     return paths
@@ -67,6 +70,8 @@ def report_on(
         accuracies=accuracies,
         attendance=attendance,
     )
+    if folder is None:
+        keep_private(party.state)
     written = write_report(found, folder or party.state / "report", formats)
     print_report(found, out)
     for path in written:

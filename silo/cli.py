@@ -26,6 +26,7 @@ from privacy.logs import LogFormat
 from privacy.party_commands import Log, OnlyRun, ReportFolder, ReportFormats, Rotate, make_keys, report_on, rotate_key
 from privacy.report_pages import Format
 from privacy.report_words import readable_bytes
+from privacy.state_folder import keep_private
 from silo.config import SiloConfig
 from silo.consent_commands import approve, consent_app
 from silo.evaluation_commands import evaluate, export
@@ -64,6 +65,7 @@ def open_sent(
     from silo.opening import open_rounds
 
     settings = SiloConfig.read(config)
+    keep_private(settings.state)
     number = None if round_number is None else round_number - 1
     table = Table(title=f"What left {settings.name}, message by message held against the journal", title_justify="left")
     for column in ("run", "round", "sent (UTC)", "exposure class", "tensor", "file"):
@@ -202,6 +204,7 @@ def rehearse(
     from silo.rehearsal_page import make_document, write_page
 
     settings = SiloConfig.read(config)
+    keep_private(settings.state)
     chosen = read_plan(plan) if plan else known_plan(settings)
     with Console(stderr=True).status("training one round, here") as status:
         found = rehearsal.rehearse(

@@ -16,6 +16,7 @@ from privacy.console import application, output
 from privacy.errors import ConfigurationError, ConsentError, JournalInUseError
 from privacy.exposure import MEANING, Exposure
 from privacy.report_words import updates_arrived
+from privacy.state_folder import keep_private
 from privacy.withdrawal import Cause, EndedError, History, timestamp
 from silo.config import SiloConfig
 from silo.plans import known_plan
@@ -73,6 +74,7 @@ def withdraw(
     """Take the consent back: nothing leaves after the message under way. The same command again tells the coordinator
     once more, if it could not be told."""
     settings = SiloConfig.read(config)
+    keep_private(settings.state)
     history = History.read(settings.journal)
     if not (settings.withdrawal.exists() or history.withdrawal):
         out.print(
@@ -113,6 +115,7 @@ def give(config: Config, yes: Yes = False) -> None:
     from silo.ending import own_journal
 
     settings = SiloConfig.read(config)
+    keep_private(settings.state)
     if not (settings.withdrawal.exists() or History.read(settings.journal).withdrawal):
         out.print("The consent is not withdrawn; there is nothing to do.")
         return
@@ -143,6 +146,7 @@ def approve(
     from silo.inspection_display import show
 
     settings = SiloConfig.read(config)
+    keep_private(settings.state)
     plan = known_plan(settings)
     digest = plan.sha256.hex()
     if plan_sha256 is not None and plan_sha256.lower() != digest:

@@ -37,6 +37,7 @@ from privacy.mask_keys import CertifiedKey
 from privacy.pki import Credentials, load_audit_key
 from privacy.plan import RunPlan
 from privacy.retention import SentArchive
+from privacy.state_folder import keep_private
 from privacy.withdrawal import Cause, EndedError, History
 from protos.medsilo.v1 import coordinator_pb2 as wire
 from silo.account import Account, budget_of, check_enough, check_promise, metrics_budget_of
@@ -76,6 +77,7 @@ def train(config: SiloConfig, display: Display, *, day: Callable[[], date] = tod
     ``MedsiloError`` that says what is wrong; where the consent has ended, the coordinator is told before that.
     """
     with on_disk(config.state):
+        keep_private(config.state, display.notice)
         return _train(config, display, day)
 
 

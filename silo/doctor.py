@@ -34,6 +34,7 @@ from privacy.examination import (
     check_disk,
     check_journal,
     check_keys,
+    check_privacy,
     check_versions,
     good,
     notice,
@@ -60,7 +61,7 @@ def examine(path: Path) -> tuple[str, list[Finding]]:
         config = SiloConfig.read(path)
     except ConfigurationError as error:
         return path.stem, [bad("configuration", error)]
-    keys, journal = check_keys(config), check_journal(config)
+    keys, private, journal = check_keys(config), check_privacy(config.state), check_journal(config)
     certificate, credentials = check_certificate(config)
     consent, may_ask = _check_consent(config)
     way = check_way(config, credentials)
@@ -75,6 +76,7 @@ def examine(path: Path) -> tuple[str, list[Finding]]:
         keys,
         certificate,
         check_disk(config.state),
+        private,
         journal,
         *way,
         *asked,

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from privacy.console import output
+from privacy.state_folder import keep_private
 from silo.config import SiloConfig
 
 out = output()
@@ -50,6 +51,7 @@ def evaluate(
     from silo.evaluation_page import make_document, write_page
 
     settings = SiloConfig.read(config)
+    keep_private(settings.state)
     found = evaluation.evaluate(settings, run=run, images=images, against=compare, samples=samples)
     written = write_page(found, settings)
     if as_json:

@@ -17,6 +17,7 @@ from privacy.examination import Finding, show
 from privacy.exposure import MADE_OF_UPDATES, MEANING, Exposure, expand
 from privacy.invitation import Invitation
 from privacy.plan import RunPlan
+from privacy.state_folder import writing_privately
 from silo.config import SiloConfig
 
 out = output()
@@ -88,7 +89,8 @@ def init(
     skew: Finding | None = None
     if ca is not None:
         try:
-            skew = skew_finding(steps.obtain_certificate(config, invited, ca))
+            with writing_privately():
+                skew = skew_finding(steps.obtain_certificate(config, invited, ca))
         except MedsiloError:
             _say(f"{path} and the keys stay: `silo init` with an invitation that is good goes on from there.")
             raise
@@ -103,7 +105,8 @@ def init(
         agreed, how = _agree(plan, yes_to or [], rounds, config, asking)
         steps.write_consent(config, plan, agreed, how=how)
         _say(f"Consent: {config.consent}. {how}")
-    _, findings = examine(path)
+    with writing_privately():
+        _, findings = examine(path)
     findings += [skew] if skew is not None and "clock" not in {finding.check for finding in findings} else []
     wrong = {finding.check for finding in findings if finding.state == "bad"}
     try:
@@ -126,7 +129,8 @@ def doctor(
     """Look whether this hospital can train, and say what to do if not. Nothing about patients leaves."""
     from silo.doctor import examine
 
-    name, findings = examine(config)
+    with writing_privately():
+        name, findings = examine(config)
     show(name, findings, out, as_json=as_json)
 
 

@@ -23,6 +23,7 @@ from privacy.page_server import Content, PageServer, open_token
 from privacy.report import BEFORE
 from privacy.report_plots import Strip, bars_by_round, spending
 from privacy.report_words import NAME, TELLING, readable_bytes
+from privacy.state_folder import keep_private
 from silo import inspection
 from silo.budget import lines, read_accounts
 from silo.config import SiloConfig
@@ -39,6 +40,7 @@ def serve_page(config: SiloConfig, port: int, ready: Callable[[str, Path], None]
 
     Raises ``ConfigurationError`` for a port that cannot be had.
     """
+    keep_private(config.state)
     place = config.keys / "page.token"
     token = open_token(place)
     view = View(config)

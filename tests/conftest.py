@@ -30,6 +30,15 @@ LONGEST = (
 """Files that take a minute or more."""
 
 
+@pytest.fixture(autouse=True)
+def own_umask() -> Iterator[None]:
+    """Commands and daemons that a test calls in this process make files for its account alone, for good."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    os.umask(before)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take long begin first, so that none is under way alone when all others are done. Flower's processes,
     which give a task up when they get no processor for a while, come when the other daemons are done."""

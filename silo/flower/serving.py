@@ -15,6 +15,7 @@ from privacy.foreign_door import ForeignDoor
 from privacy.gate import ConsentGate
 from privacy.journal import Journal
 from privacy.pki import load_audit_key
+from privacy.state_folder import keep_private
 from silo.flower.config import FlowerConfig
 from silo.flower.relay import Relay, missing_for, plan_of
 from silo.flower.release import PROTOCOL, read_schema
@@ -30,6 +31,7 @@ def serve(config: FlowerConfig, ready: Callable[[], None]) -> None:
     Everything that can be wrong on this machine is checked before. Raises the ``MedsiloError`` that says what is wrong.
     """
     with on_disk(config.state):
+        keep_private(config.state)
         consent = ConsentFile.read(config.consent)
         if missing := missing_for(consent, plan_of(config, "of any app", "")):
             raise consent.refusal(missing, "what `flower: records:` declares, or Flower apps at all")

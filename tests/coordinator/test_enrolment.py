@@ -31,6 +31,7 @@ from privacy.invitation import Invitation, new_code
 from privacy.journal import Journal, read_records
 from privacy.key_rotation import rotate
 from privacy.pki import Identity, create_keys, issue, load_audit_key
+from privacy.state_folder import keep_private
 from silo.config import SiloConfig
 from silo.enrolment import enrol, trusted_authority
 from silo.setting_up import is_enrolled, prepare
@@ -362,6 +363,7 @@ def test_doctor_tells_a_coordinator_that_serves_from_one_that_does_not(
 ) -> None:
     path = tmp_path / "coordinator/coordinator.yaml"
     coordinator.invite()
+    keep_private(coordinator.config.state)
 
     def found() -> dict[str, tuple[str, str]]:
         return {finding.check: (finding.state, f"{finding.found} {finding.remedy}") for finding in examine(path)[1]}

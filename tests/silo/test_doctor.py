@@ -71,6 +71,8 @@ def hospital(tmp_path: Path) -> Path:
         "shard: images.npz\nconsent: consent.yaml\n"
     )
     (tmp_path / "state/plan.json").write_text(json.dumps(PLAN.model_dump(mode="json")))
+    (tmp_path / "state/plan.json").chmod(0o600)
+    (tmp_path / "state").chmod(0o700)
     return path
 
 
