@@ -20,7 +20,7 @@ from coordinator.rounds import REMINDER_SECONDS, Rounds
 from coordinator.service import CoordinatorService, serve
 from coordinator.store import Store
 from privacy import service_manager
-from privacy.door import Door
+from privacy.door import REMEMBER_AFTER, Door
 from privacy.durable import on_disk
 from privacy.errors import DiskError, JournalInUseError, LeaseLostError, MedsiloError
 from privacy.gate import PlanGate
@@ -122,7 +122,7 @@ def _lead(
     rounds.start()
     log.info("run %s: %s, listening on %s", plan.run, plan.method.name, config.listen)
     threading.Thread(target=_watch, args=(config, rounds, door, stopped, until_done), daemon=True).start()
-    signing = threading.Thread(target=_sign_when_idle, args=(journal, stopped), daemon=True)
+    signing = threading.Thread(target=_sign_when_idle, args=(journal, door, stopped), daemon=True)
     signing.start()
     service_manager.watch(rounds.is_alive)
     service_manager.notify("READY=1")
@@ -142,8 +142,9 @@ def _lead(
         ) from rounds.failure
 
 
-def _sign_when_idle(journal: Journal, stopped: threading.Event) -> None:
-    """Records are signed with the next message; where none comes for a while, so that evidence of them can be had."""
+def _sign_when_idle(journal: Journal, door: Door, stopped: threading.Event) -> None:
+    """Records are signed with the next message; where none comes for a while, so that evidence of them can be had. Now
+    and then, and at the end, the next start is saved from reading them all."""
     before = -1
     while not stopped.wait(_IDLE_SECONDS):
         if len(journal) == before > journal.signed:
@@ -152,6 +153,15 @@ def _sign_when_idle(journal: Journal, stopped: threading.Event) -> None:
             except MedsiloError as error:
                 log.warning("the newest records could not be signed yet: %s", error)
         before = len(journal)
+        _remember(door)
+    _remember(door, after=1)
+
+
+def _remember(door: Door, *, after: int = REMEMBER_AFTER) -> None:
+    try:
+        door.remember(after=after)
+    except MedsiloError as error:
+        log.warning("the next start has to read the whole journal: %s", error)
 
 
 def _open_journal(

@@ -32,6 +32,8 @@ from protos.medsilo.v1 import journal_pb2
 
 NONCE_BYTES = 16
 AUDIT_KEY_BYTES = 32
+REMEMBER_AFTER = 5_000
+"""Records that a start reads in well under a second."""
 _LARGEST_SIZE = 2**53  # beyond it, JSON has no exact numbers
 
 
@@ -104,6 +106,8 @@ class Door:
         self._correspondences: dict[str, Correspondence] = {}
         self._adding = threading.Lock()
         self._rotations: list[journal_pb2.Envelope] = []
+        self._schemas: set[str] = set()
+        """Those that the journal holds."""
         self.paid_by: Callable[[Call], list[dict[str, Any]]] = lambda _: []
         with understanding(journal.directory):
             self._resume()
@@ -256,6 +260,44 @@ class Door:
         self._refuse(data, kind(), call, "received", error)
         error.recorded = True
 
+    def remember(self, *, after: int = REMEMBER_AFTER) -> None:
+        """Saves the next start from reading what the journal holds now, if it would read so many records."""
+        if len(self.journal) - self.journal.remembered >= after:
+            self.journal.remember(self._memory)
+
+    def _memory(self) -> dict[str, Any]:
+        with self._adding:
+            correspondences = dict(self._correspondences)
+        kept = {}
+        for peer, correspondence in correspondences.items():
+            with correspondence.lock:  # its records are taken as they are written
+                kept[peer] = {"until": len(self.journal), **correspondence.kept()}
+        return {
+            "schemas": sorted(self._schemas),
+            "rotations": [to_json(from_message(envelope)) for envelope in self._rotations],
+            "correspondences": kept,
+        }
+
+    def _recall(self) -> dict[str, int] | None:
+        """Takes up what the journal's start has kept; returns up to which record that covers each correspondence, None
+        if there is no start, or one of another release."""
+        memory = self.journal.memory
+        if memory is None:
+            return None
+        try:
+            until = {peer: int(kept["until"]) for peer, kept in memory["correspondences"].items()}
+            found = {peer: Correspondence(self.identity, peer) for peer in until}
+            for peer, correspondence in found.items():
+                correspondence.restore(memory["correspondences"][peer])
+            rotations = [to_message(from_json(envelope)) for envelope in memory["rotations"]]
+            schemas = set(memory["schemas"])
+        except (KeyError, TypeError, ValueError, AttributeError, JournalError):
+            return None
+        if max(until.values(), default=0) > len(self.journal):
+            return None
+        self._correspondences, self._rotations, self._schemas = found, rotations, schemas
+        return until
+
     def _append(self, records: Sequence[Mapping[str, Any]], call: Call, *, durable: bool = True) -> None:
         correspondence = self.correspondence(call.peer)
         for index, record in zip(self.journal.append(records, durable=durable), records, strict=True):
@@ -263,25 +305,28 @@ class Door:
 
     def _resume(self) -> None:
         """Takes up what the journal says, and begins a new journal with what is needed to read it."""
-        own_key, schemas = None, set()
-        for record in read_records(self.journal.directory):
+        until = self._recall()
+        begun = until is not None
+        for record in self.journal.records(self.journal.read_from if until is not None else 0):
             match record["kind"]:
+                case "message" | "peer-key" if until and record["index"] < until.get(record["peer"], 0):
+                    continue
+                case "key":
+                    begun = True
                 case "message":
-                    correspondence = self.correspondence(record["peer"])
-                    correspondence.take(record)
+                    self.correspondence(record["peer"]).take(record)
                 case "peer-key":
                     self.correspondence(record["peer"]).peer_key = bytes.fromhex(record["public_key"])
-                case "key":
-                    own_key = record["public_key"]
                 case "key-rotation":
                     self._rotations.append(to_message(from_json(record["statement"])))
                 case "schema":
-                    schemas.add(record["schema_sha256"])
+                    self._schemas.add(record["schema_sha256"])
         for correspondence in self._correspondences.values():
             correspondence.all_ended()
-        if own_key is None:
+        if not begun:
             self.note("key", public_key=self.journal.public_key.hex(), origin=self.journal.origin)
-        if SCHEMA_SHA256 not in schemas:
+        if SCHEMA_SHA256 not in self._schemas:
+            self._schemas.add(SCHEMA_SHA256)
             files = [base64.b64encode(file.serialized_pb).decode() for file in SCHEMA_FILES]
             self.note("schema", schema_sha256=SCHEMA_SHA256, files=files)
 

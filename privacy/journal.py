@@ -6,7 +6,8 @@ nothing that depended on it has happened.
 
 Files in the journal's folder: ``records.jsonl``, ``checkpoints.jsonl``, and earlier segments of the records,
 ``records-FIRST.jsonl`` by the index of their first record. A new segment begins with a record that names the one
-before it, with its hash and the signed checkpoint over all before; there is one tree over all segments.
+before it, with its hash and the signed checkpoint over all before; there is one tree over all segments. ``start.json``
+saves the next start from reading it all (``journal_start``).
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import fcntl
 import hashlib
 import itertools
 import json
+import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,12 +34,16 @@ from privacy.checkpoint import Checkpoint, cosign, read_note, verify
 from privacy.durable import Appender, fsync_folder
 from privacy.envelope import from_json, seal
 from privacy.errors import JournalError, JournalInUseError
+from privacy.journal_start import Held, KeptFile, Start, mark_of, read_start, write_start
 from privacy.merkle import TILE, ProvingTree, check_consistency
+
+log = logging.getLogger(__name__)
 
 RECORDS = "records.jsonl"
 CHECKPOINTS = "checkpoints.jsonl"
 SEGMENT_BYTES = 256 << 20
 """From this size on, a segment is ended with the next checkpoint."""
+_BLOCK = 1 << 16
 
 
 class Journal:
@@ -55,7 +61,7 @@ class Journal:
         self._segment_bytes = segment_bytes
         self._key = key
         self._disk = Appender(directory)
-        self._signed_size, self._signed, self._last_line = -1, "", ""
+        self._signed_size, self._signed, self._last_line, self._last_bytes = -1, "", "", 0
         self._unwritten: list[tuple[int, bytes]] = []
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._file = os.open(directory / RECORDS, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -63,7 +69,17 @@ class Journal:
             self._lock_file()
             self._tree = ProvingTree(self._read_lines)
             self._files: list[Path] = []
+            self._kept: list[KeptFile] = []
+            """Of all files but the last."""
             self._tiles: list[tuple[int, int]] = []
+            self._keys: list[tuple[int, bytes]] = [(0, self.public_key)]
+            """(first size that it signs, key), in order."""
+            self.memory: Mapping[str, Any] | None = None
+            """What ``remember`` was given, if the journal was not read from its beginning; and with it:"""
+            self.read_from = 0
+            """The first record that this start has read."""
+            self.remembered = 0
+            """How many records the next start need not read."""
             self._party: dict[str, Any] = {}
             self._begin_file(directory / RECORDS)
             with understanding(directory):
@@ -139,20 +155,50 @@ class Journal:
         with self._checkpoint_lock:
             with self._append_lock:
                 current = Checkpoint(self.origin, self._tree.size, self._tree.root())
-            if current.size != self._signed_size:
-                line = self._chained(current.size, current.sign(self._key))
-                with self._sync_lock:
-                    self._unwritten.append((current.size, line))
-            note = self._signed
-            if durable:
-                self._sync(current.size)
-                with self._sync_lock:
-                    self._write_checkpoints()
-                    self._disk.sync(self._checkpoints)
+            note = self._sign(current, durable=durable)
             with self._append_lock:
                 if self._end >= self._segment_bytes and self._tree.size == current.size:
                     self._end_segment()
         return note
+
+    def remember(self, memory: Callable[[], Mapping[str, Any]]) -> None:
+        """Saves the next start from reading what is here now.
+
+        ``memory``: gives what the journal's owner would find out by reading it, as JSON; it may cover records that come
+        meanwhile, and the next start gives it back as ``memory``. It is a cache: a disk that does not take it is a line
+        in the log.
+        """
+        with self._checkpoint_lock:
+            with self._append_lock:
+                self.remembered = self._tree.size
+                current = Checkpoint(self.origin, self._tree.size, self._tree.root())
+                kept = KeptFile(name=RECORDS, first=self._first, size=self._end, sha256=self._hash.hexdigest())
+                files, tiles, places = (*self._kept, kept), self._tree.tiles(), tuple(self._tiles)
+            self._sign(current, durable=True)
+            checkpoint, at = self._signed, os.fstat(self._checkpoints).st_size - self._last_bytes
+        start = Start(
+            checkpoint=checkpoint,
+            checkpoint_at=at,
+            keys=tuple((first, key.hex()) for first, key in self._keys),
+            party=self._party,
+            files=files,
+            tiles=tuple(root.hex() for root in tiles),
+            places=places,
+            memory=dict(memory()),
+        )
+        self._sync(self._tree.size)  # what the memory covers
+        try:
+            write_start(self.directory, start, self._key)
+        except OSError as error:
+            log.warning("the next start has to read the whole journal: %s", error)
+
+    def records(self, first: int = 0) -> Iterator[dict[str, Any]]:
+        """The records from ``first`` on; raises ``JournalError`` naming the first one that cannot be read."""
+        index = first
+        while index < self._tree.size:
+            for line in self._read_lines(index, min(TILE, self._tree.size - index)):
+                yield _parse(line, index, self.directory)
+                index += 1
 
     def consistency(self, first: int, second: int) -> list[bytes]:
         """The proof that the journal of ``second`` records begins with the one of ``first``."""
@@ -176,6 +222,20 @@ class Journal:
             os.close(self._checkpoints)
             os.close(self._file)
 
+    def _sign(self, current: Checkpoint, *, durable: bool) -> str:
+        """The note over a checkpoint, which has its place in the file of checkpoints."""
+        if current.size != self._signed_size:
+            line = self._chained(current.size, current.sign(self._key))
+            with self._sync_lock:
+                self._unwritten.append((current.size, line))
+        note = self._signed
+        if durable:
+            self._sync(current.size)
+            with self._sync_lock:
+                self._write_checkpoints()
+                self._disk.sync(self._checkpoints)
+        return note
+
     def _end_segment(self) -> None:
         """Sets the records so far aside and goes on in a new file, which says so in its first record."""
         segment = self.directory / f"records-{self._first:012d}.jsonl"
@@ -198,6 +258,7 @@ class Journal:
         os.close(self._file)
         self._file = newest
         self._files[-1] = segment
+        self._keep_file()
         self._begin_file(self.directory / RECORDS)
         self._grow(line)
         self._durable = self._tree.size
@@ -206,6 +267,7 @@ class Journal:
         """The line that a checkpoint gets in its file."""
         line = write_canonical({"checkpoint": note, "previous": self._last_line})
         self._signed_size, self._signed, self._last_line = size, note, hashlib.sha256(line).hexdigest()
+        self._last_bytes = len(line) + 1
         return line
 
     def _link(self, segment: Path) -> bytes:
@@ -222,6 +284,13 @@ class Journal:
             "checkpoint": self._signed,
         }
         return write_canonical(record)
+
+    def _keep_file(self) -> None:
+        """The last file is no longer written to."""
+        path, digest = self._files[-1], self._hash.hexdigest()
+        self._kept.append(
+            KeptFile(name=path.name, first=self._first, size=self._end, sha256=digest, mark=mark_of(path))
+        )
 
     def _begin_file(self, path: Path) -> None:
         self._files.append(path)
@@ -272,41 +341,48 @@ class Journal:
             ) from None
 
     def _recover(self) -> dict[int, str]:
-        """Reads what is there; returns the checkpoints that a crash kept from their file, by size.
+        """Reads what is there, from where the last process left a start; returns the checkpoints that a crash kept from
+        their file, by size.
 
         A checkpoint is written after the records that it covers and the message that carries it: it stands in that
         message's record.
         """
-        lost: dict[int, str] = {}
-        notes = read_checkpoints(self.directory)
-        ahead = next(notes, None)
-        keys = [(0, self.public_key)]
         files = segments(self.directory)
-        for path in files:
-            if path != self._files[-1]:
+        held = read_start(
+            self.directory, files, public_key=self.public_key, origin=self.origin, line_at=self._checkpoint_at
+        )
+        offset, checkpoints = 0, _chain(self.directory)
+        if held is not None:
+            offset, checkpoints = self._take_up(held)
+        keys = self._keys
+        lost: dict[int, str] = {}
+        ahead = self._next_note(checkpoints)
+        for number, path in enumerate(files[len(self._kept) :]):
+            if number:
+                self._keep_file()
+                self._begin_file(path)
+            else:
                 self._files[-1] = path
-            for line, complete in _lines(path):
+            for line, complete in _lines(path, 0 if number else offset):
                 while ahead is not None and read_note(ahead).size <= self._tree.size:
                     self._check_note(ahead, keys)
-                    ahead = next(notes, None)
+                    ahead = self._next_note(checkpoints)
                 if not complete:
                     break
                 record = _parse(line, self._tree.size, self.directory)
                 self._party = self._party or _party_of(record)
                 match record.get("kind"):
                     case "key":
-                        keys = [(0, bytes.fromhex(record["public_key"]))]
+                        keys[:] = [(0, bytes.fromhex(record["public_key"]))]
                     case "key-rotation":
                         keys.append((record["index"] + 2, bytes.fromhex(record["public_key"])))
                     case "message" if ahead is None and record["direction"] == "sent" and "attestation" in record:
                         note = json.loads(from_json(record["attestation"]).payload)["checkpoint"]
                         lost[read_note(note).size] = note
                 self._grow(line)
-            if path != files[-1]:
-                self._begin_file(self.directory / RECORDS)
         while ahead is not None and read_note(ahead).size <= self._tree.size:
             self._check_note(ahead, keys)
-            ahead = next(notes, None)
+            ahead = self._next_note(checkpoints)
         if ahead is not None:
             raise JournalError(
                 f"{self.directory / RECORDS}: holds {self._tree.size} records, but a checkpoint over "
@@ -319,10 +395,6 @@ class Journal:
             )
         for name in (RECORDS, CHECKPOINTS):
             _cut_torn_line(self.directory / name)
-        for line, _ in _lines(self.directory / CHECKPOINTS):
-            self._last_line = hashlib.sha256(line).hexdigest()
-            self._signed = json.loads(line)["checkpoint"]
-            self._signed_size = read_note(self._signed).size
         lost = {size: note for size, note in lost.items() if size > self._signed_size}
         for size, note in lost.items():
             checkpoint = verify(note, [key for first, key in keys if first <= size][-1])
@@ -330,6 +402,32 @@ class Journal:
             if not check_consistency(size, checkpoint.root, self._tree.size, self._tree.root(), proof):
                 raise self._not_signed(size)
         return lost
+
+    def _take_up(self, held: Held) -> tuple[int, Iterator[tuple[str, bytes]]]:
+        """Begins where a start leaves off; returns how far the last of its files is known, and the checkpoints from the
+        start's own on."""
+        start = held.start
+        for root in start.tiles:
+            self._tree.append_tile(bytes.fromhex(root))
+        for line in held.newest:
+            self._tree.append(line)
+        self._files, self._tiles = held.files, list(start.places)
+        self._kept = [*start.files[:-1]]
+        self._first, self._end, self._hash = start.files[-1].first, start.files[-1].size, held.hash
+        self._keys[:] = [(first, bytes.fromhex(key)) for first, key in start.keys]
+        self._party, self.memory = start.party, start.memory
+        self.read_from = self.remembered = held.checkpoint.size
+        return self._end, _chain(self.directory, start.checkpoint_at)
+
+    def _checkpoint_at(self, offset: int) -> bytes:
+        return next(_lines(self.directory / CHECKPOINTS, offset))[0]
+
+    def _next_note(self, checkpoints: Iterator[tuple[str, bytes]]) -> str | None:
+        note, line = next(checkpoints, (None, b""))
+        if note is not None:
+            self._signed_size, self._signed = read_note(note).size, note
+            self._last_line, self._last_bytes = hashlib.sha256(line).hexdigest(), len(line) + 1
+        return note
 
     def _check_note(self, note: str, keys: Sequence[tuple[int, bytes]]) -> None:
         size = read_note(note).size
@@ -395,21 +493,29 @@ def last_checkpoint(directory: Path) -> str | None:
 
 def read_checkpoints(directory: Path) -> Iterator[str]:
     """The signed notes of a journal, oldest first; raises ``JournalError`` where a line is damaged or missing."""
-    previous = ""
-    for number, (line, complete) in enumerate(_lines(directory / CHECKPOINTS)):
+    return (note for note, _ in _chain(directory))
+
+
+def _chain(directory: Path, offset: int | None = None) -> Iterator[tuple[str, bytes]]:
+    """The notes, as ``read_checkpoints``, with their lines. ``offset``: where the first of them begins; what it follows
+    is then not looked at."""
+    previous = None if offset else ""
+    for number, (line, complete) in enumerate(_lines(directory / CHECKPOINTS, offset or 0)):
         if not complete:
             return
         try:
             content = read_canonical(line)
             note, before = content["checkpoint"], content["previous"]
+            previous = before if previous is None else previous
             good = isinstance(note, str) and content == {"checkpoint": note, "previous": previous}
         except (ValueError, KeyError, TypeError):
             good, before = False, previous
         if not good:
             what = "is damaged" if before == previous else "does not follow the line before it"
-            raise JournalError(f"{directory / CHECKPOINTS}: line {number + 1} {what}")
+            which = f"line {number + 1}" if not offset else f"line {number + 1} after byte {offset}"
+            raise JournalError(f"{directory / CHECKPOINTS}: {which} {what}")
         previous = hashlib.sha256(line).hexdigest()
-        yield note
+        yield note, line
 
 
 def segments(directory: Path) -> list[Path]:
@@ -429,10 +535,11 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _lines(path: Path) -> Iterator[tuple[bytes, bool]]:
+def _lines(path: Path, offset: int = 0) -> Iterator[tuple[bytes, bool]]:
     if not path.exists():
         return
     with path.open("rb") as file:
+        file.seek(offset)
         for line in file:
             yield line.removesuffix(b"\n"), line.endswith(b"\n")
 
@@ -452,6 +559,16 @@ def _parse(line: bytes, index: int, directory: Path) -> dict[str, Any]:
 
 def _cut_torn_line(path: Path) -> None:
     """Removes a last line that a crash cut short: nothing that waited for it has happened."""
-    whole = sum(len(line) + 1 for line, complete in _lines(path) if complete)
-    if path.exists() and path.stat().st_size > whole:
+    if not path.exists():
+        return
+    size = whole = path.stat().st_size
+    with path.open("rb") as file:
+        while whole:
+            begin = max(whole - _BLOCK, 0)
+            file.seek(begin)
+            if (end := file.read(whole - begin).rfind(b"\n")) >= 0:
+                whole = begin + end + 1
+                break
+            whole = begin
+    if whole < size:
         os.truncate(path, whole)

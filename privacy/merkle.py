@@ -11,8 +11,8 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 
 EMPTY_ROOT = hashlib.sha256(b"").digest()
-_TILE_LEVEL = 8
-TILE = 1 << _TILE_LEVEL
+TILE_LEVEL = 8
+TILE = 1 << TILE_LEVEL
 """How many leaves a ``ProvingTree`` asks for at once."""
 
 
@@ -115,6 +115,15 @@ class ProvingTree(MerkleTree):
             return []
         return self._subproof(first, 0, second, whole=True)
 
+    def append_tile(self, root: bytes) -> None:
+        """Adds a tile's leaves at the right end, of which only their root is known."""
+        self.append_subtree(TILE_LEVEL, root)
+        self._newest = self.size
+
+    def tiles(self) -> list[bytes]:
+        """The roots of all whole tiles, from the left."""
+        return [self._known[TILE_LEVEL, number] for number in range(self.size >> TILE_LEVEL)]
+
     def subtrees(self, start: int, end: int) -> list[tuple[int, bytes]]:
         """The perfect subtrees that leaves ``start`` to ``end`` consist of, as (level, root), in their order.
 
@@ -124,13 +133,13 @@ class ProvingTree(MerkleTree):
 
     def _complete(self, level: int, number: int, root: bytes) -> None:
         self._known[level, number] = root
-        if level == _TILE_LEVEL:
+        if level == TILE_LEVEL:
             self._forget(number - 1)
             self._newest = max(self._newest, number * TILE)
 
     def _forget(self, tile: int) -> None:
-        for level in range(_TILE_LEVEL):
-            width = 1 << (_TILE_LEVEL - level)
+        for level in range(TILE_LEVEL):
+            width = 1 << (TILE_LEVEL - level)
             for number in range(tile * width, (tile + 1) * width):
                 self._known.pop((level, number), None)
 

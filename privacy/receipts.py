@@ -107,6 +107,16 @@ class _Messages:
     claim: Exchange | None = None
     """For what was received: the other side's word on what it sent in all, to be held against what still arrives."""
 
+    def kept(self) -> dict[str, Any]:
+        claim = None if self.claim is None else self.claim.model_dump(mode="json")
+        return {**vars(self), "digests": b"".join(self.digests).hex(), "claim": claim}
+
+    @classmethod
+    def restore(cls, kept: Mapping[str, Any]) -> _Messages:
+        digests = bytes.fromhex(kept["digests"])
+        claim = None if kept["claim"] is None else Exchange.model_validate(kept["claim"])
+        return cls(**{**kept, "digests": [digests[at : at + 32] for at in range(0, len(digests), 32)], "claim": claim})
+
     def sha256(self, count: int) -> str:
         return hashlib.sha256(b"".join(self.digests[:count])).hexdigest()
 
@@ -338,6 +348,30 @@ class Correspondence:
                 direction == "sent" or messages.rpc not in _OF_A_ROUND or messages.vouched >= len(messages.digests)
                 for (_, direction), messages in self._open.items()
             )
+
+    def kept(self) -> dict[str, Any]:
+        """All that it holds, as JSON, but for the calls under way; ``restore`` takes it up again."""
+        with self.lock:
+            return {
+                "peer_key": None if self.peer_key is None else self.peer_key.hex(),
+                "seen": self.seen_note,
+                "acknowledged": self.acknowledged,
+                "cosignature": self.cosignature,
+                "notes": list(self._notes.values()),
+                "open": [[*key, messages.kept()] for key, messages in self._open.items()],
+                "complete": [[*key, size] for key, size in self._complete.items()],
+            }
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        """Takes up what ``kept`` gave, in a correspondence that has taken nothing yet."""
+        with self.lock:
+            self.peer_key = None if kept["peer_key"] is None else bytes.fromhex(kept["peer_key"])
+            if kept["seen"]:
+                self.seen, self.seen_note = read_note(kept["seen"]), kept["seen"]
+            self.acknowledged, self.cosignature = kept["acknowledged"], kept["cosignature"]
+            self._notes = {read_note(note).size: note for note in kept["notes"]}
+            self._open = {(call, direction): _Messages.restore(one) for call, direction, one in kept["open"]}
+            self._complete = {(call, direction): size for call, direction, size in kept["complete"]}
 
     def unconfirmed(self) -> dict[str, tuple[str, int, int]]:
         """Calls whose sent messages lack a receipt: (RPC, messages sent, messages acknowledged) by call."""

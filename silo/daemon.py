@@ -129,7 +129,7 @@ def _train(config: SiloConfig, display: Display, day: Callable[[], date]) -> Out
             masking = _masking(plan, credentials.current if credentials else None, audit_key, consent, door, history)
             with Processes(config, devices, plan, dataset) as processes:
                 participation = _Participation(
-                    config, plan, gate, dataset, processes, uplink, display, account, counts, masking
+                    config, plan, gate, dataset, processes, uplink, display, account, counts, masking, door
                 )
                 with _watching(gate, uplink):
                     await_approval(config, plan, gate, door, history, display.notice)
@@ -332,8 +332,10 @@ class _Participation:
         account: Account | None,
         counts: PrivateCounts | None,
         masking: Masking | None,
+        door: Door,
     ) -> None:
         self._plan = plan
+        self._door = door
         self._counts = counts
         self._masking = masking
         self._uplink = uplink
@@ -366,6 +368,7 @@ class _Participation:
         self._display.joined(self._plan, self._state.trained_rounds)
         self._uplink.answer(self._plan, None, synthetic=self._synthetic)
         while True:
+            self._door.remember()
             self._display.waiting()
             task, payload = self._uplink.next_task(
                 self._plan,
