@@ -3,6 +3,8 @@ VENV ?= .venv
 export VENV
 BIN := $(VENV)/bin
 WORKERS ?= 3
+# Strict, and never --quiet: with that, warnings are not counted, and a broken link passes.
+SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .PHONY: demo test check docs format protos benchmark sbom supply-check clean
 
@@ -23,13 +25,13 @@ check: ## style, types, schemas, import contracts
 	$(BIN)/python -m protos.generate --check
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	$(SITE)
 	$(BIN)/python -m supply_chain.pins
 
 docs: ## the documentation as a site, in build/site
 	@./setup.sh
 	$(BIN)/python docs/generate.py
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	$(SITE)
 
 sbom: ## everything that is installed, as CycloneDX in build/sbom.cdx.json, held to its schema
 	@./setup.sh
