@@ -119,6 +119,7 @@ def _certificate_shown(plain: socket.socket) -> bytes | None:
     """What a server shows in a TLS handshake (DER). The last step, in which this side would have to show one too, is
     left out, so that the server's log does not tell of a caller without certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     received, sent = ssl.MemoryBIO(), ssl.MemoryBIO()

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from privacy.environment import require_tls_1_3
 from privacy.pki import Credentials
 from privacy.revocation import LiveCredentials
 
@@ -15,7 +16,7 @@ from privacy.revocation import LiveCredentials
 def server_credentials(
     credentials: LiveCredentials, show: Callable[[Credentials], Any], *, require_client_authentication: bool
 ) -> grpc.ServerCredentials:
-    """Credentials for a server's port that are those of the files, also after these have changed.
+    """Credentials for a server's port that are those of the files, also after these have changed; for TLS 1.3 alone.
 
     Args:
         credentials: the coordinator's.
@@ -38,6 +39,7 @@ def server_credentials(
             shown = now
             return show(now)
 
+    require_tls_1_3()
     return grpc.dynamic_ssl_server_credentials(
         show(shown), changed, require_client_authentication=require_client_authentication
     )

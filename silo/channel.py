@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 
 from privacy.endpoint import split_address
+from privacy.environment import require_tls_1_3
 from privacy.errors import IdentityError, UnreachableError
 from privacy.pki import Credentials, Identity
 from silo.proxy import ProxyConfig
@@ -57,11 +58,11 @@ def open_channel(
     return grpc.secure_channel(target, credentials, options=options)
 
 
-def channel_credentials(own: Credentials) -> grpc.ChannelCredentials:
-    """What a channel needs to show the own certificate."""
-    return grpc.ssl_channel_credentials(
-        root_certificates=own.ca_pem, private_key=own.private_key_pem, certificate_chain=own.certificate_pem
-    )
+def channel_credentials(ca_pem: bytes, own: Credentials | None = None) -> grpc.ChannelCredentials:
+    """What a channel needs to believe the certificates of a CA (PEM) and, if given, to show the own; TLS 1.3 alone."""
+    require_tls_1_3()
+    key, certificate = (None, None) if own is None else (own.private_key_pem, own.certificate_pem)
+    return grpc.ssl_channel_credentials(root_certificates=ca_pem, private_key=key, certificate_chain=certificate)
 
 
 def shown_certificates(address: str, coordinator: Identity, *, proxy: ProxyConfig | None = None) -> list[bytes]:

@@ -245,7 +245,7 @@ def _get_plan(
 ) -> tuple[list[Finding], RunPlan | None]:
     peer = config.coordinator_identity
     call = Call(rpc="GetPlan", peer=peer.uri, peer_certificate_sha256="", purpose="silo doctor: asking for the plan")
-    own = None if credentials is None else channel_credentials(credentials)
+    own = None if credentials is None else channel_credentials(credentials.ca_pem, credentials)
     request = wire.GetPlanRequest(nonce=nonce(), silo=config.name, protocol_version=version)
     method = f"/{wire.DESCRIPTOR.services_by_name['CoordinatorService'].full_name}/GetPlan"
     try:

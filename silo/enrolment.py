@@ -26,7 +26,7 @@ from privacy.plan import RunPlan
 from privacy.protocol import agreed, spoken_instead
 from protos.medsilo.v1 import enrolment_pb2 as wire
 from protos.versions import PROTOCOL_VERSION
-from silo.channel import open_channel, shown_certificates
+from silo.channel import channel_credentials, open_channel, shown_certificates
 from silo.config import SiloConfig
 from silo.plans import keep_plan
 from silo.proxy import ProxyConfig
@@ -125,8 +125,7 @@ def enrol(config: SiloConfig, invitation: Invitation, ca: bytes, audit_key: Ed25
 
 def _ask(invitation: Invitation, ca: bytes, data: bytes, proxy: ProxyConfig | None) -> bytes:
     address = invitation.enrolment_address
-    credentials = grpc.ssl_channel_credentials(root_certificates=ca)
-    with open_channel(address, invitation.coordinator_identity, credentials, proxy=proxy) as channel:
+    with open_channel(address, invitation.coordinator_identity, channel_credentials(ca), proxy=proxy) as channel:
         call = channel.unary_unary(_METHOD).future(data)
         try:
             answer: bytes = call.result(timeout=ANSWER_SECONDS)

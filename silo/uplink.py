@@ -560,7 +560,7 @@ class Uplink:
         credentials = None
         if self._credentials is not None:
             self._shown = self._credentials.current
-            credentials = channel_credentials(self._shown)
+            credentials = channel_credentials(self._shown.ca_pem, self._shown)
         return open_channel(address, self._config.coordinator_identity, credentials, proxy=proxy)
 
 

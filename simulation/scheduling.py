@@ -182,7 +182,6 @@ def _ray(address: str) -> Iterator[Submit]:
                 f"--ray {address}: cannot be reached: {error}. `ray start --head` on one of the machines begins a "
                 "cluster and says its address"
             ) from None
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report to its makers what it is used for
     try:
         ray.init(address=address, log_to_driver=False, include_dashboard=False, configure_logging=False)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:

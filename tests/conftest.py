@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from postgres_cluster import Cluster, find_programs
 
+import privacy.environment  # noqa: F401 before a test imports gRPC itself
+
 # Several tests run at once, many of them with processes of their own; threads that wait for each other without a core
 # would take one from the others. Before anything imports PyTorch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

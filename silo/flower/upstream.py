@@ -79,7 +79,8 @@ def check_public_key(pem: bytes) -> ec.EllipticCurvePublicKey:
 
 
 class Upstream:
-    """Where the server is. ``ca``: certificates (PEM) to check its own with; ``insecure``: plain text."""
+    """Where the server is. ``ca``: certificates (PEM) to check its own with, in TLS 1.3 alone; ``insecure``: plain
+    text."""
 
     def __init__(self, address: str, *, ca: Path | None, insecure: bool) -> None:
         self._host, self._port = split_address(address)
@@ -90,6 +91,7 @@ class Upstream:
                 self._context = ssl.create_default_context(cafile=None if ca is None else str(ca))
             except OSError as error:
                 raise ConfigurationError(f"ca: {ca}: is not a file of certificates in PEM form ({error})") from None
+            self._context.minimum_version = ssl.TLSVersion.TLSv1_3
 
     def head(self, path: str, length: int, node: NodeHeaders) -> bytes:
         """Request line and headers: all that goes before a request's ``length`` bytes."""
