@@ -21,7 +21,7 @@ import tempfile
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from privacy.durable import fsync_folder
 from privacy.errors import DataError
+from privacy.units import Content
 
 if TYPE_CHECKING:
     import torch
@@ -185,6 +186,12 @@ class ImageDataset:
         """(C, H, W), as a model takes them."""
         height, width, channels = self.train.images.shape[1:]
         return channels, height, width
+
+    @property
+    def contents(self) -> Mapping[str, Content]:
+        """What may be charged to a privacy ledger, split by split."""
+        splits = {"train": self.train, "test": self.test}
+        return {name: Content(split.images, split.patients) for name, split in splits.items()}
 
     @functools.cached_property
     def fingerprint(self) -> str:

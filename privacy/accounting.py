@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
@@ -31,6 +31,8 @@ ACCOUNTANT = "PLD"
 DISCRETISATION = 1e-3
 """Width of the privacy loss distribution's cells; wider cells give a larger, still valid ε."""
 
+_LARGEST_GROUP = 32
+"""For larger groups no bound is computed: it would be of no use, and takes minutes."""
 _HOPELESS = 100.0
 _LARGEST = 1e4
 
@@ -106,6 +108,22 @@ class DiscreteLaplace:
 
 Event = SampledGaussian | GaussianRelease | DiscreteLaplace
 
+
+@dataclass(frozen=True)
+class GroupedSteps:
+    """Steps of DP-SGD as a group of their units bears them: a patient whose images are each sampled and clipped alone.
+
+    It is charged nowhere, only added up (see ``as_group``).
+
+    Attributes:
+        steps_of_one: what was charged.
+        size: how many units the group has, at least 2.
+    """
+
+    steps_of_one: SampledGaussian
+    size: int
+
+
 _KINDS: dict[str, type[Event]] = {kind.kind: kind for kind in (SampledGaussian, GaussianRelease, DiscreteLaplace)}
 
 
@@ -154,15 +172,37 @@ def shown(epsilon: float) -> str:
     return "∞" if math.isinf(epsilon) else f"{math.ceil(epsilon * 1000 - 1e-6) / 1000:.3f}"
 
 
-def epsilon(events: Iterable[Event], *, delta: float, adjacency: Adjacency = Adjacency.ZERO_OUT) -> float:
+def as_group(event: Event, size: int | None) -> Event | GroupedSteps | None:
+    """What an event costs a group of its units together; ``None`` for no bound, or where the size is not known."""
+    if size == 1:
+        return event
+    if size is None or size > _LARGEST_GROUP:
+        return None
+    match event:
+        case SampledGaussian() if event.sampling_rate == 1:
+            return GaussianRelease(event.noise_multiplier / size, event.steps)
+        case SampledGaussian():
+            return GroupedSteps(event, size)
+        case GaussianRelease():
+            return GaussianRelease(event.noise_multiplier / size, event.releases)
+        case DiscreteLaplace():
+            return DiscreteLaplace(event.epsilon * size, event.releases)
+
+
+def epsilon(
+    events: Iterable[Event | GroupedSteps], *, delta: float, adjacency: Adjacency = Adjacency.ZERO_OUT
+) -> float:
     """The ε at which the composition of all events is (ε, δ)-differentially private; 0 for none.
 
     Discrete Laplace events are added by basic composition: PLD knows continuous Laplace noise, which is not the same.
-    ``math.inf`` for a composition that is so far from private that its distribution would fill the memory.
-    Raises ``ValueError`` for a δ outside (0, 1), or for counts with another adjacency than zero-out or add-remove.
+    Under replace-one they count twice: one unit is taken out, and another put in. A group's steps are those of a
+    mixture of Gaussians, one for each number of its units in a sample (Ganesh, "Tight group-level DP guarantees for
+    DP-SGD with sampling via mixture of Gaussians mechanisms", 2024).
+    ``math.inf`` for a composition that is so far from private that its distribution would fill the memory, and for
+    groups under replace-one. Raises ``ValueError`` for a δ outside (0, 1).
     """
     _check(0 < delta < 1, "delta", delta, "in (0, 1)")
-    merged: dict[Event, int] = {}
+    merged: dict[Event | GroupedSteps, int] = {}
     for event in events:
         alone = _with_times(event, 1)
         merged[alone] = merged.get(alone, 0) + _times(event)
@@ -170,7 +210,7 @@ def epsilon(events: Iterable[Event], *, delta: float, adjacency: Adjacency = Adj
 
 
 @lru_cache(maxsize=4096)
-def _epsilon(events: tuple[Event, ...], delta: float, adjacency: Adjacency) -> float:
+def _epsilon(events: tuple[Event | GroupedSteps, ...], delta: float, adjacency: Adjacency) -> float:
     # Takes a second to load, and most commands do without it.
     import dp_accounting
     from dp_accounting.pld import PLDAccountant
@@ -195,13 +235,28 @@ def _epsilon(events: tuple[Event, ...], delta: float, adjacency: Adjacency) -> f
                 accountant.compose(dp_accounting.GaussianDpEvent(event.noise_multiplier), event.releases)
                 gaussian = True
             case DiscreteLaplace():
+                pure += event.epsilon * event.releases * (2 if adjacency is Adjacency.REPLACE_ONE else 1)
+            case GroupedSteps():
                 if adjacency is Adjacency.REPLACE_ONE:
-                    raise ValueError("a count's discrete Laplace noise is not accounted for under replace-one")
-                pure += event.epsilon * event.releases
+                    return math.inf
+                sizes, chances = _in_a_sample(event)
+                noise = event.steps_of_one.noise_multiplier
+                mixture = dp_accounting.dp_event.MixtureOfGaussiansDpEvent(noise, sizes, chances)
+                accountant.compose(mixture, event.steps_of_one.steps)
+                gaussian = True
     return pure + (float(accountant.get_epsilon(delta)) if gaussian else 0.0)
 
 
-def _central_limit(event: Event) -> float:
+def _in_a_sample(event: GroupedSteps) -> tuple[list[float], list[float]]:
+    """How many of a group's units a step may take, and with which probabilities."""
+    q, size = event.steps_of_one.sampling_rate, event.size
+    return (
+        [float(k) for k in range(size + 1)],
+        [math.comb(size, k) * q**k * (1 - q) ** (size - k) for k in range(size + 1)],
+    )
+
+
+def _central_limit(event: Event | GroupedSteps) -> float:
     """μ of the Gaussian mechanism that an event resembles (Bu et al., "Deep Learning with Gaussian DP", 2020)."""
     match event:
         case SampledGaussian():
@@ -211,6 +266,15 @@ def _central_limit(event: Event) -> float:
             return math.sqrt(event.releases) / event.noise_multiplier
         case DiscreteLaplace():
             return 0.0
+        case GroupedSteps():
+            sizes, chances = _in_a_sample(event)
+            variance = event.steps_of_one.noise_multiplier**2
+            total = sum(
+                p * r * math.expm1(min(k * n / variance, 700.0))
+                for k, p in zip(sizes, chances, strict=True)
+                for n, r in zip(sizes, chances, strict=True)
+            )
+            return math.sqrt(event.steps_of_one.steps * total)
 
 
 def noise_multiplier_for(
@@ -246,11 +310,17 @@ def noise_multiplier_for(
     return round(high * tolerance, 9)
 
 
-def _times(event: Event) -> int:
-    return event.steps if isinstance(event, SampledGaussian) else event.releases
+def _times(event: Event | GroupedSteps) -> int:
+    match event:
+        case SampledGaussian():
+            return event.steps
+        case GroupedSteps():
+            return event.steps_of_one.steps
+        case _:
+            return event.releases
 
 
-def _with_times(event: Event, times: int) -> Event:
+def _with_times(event: Event | GroupedSteps, times: int) -> Event | GroupedSteps:
     match event:
         case SampledGaussian():
             return SampledGaussian(event.sampling_rate, event.noise_multiplier, times)
@@ -258,6 +328,8 @@ def _with_times(event: Event, times: int) -> Event:
             return GaussianRelease(event.noise_multiplier, times)
         case DiscreteLaplace():
             return DiscreteLaplace(event.epsilon, times)
+        case GroupedSteps():
+            return GroupedSteps(replace(event.steps_of_one, steps=times), event.size)
 
 
 def _check(condition: bool, name: str, value: float, wanted: str) -> None:

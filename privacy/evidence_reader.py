@@ -292,7 +292,8 @@ class EvidenceReader:
             case "ledger":
                 self._charges.add(record["charge"])
                 if "spent" in record:
-                    self._charges.say(record["charge"], record["spent"], record["index"])
+                    most = record.get("unit_spent")
+                    self._charges.say(record["charge"], record["spent"], record["index"], of_unit=most)
             case "consent":
                 self._permissions.consented(record)
             case "withdrawal":
@@ -559,6 +560,12 @@ class EvidenceReader:
                 self.result.remarks.append(
                     f"The privacy loss of {whose}, recomputed from {_count_of(account.charges, 'charge')}, is "
                     f"{account.spent}, as the journal says."
+                )
+            if account.of_unit is not None:
+                self.result.remarks.append(
+                    f"With charges for other versions, units or splits, the {account.subject.unit} of {whose} that has "
+                    f"cost most has cost ε = {shown(account.of_unit)}: so the journal says. Which charges those are "
+                    "only the ledger tells."
                 )
 
     def _count(self) -> None:

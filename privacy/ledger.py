@@ -1,12 +1,26 @@
 """The privacy ledger: what a data set's releases have cost so far, across runs, federations and restarts.
 
-There is one for each version of a data set (its fingerprint), unit of privacy and split. A charge is on disk before the
-step is taken or the byte leaves that it pays for, so a crash can only count too much. A charge that would overspend the
-budget is refused before anything is written.
+There is an account for each version of a data set (its fingerprint), unit of privacy and split. A charge is on disk
+before the step is taken or the byte leaves that it pays for, so a crash can only count too much. A charge that would
+overspend the budget is refused before anything is written.
 
-A ledger is a file of lines of canonical JSON, each with the hash of the line before it. A line that does not end was
-never completed, so nothing that waited for it has happened. Several processes may share a ledger: each charge is made
-under a lock, from what the file then holds.
+What is held against the budget is not the account's sum but the most that any image, or any patient, has cost that the
+version holds: all charges of all accounts of the folder in which that image or patient is, whatever their version, unit
+or split (``privacy.units`` tells where). Added up are:
+
+* with the image as unit, charges for images as they are, and charges for patients as they are where each patient has
+  one image. Where patients have several, blanking one image changes its patient's clipped gradient into another one,
+  not into none: then all are added up as under replace-one, which is more;
+* with the patient as unit, charges for patients as they are, and charges for images k times over for a patient with k
+  images there (group privacy; see ``accounting.as_group``).
+
+An account of which it is not known whom it holds counts for everyone (but see ``units.groups``). So do charges under
+another adjacency than the account's own, added up as under replace-one. Within one version, the shard's word on whose
+an image is stands: who is named twice in it counts as two there.
+
+An account is a file of lines of canonical JSON, each with the hash of the line before it. A line that does not end was
+never completed, so nothing that waited for it has happened. Several processes may share a folder: each charge is made
+under its one lock, from what the files then hold.
 """
 
 from __future__ import annotations
@@ -23,14 +37,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from privacy import accounting
-from privacy.accounting import Adjacency, Event, Guarantee, Unit, shown
+from privacy.accounting import Adjacency, Event, GroupedSteps, Guarantee, Unit, shown
 from privacy.canonical import write_canonical
 from privacy.durable import Appender
 from privacy.errors import BudgetError
+
+if TYPE_CHECKING:
+    from privacy.units import Content, Group, Members, Units
 
 _SLACK = 1e-9
 _AGREEMENT = 1e-3
@@ -41,14 +59,19 @@ _MOST_NAMED = 5
 _SUFFIX = ".jsonl"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SPLITS = ("train", "test")
+_LOCK = "ledger.lock"
+_held = threading.local()
+"""The folders whose lock this thread holds."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The most that all releases of a ledger may cost: (ε, δ)."""
+    """The most that releases may cost an image or a patient: (ε, δ). ``of_run``: those of one run alone, each of its
+    repeated rounds included; all releases ever by default."""
 
     epsilon: float
     delta: float
+    of_run: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,6 +83,15 @@ class Purpose:
     plan_sha256: str
     round: int
     phase: str
+
+    @property
+    def whole_run(self) -> Run:
+        """The run, as this very plan has it."""
+        return self.federation, self.run, self.plan_sha256
+
+
+Run = tuple[str, str, str]
+"""Federation, name and the plan's hash."""
 
 
 @dataclass(frozen=True)
@@ -114,21 +146,57 @@ class Entry:
         }
 
 
-class Ledger:
-    """A data set's account in a folder. Its methods may be called from any thread and from several processes.
+@dataclass(frozen=True)
+class Spending:
+    """What the most-spent image (patient) of a version has cost.
 
-    Raises ``BudgetError`` on opening, and from every method, if the file is not what was written.
+    Attributes:
+        guarantee: of all its charges together.
+        accounts: those in which it is, with their numbers of charges; the version's own is the first.
+        course: its charges by time, as it bears them.
+        adjacency: under which they are added up.
     """
 
-    def __init__(self, folder: Path, subject: Subject) -> None:
+    guarantee: Guarantee
+    accounts: Mapping[Subject, int]
+    course: Sequence[Event | GroupedSteps | None]
+    adjacency: Adjacency
+
+    @property
+    def epsilon(self) -> float:
+        """The privacy loss."""
+        return self.guarantee.epsilon
+
+    @property
+    def inherited(self) -> Mapping[Subject, int]:
+        """The other accounts that count in, with their numbers of charges."""
+        return {account: count for account, count in list(self.accounts.items())[1:] if count}
+
+    def after(self, charges: int) -> float:
+        """The ε after so many charges of the course."""
+        return _cost(self.course[:charges], self.guarantee.delta, self.adjacency)
+
+
+class Ledger:
+    """A data set version's account in a folder. Its methods may be called from any thread and from several processes.
+
+    ``contents``: what the version holds, split by split. Whoever charges gives it: other versions inherit by it.
+
+    Raises ``BudgetError`` on opening, and from every method, if a file is not what was written.
+    """
+
+    def __init__(self, folder: Path, subject: Subject, contents: Mapping[str, Content] | None = None) -> None:
         self.folder = folder
         self.subject = subject
-        self.path = folder / f"{subject.data_sha256}-{subject.unit}-{subject.split}{_SUFFIX}"
+        self._contents = contents or {}
+        self._others: dict[Path, Ledger] = {}
+        self._groups: tuple[dict[Subject, Members | None], list[Group]] | None = None
+        self.path = folder / _name_of(subject)
         self._entries: list[Entry] = []
         self._read_to = 0
         self._last = ""
         self._disk = Appender(folder)  # its errors are no BudgetErrors: those end the hospital's part in a run
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         if self.path.exists():
             self.entries()
 
@@ -147,11 +215,37 @@ class Ledger:
                 os.close(file)
             return list(self._entries)
 
+    def counting(self, run: Run | None = None) -> list[Entry]:
+        """The charges of this account that are added up, in order; those for a run alone if it is named."""
+        return [entry for entry in self.entries() if run is None or entry.purpose.whole_run == run]
+
+    def of_run(self, run: Run) -> list[Entry]:
+        """All charges for a run in accounts of this unit and split, of whichever version."""
+        unit, split = self.subject.unit, self.subject.split
+        with self._alone():
+            accounts = [one for one in self._accounts() if (one.subject.unit, one.subject.split) == (unit, split)]
+            return [entry for account in accounts for entry in account.counting(run)]
+
+    def cost(self, delta: float) -> Guarantee:
+        """What this account's charges alone cost together, at a δ."""
+        events = [entry.event for entry in self.counting()]
+        return Guarantee(_cost(events, delta, self.subject.adjacency), delta, *self._conditions)
+
     def guarantee(self, delta: float, *, extra: Iterable[Event] = ()) -> Guarantee:
-        """What all charges cost together, at a δ; ``extra``: with these events too."""
-        events = [*(entry.event for entry in self.entries()), *extra]
-        spent = accounting.epsilon(events, delta=delta, adjacency=self.subject.adjacency)
-        return Guarantee(spent, delta, self.subject.unit, self.subject.adjacency)
+        """What the most-spent image (patient) has cost, at a δ; ``extra``: with these events too."""
+        return self.spending(delta, extra=extra).guarantee
+
+    def spending(self, delta: float, *, extra: Iterable[Event] = (), run: Run | None = None) -> Spending:
+        """What all charges together have cost the most-spent image (patient), at a δ. ``extra``: with these events of
+        this account too; ``run``: the charges of that run alone."""
+        with self._alone():
+            return self._spending(delta, list(extra), run)
+
+    def remember(self) -> None:
+        """Makes durable whom the version holds, which a charge does too. Raises ``BudgetError`` if the key for it is
+        lost, ``DiskError`` if it cannot be kept."""
+        with self._alone():
+            self._units.keep(self.subject.data_sha256, self._contents)
 
     def charge(self, event: Event, purpose: Purpose, budget: Budget) -> Entry:
         """Charges an event; when this returns, the charge is durable.
@@ -162,9 +256,11 @@ class Ledger:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self._alone():
             self._disk.check_usable()
+            self._check_budget(event, purpose, budget)
+            self._units.keep(self.subject.data_sha256, self._contents)
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             try:
-                return self._charge(file, event, purpose, budget)
+                return self._charge(file, event, purpose)
             finally:
                 os.close(file)
 
@@ -173,28 +269,93 @@ class Ledger:
 
         A ledger that was restored from an old backup would forget what has been released since.
         """
-        entries = {entry.index: entry.sha256 for entry in self.entries()}
+        told: dict[Subject, dict[int, Mapping[str, Any]]] = {}
         for charge in charges(records):
-            if Subject.read(charge) == self.subject and entries.get(charge["index"]) != charge["sha256"]:
-                raise BudgetError(
-                    f"{self.path}: the journal tells of charge {charge['index']} (run {charge['run']}), which this "
-                    "ledger does not hold: it is an older copy, or another one. Restore the newest; without it, what "
-                    "these images have cost is not known, and nothing is trained on them"
-                )
+            told.setdefault(Subject.read(charge), {})[charge["index"]] = charge
+        for subject, own in told.items():
+            account = self if subject == self.subject else Ledger(self.folder, subject)
+            entries = {entry.index: entry.sha256 for entry in account.entries()}
+            for index, charge in own.items():
+                if entries.get(index) != charge["sha256"]:
+                    raise BudgetError(
+                        f"{account.path}: the journal tells of charge {index} (run {charge['run']}), which this "
+                        "ledger does not hold: it is an older copy, or another one. Restore the newest; without it, "
+                        "what these images have cost is not known, and nothing is trained on them"
+                    )
 
-    def _charge(self, file: int, event: Event, purpose: Purpose, budget: Budget) -> Entry:
+    @property
+    def _conditions(self) -> tuple[Unit, Adjacency]:
+        return self.subject.unit, self.subject.adjacency
+
+    @cached_property
+    def _units(self) -> Units:
+        from privacy.units import Units  # arrays take time to load, and who only reads journals does without
+
+        return Units(self.folder)
+
+    def _accounts(self) -> list[Ledger]:
+        """All of the folder, this one first; inside ``_alone``."""
+        for path in _files(self.folder):
+            if path != self.path and path not in self._others and (subject := _subject_of(path)) is not None:
+                self._others[path] = Ledger(self.folder, subject)
+        return [self, *self._others.values()]
+
+    def _spending(self, delta: float, extra: list[Event], run: Run | None) -> Spending:
+        accounts = {account.subject: account for account in self._accounts()}
+        entries = {subject: account.counting(run) for subject, account in accounts.items()}
+        found = []
+        for group in self._grouped(accounts):
+            counting = {subject: share for subject, share in group.items() if entries[subject]}
+            adjacency = self.subject.adjacency
+            if any(share.in_groups or one.adjacency != adjacency for one, share in counting.items()):
+                adjacency = Adjacency.REPLACE_ONE
+            borne = [
+                (entry.time, accounting.as_group(entry.event, share.units))
+                for subject, share in counting.items()
+                for entry in entries[subject]
+            ]
+            course = [*(event for _, event in sorted(borne, key=lambda one: one[0])), *extra]
+            spent = Guarantee(_cost(course, delta, adjacency), delta, *self._conditions)
+            found.append(Spending(spent, {one: len(entries[one]) for one in group}, course, adjacency))
+        return max(found, key=lambda one: (one.epsilon, len(one.inherited)))
+
+    def _grouped(self, accounts: Mapping[Subject, Ledger]) -> list[Group]:
+        """See ``units.groups``; reckoned anew when an account or its members are new."""
+        if len(accounts) == 1:
+            from privacy.units import Share
+
+            return [{self.subject: Share()}]
+        from privacy.units import groups
+
+        members = {
+            one: self._units.find(
+                one.data_sha256,
+                one.split,
+                self._contents.get(one.split) if one.data_sha256 == self.subject.data_sha256 else None,
+            )
+            for one in accounts
+        }
+        if self._groups is None or self._groups[0] != members:
+            self._groups = members, groups(self.subject, members)
+        return self._groups[1]
+
+    def _check_budget(self, event: Event, purpose: Purpose, budget: Budget) -> None:
+        run = purpose.whole_run if budget.of_run else None
+        after = self.spending(budget.delta, extra=[event], run=run)
+        if after.epsilon <= budget.epsilon + _SLACK:
+            return
+        spent = self.spending(budget.delta, run=run)
+        whose = f"run {purpose.run} promises" if budget.of_run else "the privacy budget of these images is"
+        raise BudgetError(
+            f"refused: {whose} ε = {budget.epsilon:g} at δ = {budget.delta:g} (unit {self.subject.unit}, adjacency "
+            f"{self.subject.adjacency}, accountant {accounting.ACCOUNTANT}); {shown(spent.epsilon)} of it is spent, "
+            f"and round {purpose.round + 1} of run {purpose.run} would make it {shown(after.epsilon)}."
+            f"{told_of(after)} Nothing was charged, and nothing is trained or sent"
+        )
+
+    def _charge(self, file: int, event: Event, purpose: Purpose) -> Entry:
         if self._take(file):
             os.ftruncate(file, self._read_to)
-        events = [*(entry.event for entry in self._entries), event]
-        after = accounting.epsilon(events, delta=budget.delta, adjacency=self.subject.adjacency)
-        if after > budget.epsilon + _SLACK:
-            spent = accounting.epsilon(events[:-1], delta=budget.delta, adjacency=self.subject.adjacency)
-            raise BudgetError(
-                f"refused: the privacy budget of these images is ε = {budget.epsilon:g} at δ = {budget.delta:g} (unit "
-                f"{self.subject.unit}, adjacency {self.subject.adjacency}, accountant {accounting.ACCOUNTANT}); "
-                f"{shown(spent)} of it is spent, and round {purpose.round + 1} of run {purpose.run} would make it "
-                f"{shown(after)}. Nothing was charged, and nothing is trained or sent"
-            )
         content = b""
         line = self._last
         if self._read_to == 0:
@@ -247,13 +408,19 @@ class Ledger:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """No other thread or process reads or charges inside."""
+        """No other thread or process reads or charges an account of the folder inside."""
+        folders = _held.__dict__.setdefault("folders", set())
+        if self.folder in folders or not self.folder.exists():
+            yield
+            return
         with self._lock:
-            lock = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+            lock = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX)
+                folders.add(self.folder)
                 yield
             finally:
+                folders.discard(self.folder)
                 os.close(lock)
 
     def _damaged(self, why: str) -> BudgetError:
@@ -264,18 +431,54 @@ class Ledger:
 
 
 def ledgers(folder: Path) -> list[Ledger]:
-    """All ledgers of a folder; raises ``BudgetError`` for one that cannot be read."""
-    found = []
-    for path in sorted(folder.glob(f"*{_SUFFIX}")):
-        with path.open("rb") as file:
-            header = file.readline()
-        if not header.endswith(b"\n"):
-            continue  # its first charge was never completed
-        try:
-            found.append(Ledger(folder, Subject.read(json.loads(header))))
-        except (ValueError, KeyError, TypeError):
-            raise BudgetError(f"{path}: line 1 is damaged; restore the ledger's newest copy") from None
-    return found
+    """All accounts of a folder; raises ``BudgetError`` for one that cannot be read."""
+    return [Ledger(folder, subject) for path in _files(folder) if (subject := _subject_of(path)) is not None]
+
+
+def told_of(spending: Spending) -> str:
+    """Which other accounts count in, as a sentence after a space; nothing where there are none."""
+    if not spending.inherited:
+        return ""
+    named = [
+        f"{count} on data set {one.data_sha256[:16]} (unit {one.unit}, split {one.split})"
+        for one, count in list(spending.inherited.items())[:_MOST_NAMED]
+    ]
+    more = len(spending.inherited) - len(named)
+    return (
+        f" In it are charges for the same images or patients in other accounts: {', '.join(named)}"
+        f"{f' and {more} more' if more else ''}."
+    )
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"*{_SUFFIX}"))
+
+
+def _subject_of(path: Path) -> Subject | None:
+    """Whose account a file is; None for one whose first charge was never completed."""
+    with path.open("rb") as file:
+        header = file.readline()
+    if not header.endswith(b"\n"):
+        return None
+    try:
+        subject = Subject.read(json.loads(header))
+    except (ValueError, KeyError, TypeError):
+        raise BudgetError(f"{path}: line 1 is damaged; restore the ledger's newest copy") from None
+    if path.name != _name_of(subject):
+        raise BudgetError(
+            f"{path}: by its first line it is {_name_of(subject)}; give it that name back, or move a copy elsewhere"
+        )
+    return subject
+
+
+def _name_of(subject: Subject) -> str:
+    return f"{subject.data_sha256}-{subject.unit}-{subject.split}{_SUFFIX}"
+
+
+def _cost(events: Sequence[Event | GroupedSteps | None], delta: float, adjacency: Adjacency) -> float:
+    """The ε of the composition; without bound if one of the events has none."""
+    known = [event for event in events if event is not None]
+    return accounting.epsilon(known, delta=delta, adjacency=adjacency) if len(known) == len(events) else math.inf
 
 
 def charges(records: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
@@ -288,8 +491,21 @@ def charges(records: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]
 
 
 def describe_spent(epsilon: float, delta: float) -> dict[str, Any]:
-    """What all charges up to one have cost, as the journal tells it beside that charge; an ε without bound is null."""
+    """What charges have cost, as the journal tells it beside a charge: ``spent``, all of the account up to that one;
+    ``unit_spent``, those that the most-spent image (patient) has in other accounts too. An ε without bound is null."""
     return {"epsilon": None if math.isinf(epsilon) else epsilon, "delta": delta, "accountant": accounting.ACCOUNTANT}
+
+
+def read_spent(said: Any) -> tuple[float, float]:
+    """ε and δ of what ``describe_spent`` gives; raises ``ValueError`` for anything else."""
+    try:
+        delta = float(said["delta"])
+        epsilon = math.inf if said["epsilon"] is None else float(said["epsilon"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"what the charges have cost cannot be read ({error})") from None
+    if not (0 < delta < 1 and epsilon >= 0):
+        raise ValueError(f"what the charges have cost cannot be ε = {epsilon} at δ = {delta}")
+    return epsilon, delta
 
 
 @dataclass(frozen=True)
@@ -302,6 +518,8 @@ class Replayed:
         spent: what they come to; None where they cannot be added up.
         untold: numbers of charges up to the last that the journal does not tell of.
         said: the ε that the journal's newest statement says, and the number of its record.
+        of_unit: what the journal then says that the most-spent image (patient) has cost, by charges of other accounts
+            too; None where it says nothing of others. It is the journal's word.
     """
 
     subject: Subject
@@ -309,6 +527,7 @@ class Replayed:
     spent: Guarantee | None
     untold: tuple[int, ...]
     said: tuple[float, int]
+    of_unit: float | None
 
     @property
     def agrees(self) -> bool:
@@ -324,7 +543,7 @@ class Charges:
 
     def __init__(self) -> None:
         self._events: dict[tuple[Subject, int], Event] = {}
-        self._said: dict[Subject, tuple[int, float, float, int]] = {}
+        self._said: dict[Subject, tuple[int, float, float, int, float | None]] = {}
 
     def add(self, charge: Any) -> None:
         """Raises ``ValueError`` for a charge that cannot be read, or that was told in another way before."""
@@ -338,22 +557,28 @@ class Charges:
         if self._events.setdefault((subject, index), event) != event:
             raise ValueError(f"charge {index} of data set {subject.data_sha256[:16]} is told in two ways")
 
-    def say(self, charge: Any, spent: Any, record: int) -> None:
-        """Takes in what a record says that all charges up to its own have cost; raises ``ValueError`` for what is no
-        such statement."""
+    def say(self, charge: Any, spent: Any, record: int, *, of_unit: Any = None) -> None:
+        """Takes in what a record says that all charges up to its own have cost, and what the most-spent image has, if
+        it says so; raises ``ValueError`` for what is no such statement, and for an image that has cost less."""
         try:
-            subject, delta = Subject.read(charge), float(spent["delta"])
-            epsilon = math.inf if spent["epsilon"] is None else float(spent["epsilon"])
+            subject = Subject.read(charge)
         except (KeyError, TypeError) as error:
-            raise ValueError(f"what the charges have cost cannot be read ({error})") from None
-        if not (0 < delta < 1 and epsilon >= 0):
-            raise ValueError(f"what the charges have cost cannot be ε = {epsilon} at δ = {delta}")
-        self._said[subject] = (charge["index"], epsilon, delta, record)
+            raise ValueError(f"the privacy ledger's charge cannot be read ({error})") from None
+        epsilon, delta = read_spent(spent)
+        most = None
+        if of_unit is not None:
+            most, at = read_spent(of_unit)
+            if at != delta or most < epsilon - _AGREEMENT:
+                raise ValueError(
+                    f"the most-spent image cannot have cost ε = {most} at δ = {at} where its account's charges have "
+                    f"cost {epsilon} at δ = {delta}"
+                )
+        self._said[subject] = (charge["index"], epsilon, delta, record, most)
 
     def replay(self) -> list[Replayed]:
         """Every account of which the journal says what it has cost, recomputed up to its newest statement."""
         found = []
-        for subject, (index, said, delta, record) in self._said.items():
+        for subject, (index, said, delta, record, most) in self._said.items():
             told = {n: event for (one, n), event in self._events.items() if one == subject and n <= index}
             # Only as many as there are gaps to name: the number of a charge is the journal's word.
             untold = tuple(itertools.islice((n for n in range(1, index + 1) if n not in told), _MOST_NAMED))
@@ -361,7 +586,7 @@ class Charges:
             if not untold and len(set(told.values())) <= _MOST_KINDS:
                 epsilon = accounting.epsilon(told.values(), delta=delta, adjacency=subject.adjacency)
                 spent = Guarantee(epsilon, delta, subject.unit, subject.adjacency)
-            found.append(Replayed(subject, len(told), spent, untold, (said, record)))
+            found.append(Replayed(subject, len(told), spent, untold, (said, record), most))
         return found
 
     def events(self) -> dict[Subject, list[Event]]:

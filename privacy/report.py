@@ -476,7 +476,7 @@ class Report:
             "refusals_unlisted": self.refusals_unlisted,
             "privacy_loss": {
                 # One number only where it is the whole truth.
-                "epsilon": self.privacy[0].spent.epsilon
+                "epsilon": self.privacy[0].most.epsilon
                 if len(self.privacy) == 1 and not self.without_privacy()
                 else None,
                 "statement": " ".join(self.privacy_statements()),

@@ -197,8 +197,12 @@ class _Sums:
         self.first_time = self.first_time or record["time"]
         self.last_time = record["time"]
         kind = record["kind"]
-        if charges := [record["charge"]] if kind == "ledger" else record.get("ledger"):
-            self.charged += [{"kind": "ledger", "charge": charge} for charge in charges]
+        if kind == "ledger":
+            self.charged.append(
+                {key: record[key] for key in ("kind", "charge", "spent", "unit_spent") if key in record}
+            )
+        else:
+            self.charged += [{"kind": "ledger", "charge": charge} for charge in record.get("ledger", ())]
         if kind == "run":
             self.plans[record["run"]] = record["plan"], record["plan_sha256"]
         elif kind == "consent":

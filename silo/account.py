@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from algorithms.method import Method
@@ -14,7 +13,7 @@ from privacy.errors import BudgetError, DataError, RefusedError
 from privacy.exposure import Exposure
 from privacy.journal import read_records
 from privacy.kept_releases import KeptReleases
-from privacy.ledger import Budget, Entry, Ledger, Purpose, Subject, charges, describe_spent
+from privacy.ledger import Budget, Entry, Ledger, Purpose, Run, Subject, charges, describe_spent, told_of
 from privacy.plan import PrivacyPlan, RunPlan
 
 _ROUNDING = 1e-3
@@ -70,16 +69,17 @@ def check_enough(plan: PrivacyPlan, consent: Consent, units: int) -> None:
 
 
 def budget_of(consent: Consent, plan: PrivacyPlan) -> Budget:
-    """The budget of a consent; none but the run's own promise where the consent has no privacy section."""
+    """The budget of a consent; where it has no privacy section, the run's own promise, for its own charges alone."""
     if consent.privacy is None:
-        return Budget(math.inf, plan.delta)
+        return Budget(plan.epsilon, plan.delta, of_run=True)
     return Budget(consent.privacy.epsilon, consent.privacy.delta)
 
 
 def metrics_budget_of(consent: Consent, plan: PrivacyPlan) -> Budget | None:
-    """The budget of a consent for the test images; None where it has none for them."""
+    """The budget of a consent for the test images, or the run's promise for them; None where there is none."""
     if consent.privacy is None:
-        return Budget(math.inf, plan.delta)
+        promised = plan.metrics
+        return None if promised is None else Budget(promised.epsilon * promised.releases, plan.delta, of_run=True)
     allowed = consent.privacy.metrics_epsilon
     return Budget(allowed, consent.privacy.delta) if allowed is not None else None
 
@@ -97,7 +97,7 @@ class Account:
         self._budget = budget
         self._door = door
         self.kept = KeptReleases(ledger)
-        self._purpose = (plan.federation, plan.run, plan.sha256.hex())
+        self._purpose: Run = (plan.federation, plan.run, plan.sha256.hex())
         self._catch_up()
 
     def check_covers(self, method: Method) -> None:
@@ -105,22 +105,44 @@ class Account:
         left = self._left(method)
         if not left:
             return
-        delta = self._budget.delta
-        after = self._ledger.guarantee(delta, extra=left)
-        if after.epsilon > self._budget.epsilon:
-            spent = self._ledger.guarantee(delta)
+        budget, delta, run = self._budget, self._budget.delta, self._bounded
+        after = self._ledger.spending(delta, extra=left, run=run)
+        if after.epsilon > budget.epsilon:
+            spent = self._ledger.spending(delta, run=run)
+            bound = f"the run promises {budget.epsilon:g}" if budget.of_run else f"the budget is {budget.epsilon:g}"
             raise BudgetError(
                 f"refused: run {self._plan.run} would bring the privacy loss of these images from "
-                f"{shown(spent.epsilon)} to {after}, and the budget is {self._budget.epsilon:g}. Nothing was charged, "
-                "and nothing is trained or sent. If the hospital agrees, raise `privacy: epsilon` in the consent; "
-                "`silo budget` shows what was spent on what"
+                f"{shown(spent.epsilon)} to {after.guarantee}, and {bound}.{told_of(after)} Nothing was charged, and "
+                f"nothing is trained or sent. If the hospital agrees, {'set' if budget.of_run else 'raise'} `privacy: "
+                "epsilon` in the consent; `silo budget` shows what was spent on what"
             )
 
+    def notice(self) -> str | None:
+        """What to say at joining of a run that is held to its own promise, though these images have been paid for
+        before; None where there is nothing to say."""
+        if not self._budget.of_run:
+            return None
+        delta = self._budget.delta
+        before, own = self._ledger.spending(delta), self._ledger.spending(delta, run=self._purpose)
+        if before.epsilon <= own.epsilon:
+            return None
+        return (
+            f"these images have cost {before.guarantee} so far, other runs included.{told_of(before)} The consent "
+            f"names no budget for all runs (`privacy: epsilon`), so run {self._plan.run} is held to its own promise "
+            f"alone: ε = {self._budget.epsilon:g}"
+        )
+
+    @property
+    def _bounded(self) -> Run | None:
+        """The run whose charges the budget is on; None for all."""
+        return self._purpose if self._budget.of_run else None
+
     def _left(self, method: Method) -> list[Event]:
-        """What is still to be charged for the run; a round that was repeated after a crash counts once."""
+        """What is still to be charged for the run; a round that was repeated after a crash, or charged to an earlier
+        version of the data set, counts once."""
         plan, mechanism = self._plan, self._mechanism
         charged: dict[tuple[int, str], int] = {}
-        for entry in self._own():
+        for entry in self._ledger.of_run(self._purpose):
             event = entry.event
             steps = event.steps if isinstance(event, SampledGaussian) else 0
             charged[entry.purpose.round, entry.purpose.phase] = steps
@@ -145,7 +167,11 @@ class Account:
         delta, subject = self._budget.delta, self._ledger.subject
         events = [one.event for one in self._ledger.entries()[: entry.index]]
         spent = epsilon(events, delta=delta, adjacency=subject.adjacency)
-        self._door.note("ledger", charge=entry.describe(), spent=describe_spent(spent, delta))
+        told = {"spent": describe_spent(spent, delta)}
+        if (most := self._ledger.spending(delta)).inherited:
+            # Beside what the account's own charges come to, which whoever has the journal can add up.
+            told["unit_spent"] = describe_spent(most.epsilon, delta)
+        self._door.note("ledger", charge=entry.describe(), **told)
         return entry.sha256
 
     def paid_by(self, call: Call) -> list[dict[str, Any]]:
@@ -155,11 +181,7 @@ class Account:
         return [entry.describe() for entry in self._own() if entry.purpose.round == call.round]
 
     def _own(self) -> list[Entry]:
-        return [
-            entry
-            for entry in self._ledger.entries()
-            if (entry.purpose.federation, entry.purpose.run, entry.purpose.plan_sha256) == self._purpose
-        ]
+        return self._ledger.counting(self._purpose)
 
     def _catch_up(self) -> None:
         """Tells the journal of charges that it does not know: of a crash in between, or of another federation's runs.

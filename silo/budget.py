@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from algorithms.datasets import load_npz
 from privacy import accounting
-from privacy.accounting import Event, Guarantee, shown
+from privacy.accounting import Guarantee, shown
 from privacy.consent import ConsentFile, PrivacyConsent
-from privacy.ledger import Entry, Subject, ledgers
+from privacy.errors import DataError
+from privacy.ledger import Entry, Ledger, Spending, Subject, ledgers
 from privacy.loss import DELTA
 from silo.config import SiloConfig
 
@@ -27,11 +30,24 @@ class Part:
 
 @dataclass(frozen=True)
 class AccountView:
-    """One ledger. ``left`` is the budget less what is spent; None where the consent gives it no budget. ``course``: the
-    ε after so many charges, of at most ``POINTS`` numbers of charges, the first and the last among them."""
+    """One version's account.
+
+    Attributes:
+        subject: whose.
+        spent: what the image (patient) of the version that has cost most has cost, by all charges of all accounts.
+        version: what this account's charges come to alone.
+        versions: the accounts in which the most-spent one is, this one first.
+        budget: the consent's; None where it gives none.
+        left: the budget less what is spent.
+        runs, releases: this account's charges.
+        course: the ε of the most-spent one after so many charges, of at most ``POINTS`` numbers of charges, the first
+            and the last among them.
+    """
 
     subject: Subject
     spent: Guarantee
+    version: Guarantee
+    versions: tuple[Part, ...]
     budget: float | None
     left: float | None
     runs: tuple[Part, ...]
@@ -47,14 +63,32 @@ def read_accounts(config: SiloConfig, *, course: bool = False) -> list[AccountVi
     """All ledgers of a silo, with their course if it is wanted; raises ``BudgetError`` for one that cannot be read."""
     consent = ConsentFile.read(config.consent).consent.privacy
     found = ledgers(config.ledgers)
-    return [_view(ledger.subject, list(ledger.entries()), consent, course=course) for ledger in found]
+    costs = {ledger.subject: ledger.cost(_delta(consent)).epsilon for ledger in found}
+    return [_view(ledger, consent, costs, course=course) for ledger in found]
 
 
-def _view(subject: Subject, entries: list[Entry], consent: PrivacyConsent | None, *, course: bool) -> AccountView:
+def remember(config: SiloConfig, shard: Path) -> str:
+    """Keeps whose images and patients an older version of the data set has, so that its charges count for those alone;
+    says which version. Raises ``DataError`` for a file that is no version that was ever charged for."""
+    dataset = load_npz(shard)
+    accounts = [one.subject for one in ledgers(config.ledgers) if one.subject.data_sha256 == dataset.fingerprint]
+    if not accounts:
+        raise DataError(f"{shard}: it is data set {dataset.fingerprint[:16]}, for which nothing was ever charged")
+    Ledger(config.ledgers, accounts[0], dataset.contents).remember()
+    return dataset.fingerprint
+
+
+def _delta(consent: PrivacyConsent | None) -> float:
+    return consent.delta if consent is not None else DELTA
+
+
+def _view(
+    ledger: Ledger, consent: PrivacyConsent | None, costs: Mapping[Subject, float], *, course: bool
+) -> AccountView:
+    subject, entries = ledger.subject, ledger.counting()
     budget = consent.budget(subject.split) if consent is not None and consent.unit == subject.unit else None
-    delta = consent.delta if consent is not None else DELTA
-    events = [entry.event for entry in entries]
-    spent = accounting.epsilon(events, delta=delta, adjacency=subject.adjacency)
+    delta = _delta(consent)
+    spending = ledger.spending(delta)
 
     def parts(name: Callable[[Entry], str]) -> tuple[Part, ...]:
         groups: dict[str, list[Entry]] = {}
@@ -67,24 +101,26 @@ def _view(subject: Subject, entries: list[Entry], consent: PrivacyConsent | None
 
     return AccountView(
         subject,
-        Guarantee(spent, delta, subject.unit, subject.adjacency),
+        spending.guarantee,
+        Guarantee(costs[subject], delta, subject.unit, subject.adjacency),
+        tuple(
+            Part(f"{one.data_sha256[:16]}, unit {one.unit}, split {one.split}", count, costs[one])
+            for one, count in spending.accounts.items()
+            if count
+        ),
         budget,
-        None if budget is None else max(budget - spent, 0.0),
+        None if budget is None else max(budget - spending.epsilon, 0.0),
         parts(lambda entry: f"{entry.purpose.federation}/{entry.purpose.run}"),
         parts(lambda entry: f"{entry.purpose.phase} ({entry.event.kind})"),
-        _course(events, delta, subject) if course else (),
+        _course(spending) if course else (),
     )
 
 
-def _course(events: list[Event], delta: float, subject: Subject) -> tuple[tuple[int, float], ...]:
-    count = len(events)
+def _course(spending: Spending) -> tuple[tuple[int, float], ...]:
+    count = len(spending.course)
     steps = min(count, POINTS) - 1
     places = sorted({1 + round(step * (count - 1) / steps) for step in range(steps + 1)} if steps > 0 else {count})
-    return tuple(
-        (place, accounting.epsilon(events[:place], delta=delta, adjacency=subject.adjacency))
-        for place in places
-        if place
-    )
+    return tuple((place, spending.after(place)) for place in places if place)
 
 
 def as_json(account: AccountView) -> dict[str, Any]:
@@ -97,7 +133,7 @@ def as_json(account: AccountView) -> dict[str, Any]:
 def tables(account: AccountView) -> list[Table]:
     """An account by run and by kind of release."""
     made = []
-    for title, parts in (("run", account.runs), ("release", account.releases)):
+    for title, parts in titled(account):
         table = Table(
             title=f"Data set {account.subject.data_sha256[:16]}, split {account.subject.split}, by {title}: "
             f"δ = {account.spent.delta:g}, {account.spent.conditions}",
@@ -111,18 +147,31 @@ def tables(account: AccountView) -> list[Table]:
     return made
 
 
+def titled(account: AccountView) -> list[tuple[str, tuple[Part, ...]]]:
+    """An account's parts by what they are told apart by; the versions only where there are others."""
+    inherited = [("version", account.versions)] if len(account.versions) > 1 else []
+    return [("run", account.runs), ("release", account.releases), *inherited]
+
+
 def lines(account: AccountView) -> list[str]:
     """What is spent and left, in words."""
+    unit = account.subject.unit
     found = [
         f"Spent on these images ({account.subject.split} split) by all runs with differential privacy together: "
         f"{account.spent}. Runs without it, if there were any, are not in it: what they tell has no bound "
         "(`silo report` names them)."
     ]
+    if len(account.versions) > 1:
+        found.append(
+            f"That is the {unit} that has cost most: it is in {len(account.versions)} accounts (other versions of the "
+            "data set, units or splits), whose charges all count. The charges for this version alone come to "
+            f"{account.version}."
+        )
     if account.budget is None or account.left is None:
-        found.append(f"The consent gives them no budget with the {account.subject.unit} as unit.")
+        found.append(
+            f"The consent gives them no budget with the {unit} as unit: each run is held to its own promise, whatever "
+            "other runs have spent."
+        )
     else:
         found.append(f"The consent's budget is {account.budget:g}; {shown(account.left)} of it is left.")
-    found.append(
-        "Another version of the data set has a ledger of its own; for images that are in both, the costs of both count."
-    )
     return found

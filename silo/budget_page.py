@@ -6,7 +6,7 @@ from html import escape
 
 from privacy.accounting import shown
 from privacy.report_plots import spending
-from silo.budget import AccountView, Part, lines
+from silo.budget import AccountView, Part, lines, titled
 
 _STYLE = (
     "body{font-family:sans-serif;max-width:44rem;margin:2rem auto;padding:0 1rem;color:#1b2733}"
@@ -32,8 +32,7 @@ def to_html(silo: str, accounts: list[AccountView]) -> str:
         parts.append(f"<h2>Data set {escape(subject.data_sha256[:16])}, split {escape(subject.split)}</h2>")
         parts.extend(f"<p>{escape(line)}</p>" for line in lines(account))
         parts.append(spending(account.course, account.budget, identifier=f"account{number}"))
-        parts.append(_table("run", account.runs))
-        parts.append(_table("release", account.releases))
+        parts.extend(_table(title, rows) for title, rows in titled(account))
     return "\n".join(parts) + "</html>\n"
 
 

@@ -233,11 +233,18 @@ def budget(
     config: Config,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     html: Annotated[Path | None, typer.Option("--html", help="Write a page with pictures to this file too.")] = None,
+    shard: Annotated[
+        Path | None,
+        typer.Option("--shard", help="An older version's file: its charges then count for its own images alone."),
+    ] = None,
 ) -> None:
-    """Show what the privacy ledgers say: spent and left, per run and per release. Sends nothing."""
+    """Show what the privacy ledgers say: spent and left, per run, release and version. Sends nothing."""
     from silo import budget as view
 
     settings = SiloConfig.read(config)
+    if shard is not None:
+        version = view.remember(settings, shard)
+        typer.echo(f"The images and patients of data set {version} are on record (as keyed hashes).", err=True)
     found = view.read_accounts(settings, course=html is not None)
     if html is not None:
         from silo.budget_page import to_html

@@ -208,6 +208,8 @@ def _agree(
         account = _open_account(config, plan, consent, dataset, door)
         if account is not None:
             account.check_covers(method)
+            if told := account.notice():
+                display.notice(told)
         counts = _open_counts(config, plan, consent, dataset, door, display)
     except (BudgetError, DataError) as error:
         door.note("refusal", **_summary(plan), reason=str(error))
@@ -230,7 +232,7 @@ def _open_account(
 
     units = int(owners_of(dataset, plan.privacy.unit).max()) + 1
     check_enough(plan.privacy, consent.consent, units)
-    ledger = Ledger(config.ledgers, Subject(dataset.fingerprint, plan.privacy.unit))
+    ledger = Ledger(config.ledgers, Subject(dataset.fingerprint, plan.privacy.unit), dataset.contents)
     account = Account(ledger, plan, plan.privacy, budget_of(consent.consent, plan.privacy), door)
     door.paid_by = account.paid_by
     return account
@@ -253,7 +255,8 @@ def _open_counts(
     except DataError as error:
         display.notice(f"accuracies stay here: {error}")
         return None
-    ledger = Ledger(config.ledgers, Subject(dataset.fingerprint, plan.privacy.unit, split="test"))
+    subject = Subject(dataset.fingerprint, plan.privacy.unit, split="test")
+    ledger = Ledger(config.ledgers, subject, dataset.contents)
     account, training = Account(ledger, plan, plan.privacy, budget, door), door.paid_by
     door.paid_by = lambda call: [*training(call), *account.paid_by(call)]
     return PrivateCounts(plan.privacy.metrics, owners, account.charge)

@@ -21,7 +21,7 @@ from privacy.consent import Consent, ConsentFile, Missing
 from privacy.door import NONCE_BYTES
 from privacy.exposure import Exposure, attribute, field_exposure
 from privacy.kept_releases import KeptReleases
-from privacy.ledger import Ledger, Subject
+from privacy.ledger import Ledger, Spending, Subject
 from privacy.plan import RunPlan
 from protos.medsilo.v1 import coordinator_pb2 as wire
 from protos.versions import PROTOCOL_VERSION
@@ -75,9 +75,11 @@ class Inspection:
 
     ``asking``: bytes of one request for a task; a silo asks at least once a round, and again while it waits.
     ``other_rounds``: classes that do not leave in the first round but, as the method's phases have it, in another.
-    ``guarantee``: what the plan's privacy promises for the run; ``spent`` and ``after``: what these images have cost so
-    far, and would have cost after a whole run more. ``largest_group``: the most training images of one patient.
-    ``ended``: the run is over here, so that this is what did leave. ``withdrawn``: the consent is, so nothing leaves.
+    ``guarantee``: what the plan's privacy promises for the run; ``spent`` and ``after``: what the image (patient) that
+    has cost most has cost so far, and would have cost after a whole run more. ``own_promise``: the consent has no
+    budget, so that the run's own charges alone are held to what it promises. ``largest_group``: the most training
+    images of one patient. ``ended``: the run is over here, so that this is what did leave. ``withdrawn``: the consent
+    is, so nothing leaves.
     ``not_agreed``: what the run takes from who wants to give it, and the consent does not name.
     """
 
@@ -88,8 +90,9 @@ class Inspection:
     missing: Missing
     other_rounds: tuple[Exposure, ...]
     guarantee: Guarantee | None
-    spent: Guarantee | None
-    after: Guarantee | None
+    spent: Spending | None
+    after: Spending | None
+    own_promise: bool
     largest_group: int | None
     ended: bool
     withdrawn: bool
@@ -152,7 +155,9 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
         for exposure, count in attribution.classes.items():
             classes[exposure] = classes.get(exposure, 0) + count
     allowed = consent.consent.classes
-    ledger = Ledger(config.ledgers, Subject(dataset.fingerprint, plan.privacy.unit)) if plan.privacy else None
+    ledger = None
+    if plan.privacy is not None:
+        ledger = Ledger(config.ledgers, Subject(dataset.fingerprint, plan.privacy.unit), dataset.contents)
     paid = _paid(plan, method, ledger)
     content = tuple(
         Leaving(
@@ -187,6 +192,7 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
         guarantee=plan.privacy.guarantee if plan.privacy else None,
         spent=spent,
         after=after,
+        own_promise=consent.consent.privacy is None,
         largest_group=largest_group(dataset),
         ended=has_ended(config.runs / plan.run, plan.sha256.hex()),
         withdrawn=withdrawn,
@@ -229,13 +235,13 @@ def _paid(plan: RunPlan, method: Method, ledger: Ledger | None) -> frozenset[str
 
 def _account(
     plan: RunPlan, consent: Consent, ledger: Ledger | None, paid: Collection[str]
-) -> tuple[Guarantee | None, Guarantee | None]:
+) -> tuple[Spending | None, Spending | None]:
     if plan.privacy is None or ledger is None:
         return None, None
     delta = budget_of(consent, plan.privacy).delta
     extra: list[Event] = [plan.privacy.training(plan.privacy.steps)]
     extra += [one.event(one.times) for one in plan.privacy.releases if one.content not in paid]
-    return ledger.guarantee(delta), ledger.guarantee(delta, extra=extra)
+    return ledger.spending(delta), ledger.spending(delta, extra=extra)
 
 
 def _no_training(*_: object) -> str:

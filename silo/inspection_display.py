@@ -12,6 +12,7 @@ from rich.table import Table
 
 from privacy.accounting import shown
 from privacy.exposure import MEANING
+from privacy.ledger import told_of
 from silo.config import SiloConfig
 from silo.inspection import Inspection, Leaving
 
@@ -95,8 +96,10 @@ def _privacy(found: Inspection) -> dict[str, object] | None:
         return None
     return {
         "run": asdict(found.guarantee),
-        "spent": asdict(found.spent),
-        "after": asdict(found.after),
+        "spent": asdict(found.spent.guarantee),
+        "after": asdict(found.after.guarantee),
+        "accounts": [{**one.describe(), "charges": count} for one, count in found.after.accounts.items()],
+        "held_to": "the run's promise" if found.own_promise else "the consent's budget",
         "largest_group": found.largest_group,
         "releases": [release.model_dump() for release in found.plan.privacy.releases] if found.plan.privacy else [],
     }
@@ -113,9 +116,14 @@ def _privacy_lines(found: Inspection) -> list[str]:
             "that on the sum."
             for one in found.plan.privacy.releases
         ),
-        f"These images have cost {found.spent} so far; after this run, from its first round, it would be "
-        f"{shown(found.after.epsilon)}.",
+        f"These images have cost {found.spent.guarantee} so far; after this run, from its first round, it would be "
+        f"{shown(found.after.epsilon)}.{told_of(found.after)}",
     ]
+    if found.own_promise:
+        lines.append(
+            "The consent names no budget for all runs (`privacy: epsilon`): the run is held to its own promise, "
+            "whatever was spent before it."
+        )
     if found.guarantee.unit == "image" and (found.largest_group or 1) > 1:
         lines.append(
             f"The unit is the image, and one patient has up to {found.largest_group} images here: a patient is "

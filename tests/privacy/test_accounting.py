@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import warnings
 
+import numpy as np
 import pytest
+from scipy.stats import binom, norm
 
 from privacy.accounting import (
     Adjacency,
@@ -14,6 +16,7 @@ from privacy.accounting import (
     GaussianRelease,
     Guarantee,
     SampledGaussian,
+    as_group,
     describe,
     epsilon,
     noise_multiplier_for,
@@ -96,6 +99,36 @@ def test_nothing_released_costs_nothing_and_hopeless_noise_has_no_bound() -> Non
 def test_counts_add_up() -> None:
     assert epsilon([DiscreteLaplace(0.5, 3)], delta=1e-5) == 1.5
     assert epsilon([PLAN, DiscreteLaplace(0.5)], delta=1e-5) == pytest.approx(0.5 + epsilon([PLAN], delta=1e-5))
+
+
+@pytest.mark.parametrize("size", [2, 3, 7])
+def test_a_groups_step_costs_what_its_densities_say(size: int) -> None:
+    """δ of one step at the ε that is claimed, integrated over the two densities themselves."""
+    rate, noise, delta = 0.2, 2.0, 1e-5
+    event = as_group(SampledGaussian(rate, noise, 1), size)
+    assert event is not None
+    claimed = epsilon([event], delta=delta)
+    x = np.linspace(-60, 60, 2_000_001)
+    chance = binom.pmf(np.arange(size + 1), size, rate)
+    there = sum(p * norm.pdf(x, k, noise) for k, p in enumerate(chance))
+    blank = norm.pdf(x, 0, noise)
+    for one, other in ((there, blank), (blank, there)):
+        lost = np.maximum(one - np.exp(claimed) * other, 0).sum() * (x[1] - x[0])
+        assert lost <= delta * (1 + 1e-6)
+    tight = np.maximum(there - np.exp(claimed - 0.01) * blank, 0).sum() * (x[1] - x[0])
+    assert tight > delta, "and not much less would do"
+
+
+def test_what_a_group_bears_of_other_releases() -> None:
+    assert as_group(GaussianRelease(6.0, 2), 3) == GaussianRelease(2.0, 2)
+    assert as_group(DiscreteLaplace(0.5, 2), 3) == DiscreteLaplace(1.5, 2)
+    assert as_group(SampledGaussian(1.0, 6.0, 2), 3) == GaussianRelease(2.0, 2)
+    assert as_group(PLAN, 1) == PLAN
+    assert as_group(PLAN, None) is as_group(PLAN, 1000) is None
+    group = as_group(PLAN, 2)
+    assert group is not None
+    assert math.isinf(epsilon([group], delta=1e-5, adjacency=Adjacency.REPLACE_ONE))
+    assert epsilon([DiscreteLaplace(0.5, 2)], delta=1e-5, adjacency=Adjacency.REPLACE_ONE) == 2.0
 
 
 @pytest.mark.parametrize("event", [PLAN, GaussianRelease(4, 3), DiscreteLaplace(0.5)])

@@ -10,15 +10,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from privacy.accounting import GaussianRelease, SampledGaussian, epsilon
 from privacy.errors import BudgetError, DiskError
 from privacy.ledger import Budget, Entry, Ledger, Purpose, Subject, ledgers, replay
+from privacy.units import Content
 
 DATA = "ab" * 32
 SUBJECT = Subject(DATA, "image")
 AMPLE = Budget(50.0, 1e-5)
+CONTENTS = {
+    split: Content(np.full((3, 4, 4, 1), number, np.uint8) + np.arange(3, dtype=np.uint8)[:, None, None, None], None)
+    for number, split in ((10, "train"), (20, "test"))
+}
 RELEASE = GaussianRelease(40.0)
 
 
@@ -40,8 +46,8 @@ def test_the_account_outlives_runs_federations_and_restarts(tmp_path: Path) -> N
 def test_each_data_set_version_unit_and_split_has_an_account_of_its_own(tmp_path: Path) -> None:
     others = [Subject("ff" * 32, "image"), Subject(DATA, "patient"), Subject(DATA, "image", "test")]
     for subject in (SUBJECT, *others):
-        assert Ledger(tmp_path, subject).guarantee(1e-5).epsilon == 0
-        Ledger(tmp_path, subject).charge(RELEASE, purpose(), AMPLE)
+        assert Ledger(tmp_path, subject).cost(1e-5).epsilon == 0
+        Ledger(tmp_path, subject, CONTENTS).charge(RELEASE, purpose(), AMPLE)
     assert {ledger.subject for ledger in ledgers(tmp_path)} == {SUBJECT, *others}
     assert all(len(ledger.entries()) == 1 for ledger in ledgers(tmp_path))
 
@@ -120,14 +126,50 @@ def test_a_ledger_older_than_the_journal_is_refused(tmp_path: Path) -> None:
         restored.check_holds(records(entries))
 
 
+def test_an_account_of_another_version_that_the_journal_knows_must_be_there(tmp_path: Path) -> None:
+    """Without it nobody would inherit from it."""
+    former = Ledger(tmp_path, Subject("ee" * 32, "image"), CONTENTS)
+    told = records([former.charge(RELEASE, purpose(), AMPLE)])
+    Ledger(tmp_path, SUBJECT, CONTENTS).check_holds(told)
+    former.path.unlink()
+    with pytest.raises(BudgetError, match="an older copy"):
+        Ledger(tmp_path, SUBJECT, CONTENTS).check_holds(told)
+
+
+def test_a_run_is_held_to_its_promise_with_every_round_that_was_repeated(tmp_path: Path) -> None:
+    """Where the consent has no budget. Other runs' charges are no part of it, but its own on other versions are."""
+    steps, promise = SampledGaussian(0.1, 1.145, 10), Budget(4.0, 1e-5, of_run=True)
+    ledger = Ledger(tmp_path, SUBJECT, CONTENTS)
+    ledger.charge(SampledGaussian(0.1, 1.145, 50), purpose(run="another"), AMPLE)
+    for number in range(3):
+        ledger.charge(steps, purpose(number), promise)
+    again = Ledger(tmp_path, Subject("ee" * 32, "image"), {"train": CONTENTS["train"]})
+    for number in range(2):
+        again.charge(steps, purpose(number), promise)
+    for one in (ledger, again):
+        with pytest.raises(BudgetError, match=r"run tissue-1 promises ε = 4 .* 3\.997 of it is spent"):
+            one.charge(steps, purpose(2), promise)
+    run = purpose().whole_run
+    assert ledger.spending(1e-5, run=run).epsilon == epsilon([SampledGaussian(0.1, 1.145, 50)], delta=1e-5) <= 4
+    assert ledger.guarantee(1e-5).epsilon > 5
+
+
+def test_a_file_under_another_accounts_name_is_refused(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, SUBJECT)
+    ledger.charge(RELEASE, purpose(), AMPLE)
+    ledger.path.rename(tmp_path / "copy.jsonl")
+    with pytest.raises(BudgetError, match="give it that name back"):
+        Ledger(tmp_path, Subject("ee" * 32, "image")).guarantee(1e-5)
+
+
 def test_the_journal_alone_gives_the_same_epsilon(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, SUBJECT)
-    other = Ledger(tmp_path, Subject(DATA, "patient"))
+    other = Ledger(tmp_path, Subject("ff" * 32, "image"))
     entries = [ledger.charge(SampledGaussian(0.05, 1.1, 20), purpose(n), AMPLE) for n in range(5)]
     entries += [ledger.charge(GaussianRelease(7.5), purpose(5), AMPLE), other.charge(RELEASE, purpose(), AMPLE)]
     told = replay(records(entries))
     assert set(told) == {SUBJECT, other.subject}
-    assert epsilon(told[SUBJECT], delta=1e-5) == ledger.guarantee(1e-5).epsilon
+    assert epsilon(told[SUBJECT], delta=1e-5) == ledger.cost(1e-5).epsilon
     lie = records(entries)
     lie[-1]["ledger"][0]["event"]["noise_multiplier"] = 11
     with pytest.raises(ValueError, match="two ways"):
@@ -193,7 +235,8 @@ CHARGES = 7
 
 
 def test_crash_never_undercounts(tmp_path: Path) -> None:
-    """Crashes at every step on disk, in each of three ways, with and without the loss of what was not durable."""
+    """Crashes at every step on disk, in each of three ways, with and without the loss of what was not durable; for the
+    version itself, and for another that has its images."""
     points = 0
     for how in ("before", "after", "torn"):
         for kept in (1.0, 0.0, 0.6):
@@ -202,7 +245,7 @@ def test_crash_never_undercounts(tmp_path: Path) -> None:
                 folder = tmp_path / f"{how}-{kept}-{at}"
                 released: list[Entry] = []
                 with pytest.MonkeyPatch.context() as patch:
-                    ledger = Ledger(folder, SUBJECT)
+                    ledger = Ledger(folder, SUBJECT, CONTENTS)
                     disk = FaultyDisk(patch, ledger.path, at, how)
                     try:
                         for number in range(CHARGES):
@@ -219,8 +262,13 @@ def test_crash_never_undercounts(tmp_path: Path) -> None:
                 assert len(held) <= len(released) + 1, "at most the charge of the step that was never taken"
                 spent = epsilon([e.event for e in released], delta=1e-5)
                 assert restarted.guarantee(1e-5).epsilon >= spent
+                later = Ledger(folder, Subject("ee" * 32, "image"), {"train": CONTENTS["train"]})
+                assert later.guarantee(1e-5).epsilon >= spent
                 # And it goes on from there.
+                later.charge(RELEASE, purpose(98), AMPLE)
+                restarted = Ledger(folder, SUBJECT, CONTENTS)
                 restarted.charge(RELEASE, purpose(99), AMPLE)
+                assert restarted.guarantee(1e-5) == later.guarantee(1e-5)
                 assert len(Ledger(folder, SUBJECT).entries()) == len(held) + 1
                 at += 1
     assert points >= 200, points

@@ -1,0 +1,281 @@
+"""A budget belongs to images and patients: no new version, order, split, unit or name of theirs begins a fresh one."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from privacy.accounting import Adjacency, DiscreteLaplace, Event, GaussianRelease, SampledGaussian, as_group, epsilon
+from privacy.errors import BudgetError, MedsiloError
+from privacy.ledger import Budget, Entry, Ledger, Purpose, Subject
+from privacy.units import KEY, SUFFIX, Content
+
+DELTA = 1e-5
+AMPLE = Budget(50.0, DELTA)
+STEPS = SampledGaussian(0.1, 2.0, 50)
+RELEASE = GaussianRelease(4.0)
+
+
+def content(images: str, patients: str | None = None) -> Content:
+    """One image for each letter; ``patients``: a name for each, of one letter."""
+    pixels = [np.random.default_rng(ord(letter)).integers(0, 256, (4, 4, 1), dtype=np.uint8) for letter in images]
+    return Content(np.stack(pixels), None if patients is None else np.array(list(patients)))
+
+
+def account(
+    folder: Path,
+    version: str,
+    train: Content,
+    test: Content | None = None,
+    *,
+    unit: Any = "image",
+    split: str = "train",
+) -> Ledger:
+    """``version``: any name; its hash stands for the fingerprint."""
+    contents: Mapping[str, Content] = {"train": train, "test": test or content("x")}
+    return Ledger(folder, Subject(hashlib.sha256(version.encode()).hexdigest(), unit, split), contents)
+
+
+def charge(ledger: Ledger, event: Event = STEPS, budget: Budget = AMPLE, run: str = "r") -> Entry:
+    return ledger.charge(event, Purpose("f", run, "cd" * 32, 0, "training"), budget)
+
+
+def spent(ledger: Ledger) -> float:
+    return ledger.guarantee(DELTA).epsilon
+
+
+FORMER = content("abcd", "1122")
+
+
+@pytest.mark.parametrize("unit", ["image", "patient"])
+@pytest.mark.parametrize(
+    "later",
+    [
+        pytest.param(FORMER, id="a corrected label"),
+        pytest.param(content("abcde", "11223"), id="one image more"),
+        pytest.param(content("dcab", "2211"), id="another order"),
+        pytest.param(content("abcd", "7788"), id="other pseudonyms"),
+        pytest.param(content("awyz", "1345"), id="one image of before"),
+    ],
+)
+def test_a_new_version_inherits_what_its_images_have_cost(tmp_path: Path, unit: str, later: Content) -> None:
+    charge(account(tmp_path, "former", FORMER, unit=unit))
+    new = account(tmp_path, "new", later, unit=unit)
+    assert spent(new) == epsilon([STEPS], delta=DELTA)
+    budget = Budget(epsilon([STEPS], delta=DELTA) + 0.3, DELTA)
+    with pytest.raises(BudgetError, match=r"of it is spent.*1 on data set \w{16} .unit \w+, split train"):
+        charge(new, STEPS, budget)
+    assert not new.entries()
+    charge(new)
+    assert spent(new) == epsilon([STEPS, STEPS], delta=DELTA)
+    assert spent(account(tmp_path, "former", FORMER, unit=unit)) == spent(new), "and the former one from the new one"
+    assert new.cost(DELTA).epsilon == epsilon([STEPS], delta=DELTA)
+
+
+@pytest.mark.parametrize("unit", ["image", "patient"])
+def test_versions_without_a_common_image_or_patient_do_not_inherit(tmp_path: Path, unit: str) -> None:
+    charge(account(tmp_path, "former", FORMER, unit=unit))
+    new = account(tmp_path, "new", content("efgh", "3344"), unit=unit)
+    assert spent(new) == 0
+    charge(new, RELEASE)
+    assert spent(new) == epsilon([RELEASE], delta=DELTA)
+    # One that joins both has images of either, and none that has borne both.
+    both = account(tmp_path, "both", content("abefz", "11339"), unit=unit)
+    assert spent(both) == epsilon([STEPS], delta=DELTA)
+
+
+def test_a_patient_is_its_name_and_its_images(tmp_path: Path) -> None:
+    charge(account(tmp_path, "first", content("ab", "11"), unit="patient"))
+    # Other images under the same name, then those under another name: the same patient all along.
+    charge(account(tmp_path, "second", content("cd", "11"), unit="patient"), RELEASE)
+    last = account(tmp_path, "third", content("dz", "99"), unit="patient")
+    assert spent(last) == epsilon([STEPS, RELEASE], delta=DELTA)
+    assert spent(account(tmp_path, "third", content("dz", "99"))) == epsilon(
+        [RELEASE], delta=DELTA, adjacency=Adjacency.REPLACE_ONE
+    ), "as an image, d alone was in one of them"
+
+
+def test_an_image_that_moves_from_test_to_train_brings_along_what_accuracies_cost(tmp_path: Path) -> None:
+    former = content("ab"), content("cd")
+    measured = account(tmp_path, "former", *former, split="test")
+    charge(measured, DiscreteLaplace(0.5))
+    trained = account(tmp_path, "former", *former)
+    charge(trained)
+    assert spent(trained) == epsilon([STEPS], delta=DELTA), "train and test of one version share nothing"
+    assert spent(measured) == 0.5
+    cut_again = content("ac"), content("bd")
+    assert spent(account(tmp_path, "again", *cut_again)) == epsilon([STEPS], delta=DELTA)
+    assert spent(account(tmp_path, "again", *cut_again, split="test")) == epsilon([STEPS], delta=DELTA)
+    only_moved = content("c"), content("d")
+    assert spent(account(tmp_path, "moved", *only_moved)) == 0.5
+    again = account(tmp_path, "again", *cut_again)
+    charge(again)
+    assert spent(account(tmp_path, "moved", *only_moved)) == 0.5 + epsilon([STEPS], delta=DELTA)
+
+
+def test_charges_for_images_and_for_patients_of_the_same_images_compose(tmp_path: Path) -> None:
+    alone = content("abcd", "1234")
+    charge(account(tmp_path, "v", alone))
+    charge(account(tmp_path, "v", alone, unit="patient"), RELEASE)
+    both = epsilon([STEPS, RELEASE], delta=DELTA)
+    assert spent(account(tmp_path, "v", alone)) == spent(account(tmp_path, "v", alone, unit="patient")) == both
+
+
+def test_a_patient_with_several_images_bears_their_charges_together(tmp_path: Path) -> None:
+    charge(account(tmp_path, "v", content("abcde", "11123")))
+    patients = account(tmp_path, "v", content("abcde", "11123"), unit="patient")
+    three = as_group(STEPS, 3)
+    assert three is not None
+    assert spent(patients) == epsilon([three], delta=DELTA) > 3 * epsilon([STEPS], delta=DELTA)
+    charge(patients, RELEASE)
+    assert spent(patients) == epsilon([three, RELEASE], delta=DELTA)
+    # To blank one of several images changes the patient's gradient into another one.
+    images = account(tmp_path, "v", content("abcde", "11123"))
+    assert spent(images) == epsilon([STEPS, RELEASE], delta=DELTA, adjacency=Adjacency.REPLACE_ONE)
+    assert spent(images) > epsilon([STEPS, RELEASE], delta=DELTA)
+
+
+def test_what_one_budget_of_ten_allowed_twice_it_allows_once(tmp_path: Path) -> None:
+    """7.365 for images and 7.365 for patients passed a budget of 10, each with an account of its own."""
+    event, budget = SampledGaussian(0.1, 0.837, 50), Budget(10.0, DELTA)
+    assert 7.2 < epsilon([event], delta=DELTA) < 7.5
+    charge(account(tmp_path, "v", FORMER), event, budget)
+    with pytest.raises(BudgetError, match="unit image, split train"):
+        charge(account(tmp_path, "v", FORMER, unit="patient"), event, budget)
+
+
+def as_before(folder: Path) -> None:
+    """An account as it was made before there were hashes."""
+    for path in [*folder.glob(f"*{SUFFIX}"), folder / KEY]:
+        path.unlink()
+
+
+def test_an_account_of_before_counts_for_everyone_until_its_shard_is_shown(tmp_path: Path) -> None:
+    charge(account(tmp_path, "former", FORMER))
+    as_before(tmp_path)
+    stranger = account(tmp_path, "new", content("yz", "89"))
+    assert spent(stranger) == epsilon([STEPS], delta=DELTA), "nobody knows that they have nothing in common"
+    assert account(tmp_path, "new", content("yz", "89"), unit="patient").guarantee(DELTA).epsilon == float("inf")
+    charge(stranger)
+    assert spent(stranger) == epsilon([STEPS, STEPS], delta=DELTA)
+    account(tmp_path, "former", FORMER).remember()
+    assert spent(account(tmp_path, "new", content("yz", "89"))) == epsilon([STEPS], delta=DELTA)
+    assert spent(account(tmp_path, "third", content("e"))) == 0
+
+
+def test_the_present_versions_account_of_before_is_carried_over(tmp_path: Path) -> None:
+    tested = account(tmp_path, "v", FORMER, content("yz"), split="test")
+    charge(tested, DiscreteLaplace(0.5))
+    charge(account(tmp_path, "v", FORMER, content("yz")))
+    as_before(tmp_path)
+    unread = Ledger(tmp_path, account(tmp_path, "v", FORMER).subject)
+    assert spent(unread) == epsilon([STEPS], delta=DELTA), "no accuracy left where a unit was in both splits"
+    charge(account(tmp_path, "v", FORMER, content("yz")), RELEASE)
+    assert sorted(path.name.rpartition("-")[2] for path in tmp_path.glob(f"*{SUFFIX}")) == [
+        f"test{SUFFIX}",
+        f"train{SUFFIX}",
+    ]
+    assert spent(account(tmp_path, "later", content("ae", "16"))) == epsilon([STEPS, RELEASE], delta=DELTA)
+    assert spent(account(tmp_path, "later", content("y"))) == 0.5
+
+
+@pytest.mark.parametrize("how", ["cut", "changed", "swapped", "empty"])
+def test_a_damaged_file_of_hashes_is_refused_with_a_way_out(tmp_path: Path, how: str) -> None:
+    charge(account(tmp_path, "former", FORMER))
+    charge(account(tmp_path, "other", content("yz", "89")))
+    path, another = sorted(tmp_path.glob(f"*-train{SUFFIX}"))
+    whole = path.read_bytes()
+    damaged = {"cut": whole[:-1], "changed": whole[:-1] + b"?", "swapped": another.read_bytes(), "empty": b""}[how]
+    path.write_bytes(damaged)
+    for ledger in (account(tmp_path, "former", FORMER), account(tmp_path, "new", content("zz"))):
+        with pytest.raises(BudgetError, match=r"damaged.*Restore its newest copy, or delete it"):
+            spent(ledger)
+        with pytest.raises(BudgetError, match="damaged"):
+            charge(ledger)
+    path.unlink()  # the way out
+    assert spent(account(tmp_path, "new", content("k"))) >= epsilon([STEPS], delta=DELTA), "it counts for everyone"
+
+
+@pytest.mark.parametrize("how", ["gone", "another", "empty"])
+def test_a_lost_key_is_refused_and_never_a_fresh_budget(tmp_path: Path, how: str) -> None:
+    charge(account(tmp_path, "former", FORMER))
+    key = (tmp_path / KEY).read_bytes()
+    if how == "gone":
+        (tmp_path / KEY).unlink()
+    else:
+        (tmp_path / KEY).write_bytes(bytes(32) if how == "another" else b"")
+    new = account(tmp_path, "new", content("ab"))
+    with pytest.raises(BudgetError, match=f"{KEY}.*Restore the newest copy"):
+        charge(new)
+    with pytest.raises(BudgetError, match=KEY):
+        charge(account(tmp_path, "former", FORMER))
+    (tmp_path / KEY).write_bytes(key)
+    assert spent(account(tmp_path, "new", content("ab"))) == epsilon([STEPS], delta=DELTA)
+    # Or, where there is no copy: without the hashes, all that was charged counts for all.
+    as_before(tmp_path)
+    charge(account(tmp_path, "new", content("yz")), RELEASE)
+    assert spent(account(tmp_path, "new", content("yz"))) == epsilon([STEPS, RELEASE], delta=DELTA)
+
+
+def test_the_files_tell_a_stranger_nothing(tmp_path: Path) -> None:
+    charge(account(tmp_path / "a", "v", FORMER))
+    charge(account(tmp_path / "b", "v", FORMER))
+    (one, other) = (next((tmp_path / name).glob(f"*-train{SUFFIX}")) for name in "ab")
+    assert len({line for path in (one, other) for line in [path.read_bytes().partition(b"\n")[2]]}) == 2
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        for path in folder.iterdir():
+            assert path.stat().st_mode & 0o077 == 0, path
+    rows = [one.read_bytes().partition(b"\n")[2][: 4 * 16][at : at + 16] for at in range(0, 64, 16)]
+    assert rows == sorted(rows), "in no order of the shard's"
+
+
+def test_looking_writes_nothing(tmp_path: Path) -> None:
+    assert spent(account(tmp_path / "none", "v", FORMER)) == 0
+    assert not (tmp_path / "none").exists()
+    charge(account(tmp_path, "former", FORMER))
+    as_before(tmp_path)
+    before = {path.name for path in tmp_path.iterdir()}
+    assert spent(account(tmp_path, "new", FORMER)) > 0
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
+def _charge_often(folder: Path, number: int, refused: Any) -> None:
+    """Each process has a version of its own, of which the others have an image too."""
+    ledger = account(folder, f"version {number}", content("s" + "abcd"[number]))
+    for _ in range(6):
+        try:
+            charge(ledger, GaussianRelease(10.0), Budget(1.5, DELTA), run=str(number))
+        except MedsiloError:
+            with refused.get_lock():
+                refused.value += 1
+
+
+def test_processes_that_charge_different_versions_at_once_do_not_overspend(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    refused = context.Value("i", 0)
+    processes = [context.Process(target=_charge_often, args=(tmp_path, number, refused)) for number in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    found = account(tmp_path, "all", content("s"))
+    held = sum(found.spending(DELTA).accounts.values())
+    assert held + refused.value == 24
+    assert 0 < held < 24
+    assert spent(found) <= 1.5 < epsilon([GaussianRelease(10.0, held + 1)], delta=DELTA)
+    assert len(list(tmp_path.glob(KEY))) == 1
+
+
+def test_many_groups_of_images_are_reckoned_as_one_that_bore_all(tmp_path: Path) -> None:
+    letters = "abcdefghijklmn"
+    for letter in letters:
+        charge(account(tmp_path, letter, content(letter)), GaussianRelease(20.0))
+    everything = account(tmp_path, "everything", content(letters))
+    assert spent(everything) >= epsilon([GaussianRelease(20.0)], delta=DELTA)
+    assert spent(account(tmp_path, "few", content(letters[:5]))) == epsilon([GaussianRelease(20.0)], delta=DELTA)
