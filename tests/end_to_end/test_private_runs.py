@@ -3,18 +3,20 @@ budget."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from faults import Fault, needs_faults, run_through
 from federation import Federation
 from proxy import Proxy
 from test_runs import assert_every_round_counted_once, assert_journals_sound
 
-from algorithms.datasets import ImageDataset
+from algorithms.datasets import ImageDataset, ImageSplit, save_npz
 from privacy.accounting import DiscreteLaplace, GaussianRelease, SampledGaussian, epsilon
 from privacy.ledger import Budget, Ledger, Purpose, Subject, ledgers, replay
 from privacy.rehearsed import read_rehearsals
@@ -288,6 +290,47 @@ def test_a_second_run_that_would_overspend_is_refused_before_training(federation
     assert "lacks the run's privacy loss" in one.said("coordinator")
     coordinator.kill()
     assert not [r for r in one.messages("hospital1", "sent") if r["run"] == "again" and r["rpc"] == "SubmitUpdate"]
+
+
+def test_one_image_more_and_a_corrected_label_are_no_fresh_budget(federation: Make) -> None:
+    one = private(federation, budget=4.5)
+    one.run_to_the_end()
+    run_again(one, "again")
+    for shard in one.shards:
+        train = shard.train
+        corrected = ImageSplit(
+            np.concatenate([train.images, train.images[:1] ^ 1]), np.concatenate([train.labels[1:], train.labels[:2]])
+        )
+        save_npz(one.folder / f"{shard.name}.npz", dataclasses.replace(shard, train=corrected))
+    coordinator = one.start_coordinator()
+    one.wait_to_say("coordinator", "listening")
+    for shard in one.shards:
+        assert one.start_silo(shard.name).wait(120) == 10, one.everything_said()
+        said = " ".join(one.said(shard.name).split())
+        assert "charges for the same images or patients in other accounts: 2 on data set" in said
+        assert shard.fingerprint[:16] in said
+        assert len(ledger(one, shard.name).entries()) == 2, "nothing was charged"
+        assert not [r for r in one.messages(shard.name, "sent") if r["run"] == "again" and r["rpc"] == "SubmitUpdate"]
+    coordinator.kill()
+
+
+def test_without_a_privacy_section_each_run_is_held_to_its_promise_and_what_was_before_is_said(
+    federation: Make,
+) -> None:
+    one = private(federation)
+    for name in one.silos:
+        one.write_consent(name)
+    one.run_to_the_end()
+    assert "other runs included" not in one.said("hospital1")
+    run_again(one, "again")
+    one.run_to_the_end()
+    account = ledger(one, "hospital1")
+    spent = account.spending(1e-5, run=account.entries()[0].purpose.whole_run)
+    said = " ".join(one.said("hospital1").split())
+    assert f"these images have cost {spent.guarantee} so far, other runs included." in said
+    assert "run again is held to its own promise alone: ε = 4" in said
+    assert len(account.entries()) == 4
+    assert one.command("silo", "audit", "verify", "--config", "hospital1.yaml")
 
 
 def test_a_hospital_that_raises_its_budget_pays_for_both_runs_from_one_account(federation: Make) -> None:

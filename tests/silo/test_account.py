@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import ValidationError
@@ -23,6 +25,7 @@ from privacy.journal import Journal, read_records
 from privacy.kept_releases import KeptReleases
 from privacy.ledger import Budget, Ledger, Purpose, Subject, replay
 from privacy.plan import MethodPlan, MetricsPlan, PrivacyPlan, RunPlan, TrainingPlan
+from privacy.units import Content
 from silo.account import Account, budget_of, check_enough, check_promise, metrics_budget_of
 
 
@@ -182,11 +185,96 @@ def test_a_plan_without_privacy_passes_only_where_it_is_not_demanded() -> None:
     assert not ConsentFile(None, Consent(), "").missing_for(plan).privacy
 
 
-def opened(folder: Path, plan: RunPlan, budget: Budget) -> tuple[Account, Ledger, Door]:
+def test_a_run_stops_before_it_exceeds_its_promise_however_its_rounds_are_repeated(tmp_path: Path) -> None:
+    plan, method = run_plan(), make("fedavg", {})
+    account, ledger, door = opened(tmp_path, plan, budget_of(Consent(), mechanism(plan)))
+    account.check_covers(method)
+    charged = 0
+    with pytest.raises(BudgetError, match="run r promises ε = 4 "):  # noqa: PT012 the one that is too many
+        for number in (*range(5), 5, 6, 7):
+            account.charge(number, "training", mechanism(plan).training(10))
+            charged += 1
+    assert charged == 5
+    assert 3.9 < ledger.guarantee(1e-5).epsilon <= 4
+    door.journal.close()
+
+
+def test_a_run_that_is_held_to_its_promise_alone_is_told_what_was_spent_before(tmp_path: Path) -> None:
+    plan, method = run_plan(), make("fedavg", {})
+    promise = budget_of(Consent(), mechanism(plan))
+    account, ledger, door = opened(tmp_path, plan, promise)
+    assert account.notice() is None
+    for number in range(5):
+        account.charge(number, "training", mechanism(plan).training(10))
+    assert account.notice() is None, "that was the run itself"
+    door.journal.close()
+    again, _, door = opened(tmp_path, plan.model_copy(update={"run": "another"}), promise)
+    again.check_covers(method)
+    told = again.notice()
+    assert told is not None
+    assert f"have cost {ledger.guarantee(1e-5)} so far, other runs included" in told
+    assert "run another is held to its own promise alone: ε = 4" in told
+    door.journal.close()
+    bounded, _, door = opened(tmp_path, plan.model_copy(update={"run": "third"}), BUDGET)
+    assert bounded.notice() is None, "the budget holds all"
+    door.journal.close()
+
+
+def version(number: int, images: Sequence[int]) -> tuple[str, dict[str, Content]]:
+    """A version of a data set: one grey image for each number."""
+    pixels = np.full((len(images), 4, 4, 1), 0, np.uint8) + np.array(images, np.uint8)[:, None, None, None]
+    return f"{number:064x}", {"train": Content(pixels, None), "test": Content(pixels[:1] + 100, None)}
+
+
+def test_the_next_version_of_the_images_pays_from_the_same_budget_and_says_so(tmp_path: Path) -> None:
+    plan, method = run_plan(), make("fedavg", {})
+    account, _, door = opened(tmp_path, plan, BUDGET, version(1, [1, 2]))
+    for number in range(5):
+        account.charge(number, "training", mechanism(plan).training(10))
+    door.journal.close()
+    further = plan.model_copy(update={"run": "another"})
+    corrected, ledger, door = opened(tmp_path, further, BUDGET, version(2, [2, 3]))
+    with pytest.raises(BudgetError, match=r"from 3\.997 to ε = 5\..* 5 on data set 0{16} .unit image, split train"):
+        corrected.check_covers(method)
+    corrected.charge(0, "training", mechanism(plan).training(10))
+    with pytest.raises(BudgetError, match=r"refused: the privacy budget .* 5 on data set 0{16}"):  # noqa: PT012
+        for number in range(1, 5):
+            corrected.charge(number, "training", mechanism(plan).training(10))
+    most = ledger.guarantee(1e-5).epsilon
+    assert 4 < most <= 5
+    (told,) = [
+        r
+        for r in read_records(tmp_path / "journal")
+        if r["kind"] == "ledger" and r["charge"]["run"] == "another" and r["charge"]["index"] == len(ledger.entries())
+    ]
+    assert told["spent"]["epsilon"] == ledger.cost(1e-5).epsilon, "what whoever has the journal can add up"
+    assert told["unit_spent"] == {**told["spent"], "epsilon": most}
+    door.journal.close()
+    fresh, _, door = opened(tmp_path, further, BUDGET, version(3, [7, 8]))
+    fresh.check_covers(method)
+    door.journal.close()
+
+
+def test_what_was_charged_to_an_earlier_version_of_the_images_is_no_more_to_be_charged(tmp_path: Path) -> None:
+    """The shard was corrected in the middle of a run: its rounds that are done are not foreseen again."""
+    plan, method = run_plan(), make("fedavg", {})
+    account, _, door = opened(tmp_path, plan, BUDGET, version(1, [1, 2]))
+    for number in range(3):
+        account.charge(number, "training", mechanism(plan).training(10))
+    door.journal.close()
+    corrected, _, door = opened(tmp_path, plan, budget_of(Consent(), mechanism(plan)), version(2, [2, 3]))
+    assert corrected._left(method) == [mechanism(plan).training(20)]
+    corrected.check_covers(method)
+    door.journal.close()
+
+
+def opened(
+    folder: Path, plan: RunPlan, budget: Budget, data: tuple[str, dict[str, Content]] = ("ab" * 32, {})
+) -> tuple[Account, Ledger, Door]:
     assert plan.privacy is not None
     journal = Journal(folder / "journal", key=KEY, origin="o")
     door = Door(journal, identity="i", federation="test", gate=PlanGate(Exposure))
-    ledger = Ledger(folder / "ledger", Subject("ab" * 32, plan.privacy.unit))
+    ledger = Ledger(folder / "ledger", Subject(data[0], plan.privacy.unit), data[1])
     return Account(ledger, plan, plan.privacy, budget, door), ledger, door
 
 
@@ -248,9 +336,9 @@ def test_a_ledger_from_a_backup_is_refused_by_the_journal(tmp_path: Path) -> Non
         opened(tmp_path, plan, BUDGET)
 
 
-def test_without_a_budget_of_its_own_a_silo_keeps_to_the_plans_delta() -> None:
+def test_without_a_budget_of_its_own_a_silo_keeps_to_the_plans_promise() -> None:
     plan = run_plan()
-    assert budget_of(Consent(), mechanism(plan)) == Budget(float("inf"), 1e-5)
+    assert budget_of(Consent(), mechanism(plan)) == Budget(4.0, 1e-5, of_run=True)
     assert budget_of(consent().consent, mechanism(plan)) == BUDGET
 
 
@@ -258,7 +346,9 @@ def test_test_images_have_a_budget_of_their_own_or_none() -> None:
     found = mechanism(run_plan())
     assert metrics_budget_of(consent().consent, found) is None
     assert metrics_budget_of(consent(metrics_epsilon=2).consent, found) == Budget(2, 1e-5)
-    assert metrics_budget_of(Consent(), found) == Budget(float("inf"), 1e-5)
+    assert metrics_budget_of(Consent(), found) is None, "the plan promises nothing for them"
+    noised = found.model_copy(update={"metrics": MetricsPlan(epsilon=0.1, releases=6)})
+    assert metrics_budget_of(Consent(), noised) == Budget(pytest.approx(0.6), 1e-5, of_run=True)
 
 
 @pytest.mark.parametrize(

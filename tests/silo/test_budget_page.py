@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
+from algorithms.datasets import ImageDataset, ImageSplit, save_npz
 from privacy.accounting import DiscreteLaplace, SampledGaussian, epsilon, shown
+from privacy.errors import DataError
 from privacy.ledger import Budget, Ledger, Purpose, Subject
 from privacy.report_plots import spending
-from silo.budget import POINTS, as_json, read_accounts
+from privacy.units import Content
+from silo.budget import POINTS, as_json, lines, read_accounts, remember, tables
 from silo.budget_page import to_html
 
 STEPS = SampledGaussian(0.1, 2.0, 10)
@@ -78,3 +83,46 @@ def test_accounts_without_charges_or_without_bound_are_drawn(course: list[tuple[
     ElementTree.fromstring(drawn)
     assert "nan" not in drawn
     assert ("∞" in drawn) == bool(course)
+
+
+def test_spending_is_shown_by_version_and_by_the_image_that_has_cost_most(tmp_path: Path, config: Any) -> None:
+    pixels = np.arange(3, dtype=np.uint8)[:, None, None, None] + np.zeros((3, 4, 4, 1), np.uint8)
+    for number, images in enumerate((pixels[:2], pixels[1:], pixels[2:])):
+        content = {"train": Content(images, None)}
+        ledger = Ledger(tmp_path / "two", Subject(f"{number:064x}", "image"), content)
+        ledger.charge(STEPS, Purpose("f", "r", "00", 0, "training"), Budget(50, 1e-5))
+    accounts = read_accounts(SimpleNamespace(ledgers=tmp_path / "two", consent=config.consent), course=True)
+    one, two = (epsilon([STEPS] * count, delta=1e-5) for count in (1, 2))
+    assert [account.spent.epsilon for account in accounts] == [two, two, two]
+    assert [account.version.epsilon for account in accounts] == [one, one, one]
+    assert [account.left for account in accounts] == [9 - two] * 3
+    first = accounts[0]
+    assert [part.name for part in first.versions] == [f"{n:064x}"[:16] + ", unit image, split train" for n in (0, 1)]
+    assert first.course == ((1, one), (2, two))
+    assert "it is in 2 accounts" in lines(first)[1]
+    assert f"for this version alone come to {first.version}" in lines(first)[1]
+    assert as_json(first)["versions"] == tuple(asdict(part) for part in first.versions)
+    assert "By version" in to_html("north", accounts)
+    assert [table.title for table in tables(first) if "by version" in str(table.title)]
+
+
+def test_an_older_versions_file_shows_whom_its_charges_are_for(tmp_path: Path, config: Any) -> None:
+    def dataset(number: int) -> ImageDataset:
+        images = np.full((1, 4, 4, 1), number, np.uint8)
+        split = ImageSplit(images, np.zeros(1, np.int64))
+        test = ImageSplit(images + 100, np.zeros(1, np.int64))
+        return ImageDataset("h", "made", True, ("a",), split, None, test)
+
+    settings = SimpleNamespace(ledgers=tmp_path / "old", consent=config.consent)
+    for number in (1, 2):
+        ledger = Ledger(settings.ledgers, Subject(dataset(number).fingerprint, "image"))
+        ledger.charge(STEPS, Purpose("f", "r", "00", 0, "training"), Budget(50, 1e-5))
+        save_npz(tmp_path / f"{number}.npz", dataset(number))
+    save_npz(tmp_path / "3.npz", dataset(3))
+    one, two = (epsilon([STEPS] * count, delta=1e-5) for count in (1, 2))
+    assert [account.spent.epsilon for account in read_accounts(settings)] == [two, two]
+    for number in (1, 2):
+        assert remember(settings, tmp_path / f"{number}.npz") == dataset(number).fingerprint
+    assert [account.spent.epsilon for account in read_accounts(settings)] == [one, one]
+    with pytest.raises(DataError, match="nothing was ever charged"):
+        remember(settings, tmp_path / "3.npz")

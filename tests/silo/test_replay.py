@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from test_account import mechanism, run_plan
 
-from privacy.accounting import Event, GaussianRelease, SampledGaussian, epsilon
+from privacy.accounting import Event, GaussianRelease, SampledGaussian, epsilon, shown
 from privacy.bundle import export
 from privacy.door import Door
 from privacy.exposure import Exposure
@@ -17,6 +17,7 @@ from privacy.findings import Verification
 from privacy.gate import PlanGate
 from privacy.journal import Journal, read_records
 from privacy.ledger import Budget, Ledger, Purpose, Subject
+from privacy.loss import privacy_losses
 from privacy.pki import Identity
 from privacy.verification import verify_evidence
 from silo.account import Account
@@ -105,4 +106,38 @@ def test_a_statement_that_is_none_is_broken(tmp_path: Path, spent: Any) -> None:
     charge(told, STEPS)
     (record,) = [r for r in read_records(tmp_path / "journal") if r["kind"] == "ledger"]
     told.account._door.note("ledger", charge=record["charge"], spent=spent)
+    assert not told.verified().sound
+
+
+def test_what_other_accounts_add_is_the_journals_word_and_said_to_be(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    former = Ledger(tmp_path / "ledger", Subject("cd" * 32, "image"))
+    former.charge(STEPS, Purpose("test", "before", "00" * 32, 0, "training"), Budget(9.0, 1e-5))
+    charge(told, STEPS)
+    most = told.ledger.guarantee(1e-5)
+    assert most.epsilon == epsilon([STEPS, STEPS], delta=1e-5)
+    found = told.verified()
+    assert found.sound, found.problem
+    own, others = (one for one in found.remarks if "data set abababababababab" in one)
+    assert f"recomputed from 1 charge, is {told.ledger.cost(1e-5)}, as the journal says" in own
+    assert f"has cost ε = {shown(most.epsilon)}: so the journal says" in others
+    records = list(read_records(tmp_path / "journal"))
+    budget = {"privacy": {"epsilon": 9.0, "delta": 1e-5, "unit": "image"}}
+    (loss,) = privacy_losses(records, [{"consent": budget}])
+    assert loss.spent == told.ledger.cost(1e-5)
+    assert loss.most == most
+    assert loss.left == 9.0 - most.epsilon
+    assert f"the image that has cost most has cost {most}; of the budget of 9, " in str(loss)
+    (loss,) = privacy_losses(records, [{"consent": {"privacy": {**budget["privacy"], "delta": 1e-6}}}])
+    assert loss.left is None, "the statement is at another δ"
+
+
+@pytest.mark.parametrize(
+    "unit_spent", [{"epsilon": 0.1, "delta": 1e-5}, {"epsilon": 9.0, "delta": 1e-6}, {"epsilon": "x", "delta": 1e-5}, 7]
+)
+def test_an_image_that_has_cost_less_than_its_account_is_a_false_statement(tmp_path: Path, unit_spent: Any) -> None:
+    told = Told(tmp_path)
+    charge(told, STEPS)
+    (record,) = [r for r in read_records(tmp_path / "journal") if r["kind"] == "ledger"]
+    told.account._door.note("ledger", charge=record["charge"], spent=record["spent"], unit_spent=unit_spent)
     assert not told.verified().sound
