@@ -1,8 +1,9 @@
-"""Randomness that protects patients: noise and samples that nobody can foresee or repeat.
+"""Randomness that protects patients: noise, samples and whatever else a private training draws, unknown to all others.
 
 A generator that the coordinator could seed would let it subtract the noise exactly, and one that begins anew each round
 gives the same noise twice, whose difference shows the sums without any. So the key comes from the operating system,
-never from a plan, and a generator can be neither copied, saved nor taken along into a forked process.
+never from a plan, and a generator can be neither copied, saved nor taken along into a forked process. What was begun
+with a key that is sealed on disk (``privacy.sealed_keys``) is drawn again from that key, and is then the same release.
 """
 
 from __future__ import annotations
@@ -17,19 +18,21 @@ import numpy as np
 import numpy.typing as npt
 from randomgen import ChaCha
 
+KEY_BYTES = 32
 _ROUNDS = 20
 _SUMMANDS = 4
 
 
 class NoiseSource:
-    """A ChaCha20 stream (Bernstein 2008) under a key of 256 bits from the operating system.
+    """A ChaCha20 stream (Bernstein 2008) under a key of 256 bits: 32 secret bytes, by default the operating system's.
 
-    Its methods may be called from any thread. A process forked from this one draws from a stream of its own.
+    The same calls under the same key give the same numbers. Its methods may be called from any thread. A process forked
+    from this one draws from a stream of its own, under another key.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, key: bytes | None = None) -> None:
         self._lock = threading.Lock()
-        self._begin()
+        self._begin(secrets.token_bytes(KEY_BYTES) if key is None else key)
 
     def gaussian(self, shape: tuple[int, ...], deviation: float) -> npt.NDArray[np.float64]:
         """Independent normal numbers with mean 0: float64 of the given shape.
@@ -65,6 +68,15 @@ class NoiseSource:
         with self._lock:
             return self._own().permutation(count).astype(np.int64)
 
+    def uniform(self, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+        """Independent numbers from [0, 1): float32 of the given shape."""
+        with self._lock:
+            return self._own().random(shape, dtype=np.float32)
+
+    def seed(self) -> int:
+        """A seed of 63 bits for a generator whose draws do not leave, such as PyTorch's own for dropout."""
+        return self._below(1 << 63)
+
     def discrete_laplace(self, epsilon: float) -> int:
         """A whole number k with probability proportional to exp(-ε|k|), exactly: only whole random numbers are drawn.
 
@@ -77,26 +89,43 @@ class NoiseSource:
             raise ValueError(f"epsilon is {epsilon}; it must be above 0, and finite")
         s, t = Fraction(epsilon).as_integer_ratio()
         while True:
-            start = secrets.randbelow(t)
-            if not _happens_with_exponential(start, t):
+            start = self._below(t)
+            if not self._happens_with_exponential(start, t):
                 continue
             whole = 0
-            while _happens_with_exponential(1, 1):
+            while self._happens_with_exponential(1, 1):
                 whole += 1
             size = (start + t * whole) // s
-            negative = secrets.randbelow(2)
+            negative = self._below(2)
             if not (negative and size == 0):
                 return -size if negative else size
 
+    def _happens_with_exponential(self, numerator: int, denominator: int) -> bool:
+        """True with probability exp(-numerator/denominator), where that is at most 1 (the paper's Algorithm 1)."""
+        draws = 1
+        while self._below(denominator * draws) < numerator:
+            draws += 1
+        return draws % 2 == 1
+
+    def _below(self, end: int) -> int:
+        """A whole number of 0 … end - 1, each as likely as any other: those beyond are drawn again."""
+        size = (end - 1).bit_length()
+        while True:
+            with self._lock:
+                drawn = int.from_bytes(self._own().bytes(size // 8 + 1), "little") & ((1 << size) - 1)
+            if drawn < end:
+                return drawn
+
     def _own(self) -> np.random.Generator:
         if os.getpid() != self._process:
-            self._begin()
+            self._begin(secrets.token_bytes(KEY_BYTES))
         return self._generator
 
-    def _begin(self) -> None:
+    def _begin(self, key: bytes) -> None:
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"the noise's key has {len(key)} bytes; it must have {KEY_BYTES}")
         self._process = os.getpid()
-        key = int.from_bytes(secrets.token_bytes(32), "little")
-        self._generator = np.random.Generator(ChaCha(key=key, rounds=_ROUNDS))
+        self._generator = np.random.Generator(ChaCha(key=int.from_bytes(key, "little"), rounds=_ROUNDS))
 
     def __copy__(self) -> NoReturn:
         raise TypeError("a noise source cannot be copied: the copy would give the same noise again")
@@ -106,11 +135,3 @@ class NoiseSource:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a noise source cannot be saved: loaded twice, it would give the same noise twice")
-
-
-def _happens_with_exponential(numerator: int, denominator: int) -> bool:
-    """True with probability exp(-numerator/denominator), where that is at most 1 (the paper's Algorithm 1)."""
-    draws = 1
-    while secrets.randbelow(denominator * draws) < numerator:
-        draws += 1
-    return draws % 2 == 1

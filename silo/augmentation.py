@@ -1,11 +1,12 @@
 """Random changes of training images, as the plan lists them (``privacy.plan.AugmentationPlan``).
 
-    change = Augmenter(plan.training.augmentation, seed=7)
+    change = Augmenter(plan.training.augmentation, seeded(7))
     batch = change(images)   # float32 [b, C, H, W], as networks take them, in [-1, 1]
 
-Every image becomes one changed image: no batch grows, and under differential privacy a record stays one record. What is
-drawn follows from the seed and the places in the batches, never from the pixels, and not from PyTorch's own generator:
-daemons and simulation draw the same.
+Every image becomes one changed image: no batch grows, and under differential privacy a record stays one record. Draws
+never depend on pixels. Those of a plain training follow from the seed and the places in the batches, and not from
+PyTorch's own generator: daemons and simulation draw the same. Under differential privacy they come from the secret
+source of the samples: by draws that are known, the others' changes would tell who else is in a sample.
 """
 
 from __future__ import annotations
@@ -19,19 +20,27 @@ from torch.nn import functional as F
 
 from privacy.plan import AugmentationPlan
 
+Draws = Callable[[int], Tensor]
+"""Gives the draws of so many images: float32 ``[n, 2]`` from [0, 1), on the CPU whatever the images are on."""
+
+
+def seeded(seed: int) -> Draws:
+    """The draws of a seed, the same everywhere."""
+    generator = torch.Generator().manual_seed(seed)
+    return lambda count: torch.rand(count, 2, generator=generator)
+
 
 class Augmenter:
     """Changes batch after batch; draws go on from one to the next.
 
     Args:
         steps: applied in this order; none leave the images as they are, bit by bit.
-        seed: of the draws.
+        draws: at random, anew for each step.
     """
 
-    def __init__(self, steps: Sequence[AugmentationPlan], *, seed: int) -> None:
+    def __init__(self, steps: Sequence[AugmentationPlan], draws: Draws) -> None:
         self._steps = steps
-        # On the CPU, whatever the images are on: so the draws are the same everywhere.
-        self._draws = torch.Generator().manual_seed(seed)
+        self._draws = draws
 
     def __call__(self, images: Tensor, *, first: int = 0, of: int | None = None) -> Tensor:
         """Changed copies of the images ``[b, C, H, W]``; from the ``first`` place of a batch ``of`` so many, for all
@@ -40,7 +49,7 @@ class Augmenter:
             return images
         shown = images * 0.5 + 0.5  # 0 is black, 1 white
         for step in self._steps:
-            drawn = torch.rand(of or len(images), 2, generator=self._draws)[first : first + len(images)]
+            drawn = self._draws(of or len(images))[first : first + len(images)]
             shown = _CHANGES[step.kind](shown, drawn, step.amount)
         return (shown - 0.5) / 0.5
 

@@ -5,8 +5,10 @@ Gaussian noise of standard deviation z·C to the sum, and divides by the expecte
 zero-out adjacency). A step whose sample is empty is noise alone, and is taken: to skip it would tell that it was empty.
 What does not depend on data (a method's correction, weight decay, the optimiser's memory) comes after the noise.
 
-Single images' gradients come from Opacus' hooks; samples and noise come from ``privacy.noise``. Opacus' own engine is
-not used: it begins a new account with every round. Not covered: how long a step takes, and rounding in 32-bit sums.
+Single images' gradients come from Opacus' hooks. Samples, noise, changes of images and dropout are all drawn from one
+secret source (``privacy.noise``): sampling is accounted for as amplification, which holds only if nobody can tell from
+what the others' draws are whether a unit is in the sample. Opacus' own engine is not used: it begins a new account with
+every round. Not covered: how long a step takes, and rounding in 32-bit sums.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from algorithms.method import Watch
 from privacy.accounting import Event, Unit
 from privacy.errors import ConfigurationError, DataError
 from privacy.noise import NoiseSource
-from privacy.plan import PrivacyPlan
+from privacy.plan import AugmentationPlan, PrivacyPlan
+from silo.augmentation import Augmenter
 
 IMAGES_PER_PATIENT = 16
 """In one step, at most so many of a patient's images are used, drawn anew each time."""
@@ -66,7 +69,7 @@ class PrivateTrainer:
         plan: the mechanism.
         owners: whose each training image is, ``int64 [n]`` (see ``owners_of``).
         charge: is called before a training's first step.
-        noise: where samples and noise come from.
+        noise: where everything random comes from.
     """
 
     def __init__(
@@ -100,7 +103,7 @@ class PrivateTrainer:
         steps: int,
         correct: Callable[[], None],
         progress: Callable[[int, float], None],
-        augment: Callable[[Tensor], Tensor] = lambda images: images,
+        augmentation: Sequence[AugmentationPlan] = (),
         watch: Watch | None = None,
     ) -> None:
         """Takes so many steps on the chosen parameters; all others of the model must not require gradients.
@@ -113,9 +116,7 @@ class PrivateTrainer:
             correct: adds to the noised gradients what does not depend on data.
             progress: is told the number of the step, from 1, and the mean cross entropy of its images (0 for none);
                 that number is not noised and must stay here.
-            augment: changes a step's images at random, each into one: a unit's gradient is clipped after that. What it
-                draws must depend on places in the sample alone, never on images; under zero-out adjacency the sample
-                is the same for both neighbours, so then the bound holds for every draw.
+            augmentation: changes a step's images at random, each into one: a unit's gradient is clipped after that.
             watch: is shown every step's noised gradients, before the correction.
 
         Raises ``BudgetError`` before the first step if the account does not allow it.
@@ -130,6 +131,8 @@ class PrivateTrainer:
         parameters = list(chosen.values())
         bound, scale = self.plan.clipping_norm, self.plan.sampling_rate * self.units
         self._charge(round_number, phase, self.plan.training(steps))
+        augment = Augmenter(augmentation, lambda count: torch.from_numpy(self._noise.uniform((count, 2))))
+        torch.manual_seed(self._noise.seed())  # dropout and the like
         with per_image_gradients(model):
             for step in range(1, steps + 1):
                 sums = [torch.zeros_like(parameter) for parameter in parameters]

@@ -21,7 +21,7 @@ from algorithms.models import Layout
 from algorithms.private_methods import check_model
 from privacy.errors import ConfigurationError, DataError, RefusedError, TrainingError
 from privacy.plan import RunPlan, TrainingPlan
-from silo.augmentation import Augmenter
+from silo.augmentation import Augmenter, seeded
 from silo.data_parallel import Alone, check_layers
 
 if TYPE_CHECKING:
@@ -263,8 +263,6 @@ class LocalSite:
         optimizer = self._optimizer(list(chosen.values()), chosen, phase)
         epochs = epochs or self.training.epochs
         steps, per_epoch = private.plan.steps_of(epochs), private.plan.steps_of(1)
-        # Dropout and the like may be foreseen: the guarantee holds for every choice of theirs.
-        torch.manual_seed(derive_seed(self._seed, phase, self.name, round_number))
         self._model.train()
         reported = time.monotonic()
 
@@ -290,7 +288,7 @@ class LocalSite:
                 steps=steps,
                 correct=correction.bind(chosen) if correction is not None else _nothing,
                 progress=progress,
-                augment=self._augmenter(round_number, phase),
+                augmentation=self.training.augmentation,
                 watch=watch,
             )
         self._keep(optimizer, chosen, phase)
@@ -346,7 +344,7 @@ class LocalSite:
 
     def _augmenter(self, round_number: int, phase: str) -> Augmenter:
         seed = derive_seed(self._seed, "augmentation", phase, self.name, round_number)
-        return Augmenter(self.training.augmentation, seed=seed)
+        return Augmenter(self.training.augmentation, seeded(seed))
 
     def average(self, content: str, vectors: Vectors, *, round_number: int, lasting: bool = False) -> Tensor:
         """See ``algorithms.method.Site``.

@@ -1,6 +1,7 @@
 """A federation in one process: the daemons' methods, seeds and arithmetic, without network or journal.
 
-On the same machine the models are bit-equal to those of real daemons with the same plan and shards.
+On the same machine the models are bit-equal to those of real daemons with the same plan and shards, unless the plan has
+differential privacy: what that draws is secret, and never the same twice.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from coordinator.config import RunConfig
 from privacy.errors import RefusedError
 from privacy.plan import AugmentationPlan, ModelPlan, RunPlan, TrainingPlan
 from protos.medsilo.v1 import plan_pb2
-from silo.augmentation import _CHANGES, Augmenter
+from silo.augmentation import _CHANGES, Augmenter, seeded
 from simulation.batched import Fit, InThreads, Stacked
 from simulation.federation import Simulation
 
@@ -41,7 +41,7 @@ def batch(count: int = 4, height: int = 8, width: int = 8) -> Tensor:
 
 
 def augmenter(*steps: dict[str, Any], seed: int = 1) -> Augmenter:
-    return Augmenter([AugmentationPlan(**step) for step in steps], seed=seed)
+    return Augmenter([AugmentationPlan(**step) for step in steps], seeded(seed))
 
 
 def drawn(count: int, value: float) -> Tensor:
@@ -153,7 +153,7 @@ def test_a_changed_record_stays_one_record_under_differential_privacy() -> None:
                          ImageSplit(blank, data.train.labels), None, data.test)  # fmt: skip
     seen, sums = [], []
     for one in (data, other):
-        at = private_site(run, one, noise=Silent())
+        at = private_site(run, one, noise=Silent(bytes(32)))
         recorded: list[Tensor] = []
         at.model.register_forward_pre_hook(lambda _m, inputs, keep=recorded: keep.append(inputs[0].clone()))
         before = torch.cat([p.detach().flatten().clone() for p in at.model.parameters()])
