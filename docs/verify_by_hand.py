@@ -37,14 +37,17 @@ def root_of(header: dict, lines: list[bytes]) -> bytes:
 
 
 def check_checkpoint(note: str, public_key: bytes) -> tuple[str, int, bytes]:
-    """C2SP's signed note: origin, size, root; then a line with four bytes that name the key, and the signature."""
+    """C2SP's signed note: origin, size, root; then signature lines, each with four bytes that name the key, and the
+    signature. One is the owner's; others, of witnesses, say nothing here."""
     text, _, signatures = note.partition("\n\n")
     origin, size, root = text.split("\n")
-    name, encoded = signatures.removeprefix("— ").rstrip("\n").rsplit(" ", 1)
-    blob = base64.b64decode(encoded)
-    assert name == origin
-    assert blob[:4] == hashlib.sha256(origin.encode() + b"\n\x01" + public_key).digest()[:4]
-    Ed25519PublicKey.from_public_bytes(public_key).verify(blob[4:], f"{text}\n".encode())
+    lines = [line.removeprefix("— ").rsplit(" ", 1) for line in signatures.splitlines()]
+    key_name = hashlib.sha256(origin.encode() + b"\n\x01" + public_key).digest()[:4]
+    own = [base64.b64decode(encoded) for name, encoded in lines if name == origin]
+    own = [blob[4:] for blob in own if blob[:4] == key_name]
+    assert own, "the checkpoint has no signature of its owner with this key"
+    for signature in own:
+        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, f"{text}\n".encode())
     return origin, int(size), base64.b64decode(root)
 
 

@@ -1,8 +1,8 @@
 """Signed checkpoints of a journal, in the form of C2SP's tlog-checkpoint (a signed note with Ed25519).
 
-A checkpoint is text: origin, size, root (base64), an empty line, and a signature line. Whoever holds one can
-later hold the journal's owner to every record before it. The other side's cosignature (C2SP's tlog-cosignature) says
-that it has seen the checkpoint, and that it continues the one it saw before.
+A checkpoint is text: origin, size, root (base64), an empty line, and signature lines, of which one is the owner's.
+Whoever holds one can later hold the journal's owner to every record before it. The other side's cosignature (C2SP's
+tlog-cosignature) says that it has seen the checkpoint, and that it continues the one it saw before.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ _ED25519 = b"\x01"
 _COSIGNATURE = b"\x04"
 _LARGEST_SIZE = 2**53
 _ROOT_BYTES = 32
+_MOST_SIGNATURES = 64
+MOST_SIGNS = 16_000
+"""How long a note may be: with the owner's signature there is room for those of all its witnesses."""
 
 
 @dataclass(frozen=True)
@@ -61,19 +64,23 @@ def read_note(note: str) -> Checkpoint:
 
 
 def verify(note: str, public_key: bytes) -> Checkpoint:
-    """The checkpoint of a signed note; raises ``JournalError`` if it is malformed or the signature does not hold.
+    """The checkpoint of a signed note; raises ``JournalError`` if it is malformed or has no signature of its origin's
+    with that key that holds.
 
-    There is one signature in a note, and nothing besides it: all that stands in it is what was signed.
+    A note may carry any signatures besides, within reason: of witnesses, with other keys, of kinds unknown here. As
+    C2SP's signed-note has it they are no concern of who does not know them; but nothing else may stand there.
     """
     checkpoint = read_note(note)
+    owner = _key_hash(checkpoint.origin, public_key)
     try:
-        signature = note[len(checkpoint.text()) + 1 :]
-        if not signature.endswith("\n"):
-            raise ValueError("it does not end with a signature")
-        blob = _signature_of(checkpoint.origin, signature[:-1])
-        if blob[:4] != _key_hash(checkpoint.origin, public_key):
+        found = [blob for name, blob in _signatures(note[len(checkpoint.text()) + 1 :]) if name == checkpoint.origin]
+        if not found:
+            raise ValueError(f"it has no signature by {checkpoint.origin}")
+        own = [blob[4:] for blob in found if blob[:4] == owner]
+        if not own:
             raise ValueError("it was not signed with this key")
-        Ed25519PublicKey.from_public_bytes(public_key).verify(blob[4:], checkpoint.text().encode())
+        for signature in own:
+            Ed25519PublicKey.from_public_bytes(public_key).verify(signature, checkpoint.text().encode())
     except (ValueError, binascii.Error) as error:
         raise JournalError(f"the checkpoint cannot be used: {error}") from None
     except InvalidSignature:
@@ -109,15 +116,35 @@ def _cosigned(note: str, time: int) -> bytes:
     return f"cosignature/v1\ntime {time}\n{text}\n".encode()
 
 
+def _signatures(lines: str) -> list[tuple[str, bytes]]:
+    """(name, key hash and signature) of a note's signature lines; raises ``ValueError`` for anything that is none."""
+    if len(lines) > MOST_SIGNS:
+        raise ValueError(f"it has {len(lines)} characters of signatures; {MOST_SIGNS} are the most")
+    if not lines.endswith("\n"):
+        raise ValueError("it does not end with a signature")
+    found = [_signature_line(line) for line in lines[:-1].split("\n")]
+    if len(found) > _MOST_SIGNATURES:
+        raise ValueError(f"it has {len(found)} signatures; {_MOST_SIGNATURES} are the most")
+    return found
+
+
 def _signature_of(name: str, line: str) -> bytes:
-    start = f"— {name} "
-    encoded = line.removeprefix(start)
-    if encoded == line:
+    """What stands in the signature line of that name; raises ``ValueError`` if it is none."""
+    found, blob = _signature_line(line)
+    if found != name:
         raise ValueError(f"it has no signature by {name}")
-    blob = base64.b64decode(encoded, validate=True)
-    if base64.b64encode(blob).decode() != encoded:
-        raise ValueError("its signature is not in canonical base64")
     return blob
+
+
+def _signature_line(line: str) -> tuple[str, bytes]:
+    dash, _, rest = line.partition(" ")
+    name, _, encoded = rest.rpartition(" ")
+    if dash != "—" or not name:
+        raise ValueError("it has a line that is no signature")
+    blob = base64.b64decode(encoded, validate=True)
+    if base64.b64encode(blob).decode() != encoded or len(blob) < 5:
+        raise ValueError("its signature is not in canonical base64")
+    return name, blob
 
 
 def _key_hash(name: str, public_key: bytes, kind: bytes = _ED25519) -> bytes:

@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import Field, ValidationError
 from securesystemslib import dsse
 
-from privacy.checkpoint import Checkpoint, read_note, verify, verify_cosignature
+from privacy.checkpoint import MOST_SIGNS, Checkpoint, read_note, verify, verify_cosignature
 from privacy.configuration import StrictModel
 from privacy.envelope import ATTESTATION, from_json, unseal
 from privacy.errors import ReceiptError, RefusedError
@@ -73,7 +73,7 @@ class Attestation(StrictModel):
     by: str
     to: str
     exchanges: tuple[Exchange, ...] = Field(max_length=MOST_CALLS)
-    checkpoint: str = Field(max_length=2000)
+    checkpoint: str = Field(max_length=MOST_SIGNS)
     consistency: Consistency
     witnessed: Witnessed | None = None
 

@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rfc8785
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from exchanging import Exchange, meet
 from jsonschema import Draft202012Validator
 from test_tampering import records_of, write_bundle
 
 from privacy.bundle import Selection, export, open_evidence
+from privacy.checkpoint import cosign
 from privacy.evidence_reader import KINDS
 from privacy.merkle import leaf_hash
 from privacy.receipts import MOST_CALLS
@@ -147,7 +150,39 @@ def test_the_script_verifies_by_hand(bundles: dict[str, Path], tmp_path: Path, n
     assert "NOT SOUND" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["silo", "stretch"])
+def witnessed_by(bundle: Path, target: Path, more: str, *, first: bool = False) -> Path:
+    """The bundle, with further signature lines in its checkpoint; ``first``: before the owner's."""
+    lines = bundle.read_bytes().split(b"\n")
+    header = json.loads(lines[1][9:-1])
+    text, own = header["checkpoint"].split("\n\n")
+    signed = f"{text}\n\n{more}{own}" if first else f"{text}\n\n{own}{more}"
+    lines[1] = b'"header":' + rfc8785.dumps({**header, "checkpoint": signed}) + b","
+    target.write_bytes(b"\n".join(lines))
+    return target
+
+
+def a_witness(bundle: Path) -> str:
+    """A witness's cosignature line, and one of a kind that nobody knows."""
+    note = json.loads(bundle.read_bytes())["header"]["checkpoint"]
+    line = cosign(note, "witness.example/w", Ed25519PrivateKey.generate(), 1_700_000_000)
+    return f"{line}\n— witness.example/w {base64.b64encode(b'abcd' + bytes(200)).decode()}\n"
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_evidence_whose_checkpoint_others_have_signed_too_is_sound_here_and_by_hand(
+    bundles: dict[str, Path], tmp_path: Path, first: bool
+) -> None:
+    shutil.copy(DOCS / "verify_by_hand.py", tmp_path)
+    path = witnessed_by(bundles["silo"], tmp_path / "bundle.json", a_witness(bundles["silo"]), first=first)
+    VALIDATOR.validate(json.loads(path.read_bytes()))
+    found = verify_evidence(path)
+    assert found.sound, found.problem
+    command = [sys.executable, "-I", "verify_by_hand.py", "bundle.json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["silo", "stretch", "witnessed"])
 def test_the_documented_steps_verify_by_hand(bundles: dict[str, Path], tmp_path: Path, name: str) -> None:
     """Every shell block of the second half of the page, as it stands there."""
     version = (
@@ -156,6 +191,8 @@ def test_the_documented_steps_verify_by_hand(bundles: dict[str, Path], tmp_path:
     if not version.stdout.startswith("OpenSSL 3"):
         pytest.skip("the documented steps need openssl 3")
     shutil.copy(DOCS / "verify_by_hand.py", tmp_path)
+    if name == "witnessed":
+        bundles = {name: witnessed_by(bundles["silo"], tmp_path / "witnessed.json", a_witness(bundles["silo"]))}
     shutil.copy(bundles[name], tmp_path / "bundle.json")
     blocks = re.findall(r"```sh\n(.*?)```", (DOCS / "audit.md").read_text(), re.DOTALL)
     assert len(blocks) == 4

@@ -138,8 +138,34 @@ def test_a_cosignature_says_when_the_checkpoint_was_seen() -> None:
     for more in (f"{note}{line}\n", f"{line}\n", f"{line}\n{line}"):
         with pytest.raises(JournalError):
             verify_cosignature(more, note, WITNESS, WITNESS_PUBLIC)
-    with pytest.raises(JournalError):
-        verify(f"{note}{line}\n", PUBLIC)
+
+
+def test_a_note_carries_any_witnesses_and_is_its_owners_all_the_same() -> None:
+    """C2SP signed-note: signatures of unknown keys are ignored, wherever they stand; of known ones all have to hold."""
+    text, own = CHECKPOINT.sign(KEY).split("\n\n")
+    note = f"{text}\n\n{own}"
+    others = [
+        cosign(note, WITNESS, WITNESS_KEY, TIME).removesuffix("\n"),
+        cosign(note, ORIGIN, KEY, TIME),  # the owner's, as its own witness: of another kind than the checkpoint's
+        CHECKPOINT.sign(WITNESS_KEY).split("\n")[4],  # the owner's name with another key
+        f"— a-witness/of=another+world {base64.b64encode(b'abcd' + bytes(200)).decode()}",  # of an unknown kind
+    ]
+    for lines in (others, [*reversed(others)], others * 10):
+        assert verify(note + "".join(f"{line}\n" for line in lines), PUBLIC) == CHECKPOINT
+        before = f"{text}\n\n" + "".join(f"{line}\n" for line in lines) + own
+        assert verify(before, PUBLIC) == CHECKPOINT
+        assert read_note(before) == CHECKPOINT
+    for lines in (others * 20, [f"— w {'A' * 400}" for _ in range(60)], [""], ["remark"], ["— w"], ["— w !"]):
+        with pytest.raises(JournalError, match="cannot be used"):
+            verify(note + "".join(f"{line}\n" for line in lines), PUBLIC)
+    with pytest.raises(JournalError, match="no signature by"):
+        verify(f"{text}\n\n{others[0]}\n", PUBLIC)
+    with pytest.raises(JournalError, match="not signed with this key"):
+        verify(f"{text}\n\n{others[2]}\n", PUBLIC)
+    blob = base64.b64decode(own.split(" ")[2])
+    forged = base64.b64encode(blob[:4] + bytes(64)).decode()
+    with pytest.raises(JournalError, match="does not hold"):
+        verify(f"{note}— {ORIGIN} {forged}\n", PUBLIC)
 
 
 def test_a_cosignature_is_for_one_checkpoint_of_one_name_and_key() -> None:
