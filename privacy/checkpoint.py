@@ -111,6 +111,17 @@ def verify_cosignature(line: str, note: str, name: str, public_key: bytes) -> in
     return time
 
 
+def time_of(line: str) -> int:
+    """The time that a cosignature line names, in seconds since 1970, whoever has signed it; raises ``JournalError``."""
+    try:
+        _, blob = _signature_line(line)
+        if len(blob) != 76:
+            raise ValueError("it has another length")
+    except (ValueError, binascii.Error) as error:
+        raise JournalError(f"a cosignature cannot be used: {error}") from None
+    return int.from_bytes(blob[4:12], "big")
+
+
 def _cosigned(note: str, time: int) -> bytes:
     text, _, _ = note.partition("\n\n")
     return f"cosignature/v1\ntime {time}\n{text}\n".encode()

@@ -12,8 +12,11 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
+
+from privacy.times import TOLERANCE_SECONDS, Times
 
 Side = Literal["own", "peer"]
 _BATCH = 2000
@@ -21,7 +24,7 @@ _SAME = ("rpc", "message_type", "length", "fields", "classes")
 """What both sides must say of the same bytes."""
 _SCHEMA = """
 PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA temp_store=FILE;
-CREATE TABLE message (side, direction, call, frame, sha256, content, schema, word, seen, position);
+CREATE TABLE message (side, direction, call, frame, sha256, content, schema, word, seen, position, given, time);
 CREATE TABLE root (side, size, root, PRIMARY KEY (side, size)) WITHOUT ROWID;
 CREATE TABLE seen (side, size, root, position);
 CREATE TABLE vouched (side, call, messages);
@@ -61,13 +64,20 @@ _OTHER_WORDS = """
     SELECT m.position, s.position, m.call, m.frame, m.word IS NOT s.word FROM message m JOIN message s
         ON s.side = :sender AND s.direction = 'sent' AND s.call = m.call AND s.frame = m.frame AND s.sha256 = m.sha256
     WHERE m.side = :receiver AND m.direction = 'received'
-        AND (m.word IS NOT s.word OR (m.schema = s.schema AND m.content != s.content))
+        AND (m.word IS NOT s.word OR (m.schema = s.schema AND m.content != s.content) OR m.given != s.given)
     ORDER BY m.position LIMIT 1
 """
 _NOT_ARRIVED = """
     SELECT COUNT(*) FROM message s WHERE s.side = :sender AND s.direction = 'sent'
         AND NOT EXISTS (SELECT 1 FROM message m WHERE m.side = :receiver AND m.direction = 'received'
             AND m.call = s.call AND m.frame = s.frame AND m.sha256 = s.sha256)
+"""
+_TIMES = """
+    SELECT SUM(ABS(o.time - p.time) <= :tolerance), SUM(ABS(o.time - p.time) > :tolerance),
+        MIN(CASE WHEN ABS(o.time - p.time) > :tolerance THEN o.position END)
+    FROM message o JOIN message p ON p.side = :peer AND p.direction != o.direction AND p.call = o.call
+        AND p.frame = o.frame AND p.sha256 = o.sha256
+    WHERE o.side = :own
 """
 _FORKED = """
     SELECT seen.size, seen.position FROM seen JOIN root ON root.side = :shown_by AND root.size = seen.size
@@ -114,6 +124,7 @@ class Comparison:
         content = json.dumps([record[name] for name in _SAME] + [record.get("tensors")])
         attestation = record.get("attestation")
         word = None if attestation is None else json.dumps(attestation)
+        given = record.get("content")  # journals of earlier releases have none
         self._messages.append(
             (
                 side,
@@ -126,6 +137,8 @@ class Comparison:
                 None if word is None else _digest(word),
                 seen,
                 record["index"],
+                None if given is None else _digest(json.dumps(given)),
+                datetime.fromisoformat(record["time"]).timestamp(),
             )
         )
         if len(self._messages) >= _BATCH:
@@ -147,7 +160,7 @@ class Comparison:
 
     def flush(self) -> None:
         """Writes what has been taken."""
-        self._connection.executemany("INSERT INTO message VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", self._messages)
+        self._connection.executemany("INSERT INTO message VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", self._messages)
         self._connection.executemany("INSERT OR IGNORE INTO root VALUES (?, ?, ?)", self._roots)
         self._messages.clear()
         self._roots.clear()
@@ -198,6 +211,16 @@ class Comparison:
             answers=receiver.asks,
         )
         return int(found[0]) if sender.whole else 0
+
+    def times(self, own: Extent, peer: Extent, records: int) -> Times:
+        """The times of the own messages, held against those in the other side's journal, which nobody has signed."""
+        found = self._first(_TIMES, own=own.side, peer=peer.side, tolerance=TOLERANCE_SECONDS)
+        confirmed, contradicted, first = found[0] or 0, found[1] or 0, found[2]
+        result = Times(confirmed, contradicted, records - confirmed - contradicted, signed=False)
+        if first is not None:
+            result.first_contradicted = first
+            result.contradiction = f"{peer.party} has that message at a time of its own, which is another"
+        return result
 
     def _difference(self, receiver: Extent, sender: Extent) -> Difference | None:
         sides = {"receiver": receiver.side, "sender": sender.side}

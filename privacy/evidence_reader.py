@@ -12,13 +12,13 @@ from typing import Any
 from privacy.accounting import shown
 from privacy.bundle import Evidence, Header, UnreadableError
 from privacy.canonical import read_canonical
-from privacy.checkpoint import Checkpoint, read_note, verify
+from privacy.checkpoint import Checkpoint, read_note, time_of, verify
 from privacy.comparison import Comparison, Extent, Side
 from privacy.dialogue import Dialogue
 from privacy.envelope import ATTESTATION, from_json, key_id, unseal
 from privacy.errors import JournalError, MedsiloError
 from privacy.exposure import SCHEMA_SHA256
-from privacy.findings import BrokenError, Verification
+from privacy.findings import BrokenError, Finding, Verification
 from privacy.key_rotation import follow
 from privacy.ledger import Charges
 from privacy.mask_keys import check_recorded
@@ -26,6 +26,7 @@ from privacy.merkle import EMPTY_ROOT, MerkleTree, root_of
 from privacy.permission import Permissions
 from privacy.receipts import Attestation
 from privacy.stored_schema import StoredSchema
+from privacy.times import Clockwork
 
 _REMEMBERED = 1 << 13
 """How far an attestation's checkpoint may lie behind the record that holds it: others write records meanwhile."""
@@ -85,6 +86,8 @@ class EvidenceReader:
         self._seen = 0
         self._backwards = 0
         """The first record whose time is before that of the one before it."""
+        self._clockwork = Clockwork(self.header.first if self.header is not None else 0)
+        self._outlived = ""
         self._unknown: set[str] = set()
         self._withdrawn: set[str] = set()
         """Hospitals that have withdrawn and not joined since: nothing more is exchanged with them."""
@@ -112,6 +115,26 @@ class EvidenceReader:
         """What the comparison needs to know of it."""
         end = self.header.size if self.header is not None else self.result.records
         return Extent(self.side, self.result.party, end, self.result.whole)
+
+    @property
+    def heard(self) -> bool:
+        """Whether it holds signed times of any other side."""
+        return self._clockwork.heard
+
+    def contradict_times(self) -> None:
+        """Makes a finding of times that are contradicted."""
+        times = self.result.times
+        if times.contradicted:
+            what = (
+                f"the times of {_count_of(times.contradicted, 'record')} are not those of whom {self.result.party} "
+                f"exchanged them with; one of the clocks is wrong, or was set wrong. The first is record "
+                f"{times.first_contradicted}: {times.contradiction}"
+            )
+            self.result.findings.append(Finding("contradiction", what, times.first_contradicted))
+        for peer in times.alone[:_MOST_REMARKS]:
+            self.result.remarks.append(
+                f"The clock of {peer} contradicts times that others confirm: it counts for nothing."
+            )
 
     def key_of(self, peer: str) -> bytes | None:
         """The other party's audit key, as this one came to know it last."""
@@ -151,6 +174,7 @@ class EvidenceReader:
             record = self._parse(line)
             self._tree.append(line)
             self._remember()
+            self._clockwork.take(record["time"])
             self._take(record)
             self._segment[1].update(line + b"\n")
             result.records += 1
@@ -332,6 +356,7 @@ class EvidenceReader:
         classes = self._attribute(record)
         if sent:
             self._permissions.check(record, classes, whole=whole)
+            self._check_expiry(record)
         if record["rpc"] == _JOINING:
             self._withdrawn -= {record["self"], record["peer"]}
         result.sent += sent
@@ -346,6 +371,9 @@ class EvidenceReader:
                 self._check_given(document, record["call_id"])
             elif not sent and record["call_id"] in self._unlisted:
                 raise self._not_listed(record["call_id"])
+            if document is not None and not sent and (witnessed := document.witnessed) is not None:
+                # What the other side signed the document with covers the line in it.
+                self._clockwork.signed(record["peer"], witnessed.size, time_of(witnessed.cosignature))
         elif record.get("attestation") is not None:
             document = Attestation.model_validate(read_canonical(from_json(record["attestation"]).payload))
         if self._comparison is not None and record["peer"] == self._compared:
@@ -357,6 +385,13 @@ class EvidenceReader:
                     if item.direction == "sent":
                         self._comparison.vouched(self.side, item.call_id, item.messages)
             self._comparison.message(self.side, record, self._seen)
+
+    def _check_expiry(self, record: Mapping[str, Any]) -> None:
+        """A consent may have ended by the other side's clock, whatever the record's own time is."""
+        if not self._outlived and (after := self._clockwork.after(record["peer"])):
+            self._outlived = self._permissions.outlived(record, after)
+            if self._outlived:
+                self.result.findings.append(Finding("contradiction", self._outlived, self._index))
 
     def _take_foreign(self, record: Mapping[str, Any]) -> None:
         """A party signs no receipts, and says so before anything was exchanged with it, or never."""
@@ -511,6 +546,8 @@ class EvidenceReader:
                 "anything there was changed or removed. The daemon signs with its next message, or within seconds; "
                 "look again then."
             )
+        result.times = self._clockwork.conclude()
+        self.contradict_times()
         if self._unlisted:
             result.remarks.append(
                 f"A crash kept {_count_of(len(self._unlisted), 'checkpoint')} from the journal's list, and what shows "

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from privacy.errors import MedsiloError
+from privacy.times import Times
 
 
 class BrokenError(MedsiloError):
@@ -21,6 +23,25 @@ class BrokenError(MedsiloError):
 
 
 @dataclass
+class Finding:
+    """What two parties' evidence shows against a third, or one's against the other.
+
+    ``kind``: "proof" where signatures of one party cannot both be honest; "contradiction" where one party's word stands
+    against another's, and somebody does not tell the truth, or has a clock that is wrong. ``index``: of the own record
+    that shows it; ``peers_index``: of the other side's.
+    """
+
+    kind: Literal["proof", "contradiction"]
+    what: str
+    index: int | None = None
+    peers_index: int | None = None
+
+    def sentence(self) -> str:
+        """It in words."""
+        return f"{self.kind.upper()}: {self.what}."
+
+
+@dataclass
 class Verification:
     """What was verified, and found.
 
@@ -29,7 +50,8 @@ class Verification:
     ``remarks``: what is in order and should be known all the same. ``problem`` is empty if the evidence is sound;
     ``index``: the first bad record's; with ``until``, the first and last of those among which it is. ``peer``: the
     other side's identity, if it was compared; ``peers_problem``: why it could not be, because its own evidence is not
-    sound or ends too early, while nothing was found against this one.
+    sound or ends too early, while nothing was found against this one. ``times``: what the other side's signed times say
+    of the records'. ``findings``: what is proven, or contradicted, while the evidence itself is as it was signed.
     """
 
     source: str
@@ -53,11 +75,13 @@ class Verification:
     index: int | None = None
     until: int | None = None
     peers_problem: str = ""
+    times: Times = field(default_factory=Times)
+    findings: list[Finding] = field(default_factory=list)
 
     @property
     def sound(self) -> bool:
-        """Whether nothing was found against it, or against the other side's."""
-        return not self.problem and not self.peers_problem
+        """Whether nothing was found: against it, against the other side's, or against who spoke to both."""
+        return not self.problem and not self.peers_problem and not self.findings
 
     def sentences(self) -> list[str]:
         """The result in words."""
@@ -78,5 +102,7 @@ class Verification:
                 else []
             ),
             *([f"NOT compared: {self.peers_problem}"] if self.peers_problem else []),
+            *(finding.sentence() for finding in self.findings),
+            *([sentence] if (sentence := self.times.sentence()) else []),
             *self.remarks,
         ]

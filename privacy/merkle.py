@@ -197,6 +197,41 @@ def check_consistency(first: int, first_root: bytes, second: int, second_root: b
     return last == 0 and old == first_root and new == second_root
 
 
+def proven_subtrees(first: int, first_root: bytes, second: int, proof: Sequence[bytes]) -> dict[tuple[int, int], bytes]:
+    """The hashes over leaves start to end, by (start, end), to which a consistency proof binds the tree of ``second``
+    leaves, the tree's own root among them.
+
+    Whoever sees a tree grow from proof to proof comes to know every stretch of it in perfect subtrees: two who were
+    shown trees that differ in one leaf have been given different hashes of one stretch around it, as soon as both
+    have a proof from a size beyond. Raises ``ValueError`` for what is no proof; whether the root is the tree's is to be
+    asked of ``check_consistency``.
+    """
+    if not 0 < first < second:
+        raise ValueError(f"there is no proof from {first} to {second} leaves")
+    found: dict[tuple[int, int], bytes] = {}
+    nodes = iter(proof)
+
+    def walk(count: int, start: int, end: int, *, whole: bool) -> bytes:
+        if count == end - start:
+            root = first_root if whole else next(nodes, b"")
+        else:
+            middle = start + _split(end - start)
+            if start + count <= middle:
+                left = walk(count, start, middle, whole=whole)
+                right = found[middle, end] = next(nodes, b"")
+            else:
+                right = walk(start + count - middle, middle, end, whole=False)
+                left = found[start, middle] = next(nodes, b"")
+            root = node_hash(left, right)
+        found[start, end] = root
+        return root
+
+    walk(first, 0, second, whole=True)
+    if next(nodes, None) is not None or b"" in found.values():
+        raise ValueError(f"the proof from {first} to {second} leaves has another length")
+    return found
+
+
 def perfect_subtrees(start: int, end: int) -> Iterator[tuple[int, int]]:
     """(first leaf, level) of the perfect subtrees that leaves ``start`` to ``end`` consist of, from left to right."""
     while start < end:

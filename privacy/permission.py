@@ -11,6 +11,7 @@ from typing import Any
 from privacy.canonical import write_canonical
 from privacy.errors import ConsentError
 from privacy.exposure import Exposure, expand
+from privacy.times import TOLERANCE_SECONDS, moment
 
 _ALWAYS = frozenset({Exposure.PROTOCOL.value, Exposure.IDENTITY.value})
 _MASKED = Exposure.MASKED_UPDATE.value
@@ -21,6 +22,7 @@ _UPDATES = ("SubmitUpdate", "PushMessages")
 """The calls that begin a round's update: Medsilo's own and Flower's."""
 _MIDNIGHT = timedelta(minutes=1)
 """The gate is passed a moment before the record is written."""
+_CLOCKS = timedelta(seconds=TOLERANCE_SECONDS)
 
 
 @dataclass
@@ -131,6 +133,20 @@ class Permissions:
         extra = [name for name in telling if name not in (plan.up if self._is_silo else plan.down)]
         if extra:
             raise ConsentError(f"{', '.join(extra)} left, which the run's plan does not announce")
+
+    def outlived(self, record: Mapping[str, Any], after: float) -> str:
+        """What is wrong with a sent message that ``check`` found allowed, if whom it went to has signed that it left
+        after that time (seconds since 1970); empty if nothing is."""
+        consent = self._consent
+        if not self._is_silo or consent is None or consent.last_moment is None or record["rpc"] == _FAREWELL:
+            return ""
+        if after <= (consent.last_moment + _CLOCKS).timestamp():
+            return ""
+        return (
+            f"record {record['index']} says that it left at {record['time']}, within the consent, and the consent had "
+            f"ended by what {record['peer']} had signed before, at {moment(after)}: one of the two clocks is wrong, or "
+            "was set wrong"
+        )
 
     def _check_consent(
         self, record: Mapping[str, Any], classes: Iterable[str], telling: list[str], *, whole: bool

@@ -43,11 +43,11 @@ def verify_evidence(path: str | Path, *, peer: str | Path | None = None, key: by
 def _verify_both(own: EvidenceReader, other: EvidenceReader, comparison: Comparison, key: bytes | None) -> Verification:
     own.compare_with(comparison, other.announced)
     result = own.verify(key)
-    if not result.sound:
+    if result.problem:
         return result
     other.compare_with(comparison, result.party)
     theirs = other.verify(None)
-    if theirs.sound:
+    if not theirs.problem:
         _compare(comparison, own, other)
     else:
         where = "" if theirs.index is None else f" (its record {theirs.index})"
@@ -87,6 +87,9 @@ def _compare(comparison: Comparison, own: EvidenceReader, peer: EvidenceReader) 
         else:
             result.problem, result.index, result.until = difference.what, difference.index, difference.index
         return
+    if not own.heard:
+        result.times = comparison.times(mine, theirs, result.records)
+        own.contradict_times()
     result.remarks.append(f"The journals of {result.party} and {other.party} agree on every message that both have.")
     lost = comparison.not_arrived(mine, theirs) if theirs.whole else 0
     if lost:
