@@ -86,12 +86,33 @@ def required(method: Method, masks: SecureAggregationPlan | None, rounds: int) -
     return tuple(exposure for exposure in Exposure if exposure in asked)
 
 
+def silos_may_change(plan: RunPlan, method: Method) -> bool:
+    """Whether a masked run's sums may be of other silos from round to round.
+
+    Two sums that differ by a few silos give away what those sent, and their number of images exactly. Differential
+    privacy bounds the one; against the other nothing helps but that silos count alike.
+    """
+    return plan.privacy is not None and Exposure.SAMPLE_COUNT not in method.uploads
+
+
+def check_participation(plan: RunPlan, method: Method) -> None:
+    """Raises ``ConfigurationError`` for masks over other silos in every round, where sums must be of the same ones."""
+    if plan.secure_aggregation is not None and plan.participation < 1 and not silos_may_change(plan, method):
+        raise ConfigurationError(
+            f"a participation of {plan.participation:g} draws other silos in each round, and two masked sums that "
+            "differ by a few silos give away what those sent. Use `participation: 1`; or a run with `privacy` in which "
+            "silos count alike (`weighting: uniform` where the method has it)"
+        )
+
+
 def check_masks(plan: RunPlan, method: Method) -> None:
-    """Raises ``RefusedError`` for a plan whose masks are not what it says: nothing in it is taken on trust."""
+    """Raises ``RefusedError`` for a plan whose masks are not what it says, or in whose rounds other silos are drawn:
+    nothing in it is taken on trust."""
     if (masks := plan.secure_aggregation) is None:
         return
     try:
         possible = masked_rounds(method, plan.rounds)
+        check_participation(plan, method)
     except ConfigurationError as error:
         raise RefusedError(f"the plan announces masks, but {error}") from None
     if masks.rounds != possible:

@@ -329,7 +329,7 @@ class CoordinatorConfig(PartyConfig):
 
     def plan(self) -> RunPlan:
         """The plan that silos are asked to join."""
-        from algorithms.masked_methods import masked_rounds, required
+        from algorithms.masked_methods import check_participation, masked_rounds, required
         from algorithms.private_methods import check_model
 
         method = self.make_method()
@@ -346,7 +346,7 @@ class CoordinatorConfig(PartyConfig):
                 **run.secure_aggregation.model_dump(), rounds=masked_rounds(method, run.rounds)
             )
         needed = required(method, masks, run.rounds)
-        return RunPlan(
+        plan = RunPlan(
             federation=self.federation,
             coordinator=self.name,
             run=run.name,
@@ -362,3 +362,8 @@ class CoordinatorConfig(PartyConfig):
             privacy=run.privacy.plan(method, run.training, run.rounds) if run.privacy is not None else None,
             secure_aggregation=masks,
         )
+        try:
+            check_participation(plan, method)
+        except ConfigurationError as error:
+            raise self._wrong("run.participation", error) from None
+        return plan

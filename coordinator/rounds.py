@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from algorithms.allocation import return_freed_memory
-from algorithms.masked_methods import masked_specs, mean_of
+from algorithms.masked_methods import masked_specs, mean_of, silos_may_change
 from algorithms.method import Downloads, Federation, Memory, Method, local_metrics, participants
 from algorithms.models import Layout
 from algorithms.tensor_files import FileWorkspace, Spares, read_payload, write_payload
@@ -54,6 +54,12 @@ LEAST_MINUTES_TO_DELIVER = 5.0
 that has masked for it should have the time to be started anew."""
 
 
+_ONE_SET_OF_SILOS = (
+    "the sums of one run are of the same hospitals in every round, for two that differ by a few would give away what "
+    "those sent. It gets the run's end, and can take part in the next run"
+)
+
+
 class LateError(MedsiloError):
     """An update for a round that has ended; the silo goes on with its next task."""
 
@@ -82,6 +88,7 @@ class Rounds:
     ) -> None:
         self._note = note
         self._masks: MaskedRound | None = None
+        self._bound: tuple[str, ...] | None = None
         self._members: set[str]
         self._finished: bool
         self._round: RoundState | None
@@ -94,6 +101,7 @@ class Rounds:
         model = config.build_model()
         store.open_run(plan.run, plan.canonical(), plan.sha256.hex())
         self._method = method
+        self._binds = plan.secure_aggregation is not None and not silos_may_change(plan, method)
         self._initial = self.folder / "initial.safetensors"
         if not self._initial.exists() or not store.members(plan.run):  # the plan may have been corrected
             write_payload(self._initial, {Exposure.INITIAL_MODEL: Part.of(model.state_dict())})
@@ -168,6 +176,10 @@ class Rounds:
             if self._finished and self._round is not None and silo not in self._round.participants:
                 self.store.admit_participant(self.plan.run, self.plan.rounds, silo)
                 self._refresh()
+            if self._bound is not None and silo not in self._bound and self.plan.is_masked(self._next_number):
+                log.warning(
+                    "run %s: %s has come too late for the masked rounds: %s", self.plan.run, silo, _ONE_SET_OF_SILOS
+                )
             self._changed.notify_all()
 
     def is_member(self, silo: str) -> bool:
@@ -517,18 +529,30 @@ class Rounds:
 
     def _chosen(self, number: int) -> tuple[str, ...]:
         plan = self.plan
+        if self._bound is not None and plan.is_masked(number):
+            return self._bound
         return participants(sorted(self._members), share=plan.participation, seed=plan.seed, round_number=number)
 
     def _next_roster(self, masks: MaskedRound) -> tuple[str, ...] | None:
         state, quorum, left = self._round, self.config.run.quorum, self._seconds_to_deadline()
         if state is None or self._is_lost(masks, state):
             return None
-        overdue = quorum != "all" and left is not None and left <= 0
+        overdue = quorum != "all" and left is not None and left <= 0 and self._bound is None
         return masks.ready(state.participants, quorum=0 if quorum == "all" else quorum, overdue=overdue)
 
     def _fix_roster(self, masks: MaskedRound, silos: tuple[str, ...]) -> None:
         run, number = self.plan.run, masks.number
         masks.fixed_at = self.store.fix_roster(run, number, silos)
+        if self._binds and self._bound is None:
+            self._bound = silos
+            if out := sorted((self._members | set(self.config.silos)) - set(silos) - self._withdrawn):
+                log.warning(
+                    "run %s: %s take%s no part in the masked rounds: %s",
+                    run,
+                    ", ".join(out),
+                    "s" if len(out) == 1 else "",
+                    _ONE_SET_OF_SILOS,
+                )
         roster = masks.fix(silos)
         self._note("roster", run=run, plan_sha256=self.plan.sha256.hex(), round=number, **roster.describe())
         log.info("round %d of %d: %s mask their updates", number + 1, self.plan.rounds, ", ".join(silos))
@@ -544,6 +568,8 @@ class Rounds:
             return len(state.participants) < masks.minimum
         if not set(masks.silos) <= set(state.participants):
             return True
+        if self._bound is not None:
+            return False  # it waits for them: the next round would need the same silos
         left = self._seconds_to_deadline()
         return self.config.run.quorum != "all" and left is not None and left <= 0 and not _complete(masks, state)
 
@@ -589,6 +615,8 @@ class Rounds:
         minutes = self.config.run.deadline_minutes
         if minutes is None or self._round is None or self._round.closed_at is not None:
             return None
+        if self._masks is not None and self._bound is not None:
+            return None  # nothing is done without one of these
         fixed = self._masks.fixed_at if self._masks is not None else None
         opened = fixed or self._round.opened_at
         if fixed is not None:
@@ -613,16 +641,26 @@ class Rounds:
 
     def _deserted(self) -> bool:
         """Whether all hospitals have withdrawn: before the start all that may take part, later all that did; of a
-        masked run, so many that there are not enough for a sum."""
-        masks, number = self.plan.secure_aggregation, self.round_number
-        if self._round is not None and self._round.closed_at is not None:
-            number += 1
-        left = set(self.config.silos) - self._withdrawn
-        if masks is not None and self.plan.is_masked(number) and len(left) < masks.minimum:
+        masked run, one without whom there is no further sum."""
+        if self._lacks_a_masker():
             return not self._closing
         if self._members or not self._withdrawn:
             return False
         return self._round is not None or self._withdrawn >= set(self.config.silos)
+
+    def _lacks_a_masker(self) -> bool:
+        """Whether masked rounds are left, and too few hospitals for a sum, or not those of the sums before."""
+        masks = self.plan.secure_aggregation
+        if masks is None or not self.plan.is_masked(self._next_number):
+            return False
+        left = set(self.config.silos) - self._withdrawn
+        return len(left) < masks.minimum or not left.issuperset(self._bound or ())
+
+    @property
+    def _next_number(self) -> int:
+        """The round that is open, or is to be opened next."""
+        closed = self._round is not None and self._round.closed_at is not None
+        return self.round_number + (1 if closed else 0)
 
     def _end_early(self) -> None:
         run, state = self.plan.run, self._round
@@ -631,16 +669,27 @@ class Rounds:
         self.store.finish_run(run, self.plan.rounds, sorted(self._members))
         self._finished = True
         log.warning(
-            "run %s: %s, so it ends after %d of %d rounds; what was made of them stays",
+            "run %s: %s, so it ends after %d of %d rounds; what was made of them stays%s",
             run,
-            "too many hospitals have withdrawn for a masked sum" if self._members else "every hospital has withdrawn",
+            self._why_early(),
             state.number if state else 0,
             self.plan.rounds,
+            ". A new run (new `name`, new `seed`) can begin without" if self._bound else "",
         )
         self._masks = None
         self._refresh()
         self._prepare()
         self._changed.notify_all()
+
+    def _why_early(self) -> str:
+        if not self._members:
+            return "every hospital has withdrawn"
+        if not (gone := sorted(self._withdrawn.intersection(self._bound or ()))):
+            return "too many hospitals have withdrawn for a masked sum"
+        return (
+            f"{', '.join(gone)} {'has' if len(gone) == 1 else 'have'} withdrawn, and a masked sum over the others, "
+            "held against those before, would give away what the withdrawn sent"
+        )
 
     def _open_next(self) -> None:
         number = 0 if self._round is None else self._round.number + 1
@@ -766,6 +815,7 @@ class Rounds:
         accepted = {name for name, m in self.store.members(run).items() if m.accepted} - self._withdrawn
         self._members = accepted & set(self.config.silos)
         self._finished = self.store.is_finished(run)
+        self._bound = self.store.first_roster(run) if self._binds else None
         self._refresh()
         self._kept: dict[str, Payload] = {}
         self._keep(self.store.downloads(run))

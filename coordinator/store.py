@@ -383,6 +383,14 @@ class Store:
             found = session.get(tables.Roster, (run, number))
             return None if found is None else (tuple(found.silos), found.fixed_at)
 
+    def first_roster(self, run: str) -> tuple[str, ...] | None:
+        """Whose masked updates the run's first masked sum was, or is to be, of; None until that is fixed."""
+        with self._reading() as session:
+            found = session.scalars(
+                select(tables.Roster).where(tables.Roster.run == run).order_by(tables.Roster.round).limit(1)
+            ).first()
+            return None if found is None else tuple(found.silos)
+
     def restart_round(self, run: str, number: int) -> list[str]:
         """Forgets what was delivered in a round; returns the files that are to be deleted."""
         with self._writing() as session:

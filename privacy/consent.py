@@ -69,6 +69,14 @@ class PrivacyConsent(StrictModel):
         return tuple(lines)
 
 
+INVENTED_HOSPITALS = (
+    "the consent names no audit keys of the hospitals that this one masks with (`secure_aggregation: audit_keys:`): "
+    "whoever runs the federation's CA, often the coordinator's operator, could invent hospitals, and take their parts "
+    "out of the sum until this hospital's update alone is left"
+)
+"""What masks do not assure to a consent that names no audit keys."""
+
+
 class SecureAggregationConsent(StrictModel):
     """Demands that updates leave under masks only, in every round.
 
@@ -136,6 +144,12 @@ class Consent(StrictModel):
     def classes(self) -> frozenset[Exposure]:
         """The exposure classes that may leave."""
         return expand(self.exposures)
+
+    @property
+    def masks_with_anyone(self) -> bool:
+        """Whether updates may leave under masks, together with whomever the federation's CA has certified."""
+        demanded = self.secure_aggregation
+        return Exposure.MASKED_UPDATE in self.classes and not (demanded and demanded.audit_keys)
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ class _Plan:
     up: frozenset[str]
     down: frozenset[str]
     rounds: int | None
+    private: bool = False
     last_round: int = -1
     rounds_begun: int = 0
 
@@ -65,6 +66,7 @@ class Permissions:
     _only_anew: bool = False
     _plans: dict[str, _Plan] = field(default_factory=dict)
     _rosters: dict[tuple[str, int], frozenset[str]] = field(default_factory=dict)
+    _sums: dict[str, frozenset[str]] = field(default_factory=dict)
 
     @property
     def _is_silo(self) -> bool:
@@ -90,7 +92,9 @@ class Permissions:
         required = frozenset(plan["required"])
         up, down = required.union(_ALWAYS, plan["optional"]), _ALWAYS.union(plan["downlink"])
         rounds = plan["rounds"]
-        self._plans.setdefault(digest, _Plan(up, down, None if rounds is None else int(rounds)))
+        self._plans.setdefault(
+            digest, _Plan(up, down, None if rounds is None else int(rounds), plan.get("privacy") is not None)
+        )
         if not self._is_silo:
             return
         consent = self._consent
@@ -101,7 +105,11 @@ class Permissions:
             raise ConsentError(f"run {record['run']} (method {method}) was joined, and the consent does not hold it")
 
     def masked(self, record: Mapping[str, Any]) -> None:
-        """Takes a ``roster`` record; raises ``ConsentError`` if a round's update was masked for other silos before."""
+        """Takes a ``roster`` record; raises ``ConsentError`` if a round's update was masked for other silos before.
+
+        So was, in a run without privacy, what began with the same models, or any round of the run. Silos of before
+        did not hold to that, and their records do not name the models.
+        """
         silos = frozenset(record["silos"])
         before = self._rosters.setdefault((record["plan_sha256"], record["round"]), silos)
         if before != silos:
@@ -109,6 +117,16 @@ class Permissions:
                 f"round {record['round']} was masked for {', '.join(sorted(silos))}, and before for "
                 f"{', '.join(sorted(before))}: the difference of the two sums gives single updates away"
             )
+        received, plan = record.get("received_sha256"), self._plans.get(record["plan_sha256"] or "")
+        if received is None or plan is None or plan.private:
+            return
+        for key, what in ((f"run {record['run']}", "a round of the run"), (received, "an update from the same models")):
+            before = self._sums.setdefault(key, silos)
+            if before != silos:
+                raise ConsentError(
+                    f"round {record['round']} of run {record['run']} was masked for {', '.join(sorted(silos))}, and "
+                    f"{what} for {', '.join(sorted(before))}: the difference of the two sums gives single updates away"
+                )
 
     def check(self, record: Mapping[str, Any], classes: Iterable[str], *, whole: bool) -> None:
         """Raises ``ConsentError`` if a sent message's classes were not allowed to leave.

@@ -18,7 +18,8 @@ from pydantic import ValidationError
 
 from privacy import accounting
 from privacy.accounting import Guarantee
-from privacy.exposure import Exposure
+from privacy.consent import INVENTED_HOSPITALS
+from privacy.exposure import Exposure, expand
 from privacy.loss import PrivacyLoss
 from privacy.pki import Identity
 from privacy.plan import PrivacyPlan
@@ -365,6 +366,19 @@ class Report:
 
     def risk(self, exposure: Exposure) -> str:
         """What someone who holds content of a class could still do with it, plain or noised as it was sent."""
+        if exposure == Exposure.MASKED_UPDATE and self._masked_with_anyone():
+            return f"{self._risk(exposure)} Here {INVENTED_HOSPITALS}."
+        return self._risk(exposure)
+
+    def _masked_with_anyone(self) -> bool:
+        """Whether a consent of this record let updates leave under masks, and named no audit keys."""
+        return any(
+            Exposure.MASKED_UPDATE in expand(record["consent"].get("exposures") or ())
+            and not (record["consent"].get("secure_aggregation") or {}).get("audit_keys")
+            for record in self.consents
+        )
+
+    def _risk(self, exposure: Exposure) -> str:
         runs = [run for run in self.runs if any(exposure in way and way[exposure].bytes for way in run.ways)]
         limits = {run.name: limit for run in runs if (limit := run.limit(exposure)) is not None}
         plain = [run.name for run in runs if run.name not in limits]

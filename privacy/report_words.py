@@ -147,8 +147,10 @@ RISK: dict[Exposure, str] = {
     Exposure.MASKED_UPDATE: "By itself it cannot be told from random numbers. The sum is a model of all hospitals in "
     "it: what can be tried on a model can be tried on that, without telling whose images were the cause. Masks hold as "
     "long as another hospital in the sum keeps its key to itself. Who runs both the coordinator and the federation's "
-    "certificate authority could have invented the other hospitals, unless the consent names their audit keys. Sums of "
-    "several rounds over different hospitals, taken together, can tell roughly what one of them sent.",
+    "certificate authority could have invented the other hospitals, unless the consent names their audit keys. Sums "
+    "over different hospitals, taken together, can tell what one of them sent, and exactly how many images it has: so "
+    "in one run this hospital masks for the same hospitals every time (unless noise limits it); between runs, nothing "
+    "but another starting model stands against it.",
 }
 """What someone who holds content of a class could still do with it, no noise having been added."""
 
@@ -307,7 +309,8 @@ def consented(consent: Mapping[str, Any], *, withdrawn: bool) -> str:
         f"until {consent['expires']}" if consent.get("expires") else "without an end date",
     ]
     if masks := consent.get("secure_aggregation"):
-        parts.append(f"only masked, in sums of {masks['minimum']} hospitals or more")
+        known = listed(sorted(masks.get("audit_keys") or ())) or "whomever the federation's CA knows"
+        parts.append(f"only masked, in sums of {masks['minimum']} hospitals or more, together with {known}")
     return f"It {'allowed' if withdrawn else 'allows'} {'; '.join(part for part in parts if part)}."
 
 

@@ -17,8 +17,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import Field, ValidationError
 from securesystemslib import dsse
 
+from privacy.canonical import read_canonical
 from privacy.configuration import StrictModel, explain
-from privacy.envelope import seal, unseal
+from privacy.envelope import from_json, seal, unseal
 from privacy.errors import ConsentError, JournalError, RefusedError
 from privacy.journal import RECORDS, read_records, understanding
 
@@ -83,8 +84,8 @@ class Part:
     """A silo's part in one run, as its journal tells it. Rounds are counted from 0.
 
     ``sent``: rounds of which an update was begun to be sent. ``acknowledged``: those whose update the coordinator has.
-    ``masked_for``: by round, the silos for whose sum its update was masked. ``ended``: the run's end was taken in.
-    ``withdrawal``: the record that ended the part early; ``told``: the coordinator has acknowledged it.
+    ``ended``: the run's end was taken in. ``withdrawal``: the record that ended the part early; ``told``: the
+    coordinator has acknowledged it.
     """
 
     run: str
@@ -92,7 +93,6 @@ class Part:
     rounds: int
     sent: set[int] = field(default_factory=set)
     acknowledged: set[int] = field(default_factory=set)
-    masked_for: dict[int, frozenset[str]] = field(default_factory=dict)
     ended: bool = False
     withdrawal: Mapping[str, Any] | None = None
     told: bool = False
@@ -103,17 +103,39 @@ class Part:
         return not self.ended and self.withdrawal is None
 
 
+@dataclass(frozen=True)
+class MaskedSum:
+    """For whose sum a silo has masked an update: that of ``silos``, in a round (from 0) of a run.
+
+    ``received_sha256``: of the models that all of them were given to train from.
+    """
+
+    run: str
+    round: int
+    silos: frozenset[str]
+    received_sha256: str
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> MaskedSum:
+        """From a silo's ``roster`` record."""
+        received = record.get("received_sha256")
+        if received is None:  # records of before hold it in the signed statements alone
+            received = read_canonical(from_json(record["statements"][0]["statement"]).payload)["received_sha256"]
+        return cls(record["run"], int(record["round"]), frozenset(record["silos"]), str(received))
+
+
 @dataclass
 class History:
     """What a silo's journal tells of its consent.
 
     ``parts``: by plan hash, the run that was joined last at the end. ``withdrawal``: the record of a withdrawal that is
-    in force. ``approved``: hashes of approved plans.
+    in force. ``approved``: hashes of approved plans. ``masked``: every sum, of all runs, that an update was masked for.
     """
 
     parts: dict[str, Part] = field(default_factory=dict)
     withdrawal: Mapping[str, Any] | None = None
     approved: set[str] = field(default_factory=set)
+    masked: dict[MaskedSum, None] = field(default_factory=dict)
 
     @classmethod
     def read(cls, journal: Path) -> History:
@@ -143,10 +165,8 @@ class History:
             self.parts[plan] = part
         elif kind == "message" and record["plan_sha256"] in self.parts:  # None outside runs
             self._take_message(self.parts[record["plan_sha256"]], record)
-        elif kind == "roster" and record["plan_sha256"] in self.parts:
-            masked_for = self.parts[record["plan_sha256"]].masked_for
-            # The first counts: a silo never masks the same update for others.
-            masked_for.setdefault(record["round"], frozenset(record["silos"]))
+        elif kind == "roster":
+            self.masked[MaskedSum.of(record)] = None
         elif kind == "approval":
             self.approved.add(record["plan_sha256"])
         elif kind == "withdrawal":

@@ -274,7 +274,6 @@ def _masking(
         return None
     if credentials is None:
         raise RefusedError("masks need certificates, by which hospitals know each other; `insecure: true` has none")
-    part = history.parts.get(plan.sha256.hex())
     return Masking(
         plan,
         plan.secure_aggregation,
@@ -282,7 +281,7 @@ def _masking(
         audit_key=audit_key,
         consent=consent.consent,
         door=door,
-        masked_for=part.masked_for if part else {},
+        earlier=history.masked,
     )
 
 

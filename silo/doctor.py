@@ -16,7 +16,7 @@ import numpy as np
 
 from algorithms.datasets import ImageDataset, largest_group, load_npz
 from algorithms.registry import METHODS
-from privacy.consent import ConsentFile, today
+from privacy.consent import INVENTED_HOSPITALS, ConsentFile, today
 from privacy.door import Call, Door, nonce
 from privacy.errors import (
     ConfigurationError,
@@ -83,6 +83,7 @@ def examine(path: Path) -> tuple[str, list[Finding]]:
         *check_data(config.shard, plan),
         consent,
         *_check_methods(config),
+        *_check_masks(config),
         *_check_plan(config, plan),
         *_check_ledgers(config),
     ]
@@ -219,6 +220,18 @@ def _check_methods(config: SiloConfig) -> list[Finding]:
             remedy = f"did you mean {near[0]}?" if near else "docs/methods.md has their names"
             found.append(notice("consent", f"`methods:` in {file.path} names {name}, which is no method", remedy))
     return found
+
+
+def _check_masks(config: SiloConfig) -> list[Finding]:
+    """Who could stand among those that this hospital masks with."""
+    try:
+        consent = ConsentFile.read(config.consent).consent
+    except (ConfigurationError, OSError):
+        return []  # the consent's own finding tells
+    if not consent.masks_with_anyone:
+        return []
+    remedy = "ask the other hospitals themselves for their keys' fingerprints (each one's own `silo report` has it)"
+    return [notice("masks", INVENTED_HOSPITALS, remedy)]
 
 
 def _ask(config: SiloConfig, credentials: Credentials | None, *, may_ask: bool) -> tuple[list[Finding], RunPlan | None]:

@@ -81,6 +81,7 @@ class Inspection:
     images of one patient. ``ended``: the run is over here, so that this is what did leave. ``withdrawn``: the consent
     is, so nothing leaves.
     ``not_agreed``: what the run takes from who wants to give it, and the consent does not name.
+    ``masks_with_anyone``: the run is masked, and the consent does not name the audit keys of the other hospitals.
     """
 
     plan: RunPlan
@@ -97,6 +98,7 @@ class Inspection:
     ended: bool
     withdrawn: bool
     not_agreed: tuple[Exposure, ...]
+    masks_with_anyone: bool
 
     @property
     def besides(self) -> str:
@@ -197,6 +199,7 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
         ended=has_ended(config.runs / plan.run, plan.sha256.hex()),
         withdrawn=withdrawn,
         not_agreed=tuple(exposure for exposure in plan.optional if exposure not in allowed),
+        masks_with_anyone=plan.is_masked(0) and consent.consent.masks_with_anyone,
     )
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from privacy.accounting import shown
+from privacy.consent import INVENTED_HOSPITALS
 from privacy.exposure import MEANING
 from privacy.ledger import told_of
 from silo.config import SiloConfig
@@ -31,6 +32,7 @@ def show(found: Inspection, settings: SiloConfig, out: Console, *, as_json: bool
             "also_in_other_rounds": [exposure.value for exposure in found.other_rounds],
             "missing": found.missing.lines(),
             "optional_and_not_agreed_to": [exposure.value for exposure in found.not_agreed],
+            "masks_with_anyone": found.masks_with_anyone,
             "ended": found.ended,
             "withdrawn": found.withdrawn,
         }
@@ -62,6 +64,8 @@ def show(found: Inspection, settings: SiloConfig, out: Console, *, as_json: bool
             markup=False,
             soft_wrap=True,
         )
+    if found.masks_with_anyone:
+        out.print(f"Masked, but {INVENTED_HOSPITALS}.", markup=False, soft_wrap=True)
     if found.ended:
         out.print(
             f"Run {found.plan.run} has ended here: nothing more of it leaves. `silo doctor` asks whether the "

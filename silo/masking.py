@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from algorithms.masked_methods import encode_upload, masked_payload
+from algorithms.masked_methods import encode_upload, masked_payload, silos_may_change
+from algorithms.registry import make
 from algorithms.tensors import Payload
 from privacy.consent import Consent
 from privacy.door import Door
@@ -15,6 +16,7 @@ from privacy.errors import RefusedError
 from privacy.mask_keys import CertifiedKey, Occasion, Roster, certify, vouch
 from privacy.pki import Credentials
 from privacy.plan import RunPlan, SecureAggregationPlan
+from privacy.withdrawal import MaskedSum
 from protos.medsilo.v1 import journal_pb2
 
 
@@ -22,9 +24,12 @@ class Masking:
     """Masks a silo's updates of one run.
 
     A key lives in memory alone, until the coordinator has acknowledged what was masked with it; a silo that starts
-    again states a new one. ``masked_for``: by round, the silos that this one has masked that round's update for, as its
-    journal tells: the same update is never masked for others as well, because the difference of two sums would give
-    away the silos between them.
+    again states a new one. ``earlier``: all sums, of this and other runs, that this silo has masked an update for, as
+    its journal tells. In one run it masks for one set of silos: two sums that differ by a few silos give away what
+    those sent, exactly where the coordinator hands out the same models twice, and their number of images in any case.
+    (That sets which differ by many are refused too is no accident: with sums over {1 … 7}, {1, 2, 3} and {4, 5, 6}
+    nobody but 7 could see what is taken from whom.) Where single updates have a bound, silos may change, but never for
+    the same update.
     """
 
     def __init__(
@@ -36,7 +41,7 @@ class Masking:
         audit_key: Ed25519PrivateKey,
         consent: Consent,
         door: Door,
-        masked_for: Mapping[int, frozenset[str]],
+        earlier: Iterable[MaskedSum],
     ) -> None:
         self._plan = plan
         self._masks = masks
@@ -47,7 +52,8 @@ class Masking:
         self._minimum = max(masks.minimum, demanded.minimum if demanded else 0)
         self._audit_keys = demanded.audit_keys if demanded else {}
         self._door = door
-        self._masked_for = dict(masked_for)
+        self._earlier = list(earlier)
+        self._may_change = silos_may_change(plan, make(plan.method.name, plan.method.parameters))
         self._key: tuple[int, X25519PrivateKey, CertifiedKey] | None = None
 
     def statement(self, round_number: int, received_sha256: bytes) -> CertifiedKey:
@@ -85,7 +91,8 @@ class Masking:
         try:
             roster = Roster.read(keys, self._occasion(round_number), ca_pem=self._credentials.ca_pem)
             roster.check(own, minimum=self._minimum, audit_keys=self._audit_keys)
-            self._check_only_roster(round_number, roster)
+            wanted = MaskedSum(self._plan.run, round_number, frozenset(roster.silos), own.received_sha256)
+            self._check_differences(wanted)
         except RefusedError as error:
             refusal = f"round {round_number + 1} is not masked for the coordinator's roster: {error}"
             self._door.note("refusal", **about, peer=self._plan.coordinator_identity.uri, reason=refusal)
@@ -93,16 +100,36 @@ class Masking:
             refused.recorded = True
             raise refused from None
         _, numbers = encode_upload(upload, self._masks, len(roster))
-        self._door.note("roster", **about, **roster.describe(), statements=roster.statements())
-        self._masked_for[round_number] = frozenset(roster.silos)
+        content = {**roster.describe(), "received_sha256": own.received_sha256, "statements": roster.statements()}
+        self._door.note("roster", **about, **content)
+        self._earlier.append(wanted)
         return roster, masked_payload(upload, roster.mask(own, private, numbers))
 
-    def _check_only_roster(self, round_number: int, roster: Roster) -> None:
-        before = self._masked_for.get(round_number)
-        if before is not None and before != set(roster.silos):
+    def _check_differences(self, wanted: MaskedSum) -> None:
+        for before in self._earlier:
+            if before.silos == wanted.silos:
+                continue
+            same_run, same_models = before.run == wanted.run, before.received_sha256 == wanted.received_sha256
+            if same_run and before.round == wanted.round:
+                what, remedy = "masked the same update", ""
+            elif self._may_change:
+                continue
+            elif same_run:
+                what = f"masked its update of round {before.round + 1}"
+                what += " (which began with the same models)" if same_models else ""
+                remedy = (
+                    ", and numbers of images. One run has masked sums of one set of silos, unless it has differential "
+                    "privacy and silos count alike; for other silos, begin a new run"
+                )
+            elif same_models:
+                what = f"masked an update of run {before.run}, which began with the same models,"
+                remedy = ". A run with another `seed` begins with others"
+            else:
+                continue
             raise RefusedError(
-                f"it asks for the update of {', '.join(roster.silos)}, and this silo has masked the same update for "
-                f"{', '.join(sorted(before))} before: the difference of the two sums would give away single updates"
+                f"it asks for the sum of {', '.join(sorted(wanted.silos))}, and this silo has {what} for "
+                f"{', '.join(sorted(before.silos))} before: the difference of the two sums would give away single "
+                f"updates{remedy}"
             )
 
     def _occasion(self, round_number: int) -> Occasion:

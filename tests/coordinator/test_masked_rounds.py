@@ -23,7 +23,7 @@ from algorithms.transfer import check_parts
 from coordinator.config import CoordinatorConfig
 from coordinator.rounds import LateError, Order, Rounds
 from coordinator.store import Store
-from privacy.errors import RefusedError, StoreError
+from privacy.errors import ConfigurationError, RefusedError, StoreError
 from privacy.exposure import Exposure
 from privacy.mask_keys import CertifiedKey, Occasion, Roster, certify, vouch
 from privacy.pki import Credentials, Identity, create_authority, create_keys, issue, load_audit_key, load_credentials
@@ -93,6 +93,7 @@ class MaskedRun:
         )
         (folder / "state").mkdir(exist_ok=True)
         self.plan = self.config.plan()
+        self.counts = Exposure.SAMPLE_COUNT in self.config.make_method().uploads
         self.layout = Layout.of(build(self.plan.model, seed=1))
         self.store = Store(self.config.database)
         self.notes: list[dict[str, Any]] = []
@@ -147,7 +148,7 @@ class MaskedRun:
             exposure: Part.of({s.name: torch.from_numpy(rng.normal(size=s.shape).astype(np.float32)) for s in specs})
             for exposure, specs in self.layout.model_parts().items()
         }
-        return {**parts, Exposure.SAMPLE_COUNT: count_part(10 + ord(name))}
+        return {**parts, Exposure.SAMPLE_COUNT: count_part(10 + ord(name))} if self.counts else parts
 
     def masked(self, name: str, order: Order) -> tuple[Payload, bytes]:
         own, roster = self.keys[name], Roster(order.roster)
@@ -168,7 +169,7 @@ class MaskedRun:
 
     def mean(self, names: tuple[str, ...], number: int) -> dict[str, torch.Tensor]:
         """The weighted mean, in double precision."""
-        weights = {name: 10 + ord(name) for name in names}
+        weights = {name: 10 + ord(name) if self.counts else 1 for name in names}
         sums: dict[str, torch.Tensor] = {}
         for name in names:
             for exposure, part in self.update(name, number).items():
@@ -269,10 +270,75 @@ def test_a_silo_that_is_started_anew_after_it_delivered_disturbs_nobody(begin: C
     assert len(run.notes) == 1
 
 
-def test_a_round_whose_silo_withdraws_is_given_up_and_never_summed_over_the_others(
+BOUNDED = {
+    "method": {"name": "fedavg", "weighting": "uniform"},
+    "privacy": {"epsilon": 8.0, "delta": 1e-5, "sampling_rate": 0.25},
+    "training": {"epochs": 1},
+}
+"""A run in which nothing that a single silo sends is without a bound: its sums may be of other silos every round."""
+
+
+def test_a_run_whose_silo_withdraws_ends_for_the_sum_of_the_others_would_give_it_away(
+    begin: Callable[..., MaskedRun], caplog: pytest.LogCaptureFixture
+) -> None:
+    run = begin()
+    run.train(*NAMES, number=0)
+    for name in NAMES:
+        run.deliver(name, run.due(name))
+    run.opened(1)
+    run.rounds.withdraw("r", "d", reason="withdrawn by the hospital", rounds_acknowledged=[0], statement={})
+    run.opened(3)
+    assert [note["silos"] for note in run.notes] == [list(NAMES)]
+    for name in ("a", "b", "c"):
+        assert run.ask(name, run.keys[name], patience=20).kind == FINISH
+    assert "d has withdrawn, and a masked sum over the others" in caplog.text
+    run.assert_summed(NAMES, 0)
+
+
+def test_a_silo_that_withdraws_before_the_first_sum_is_in_none_and_the_others_go_on(
     begin: Callable[..., MaskedRun],
 ) -> None:
     run = begin()
+    run.train("a", "b", "c", number=0)
+    run.rounds.withdraw("r", "d", reason="withdrawn by the hospital", rounds_acknowledged=[], statement={})
+    for name in ("a", "b", "c"):
+        run.deliver(name, run.due(name))
+    run.opened(1)
+    run.assert_summed(("a", "b", "c"), 0)
+
+
+def test_rounds_after_the_first_are_of_the_same_silos_and_who_comes_late_gets_the_end(
+    begin: Callable[..., MaskedRun], caplog: pytest.LogCaptureFixture
+) -> None:
+    run = begin(quorum=3, deadline_minutes=0)
+    run.train("a", "b", "c", number=0)
+    for name in ("a", "b", "c"):
+        run.deliver(name, run.due(name))
+    run.opened(1)
+    assert "d takes no part in the masked rounds" in caplog.text
+    assert run.ask("d").kind == WAIT
+    run.train("a", "b", number=1)
+    assert run.ask("a", run.keys["a"]).kind == WAIT, "past the deadline c is waited for all the same"
+    again = run.restarted()
+    try:
+        for number in (1, 2):
+            for name in ("a", "b", "c"):
+                assert again.ask(name, patience=20) == Order(TRAIN, number)
+                again.keys[name] = again.hospitals[name].key(again, number)
+                again.ask(name, again.keys[name], patience=0)
+            for name in ("a", "b", "c"):
+                again.deliver(name, again.due(name))
+            again.opened(number + 1)
+        assert [note["silos"] for note in (*run.notes, *again.notes)] == [["a", "b", "c"]] * 3
+        assert again.ask("d", patience=20).kind == FINISH
+    finally:
+        again.close()
+
+
+def test_a_bounded_round_whose_silo_withdraws_is_given_up_and_never_summed_over_the_others(
+    begin: Callable[..., MaskedRun],
+) -> None:
+    run = begin(**BOUNDED)
     run.train(*NAMES, number=0)
     orders = {name: run.due(name) for name in NAMES}
     for name in ("a", "b", "c"):
@@ -311,12 +377,41 @@ def test_past_the_deadline_a_roster_that_is_not_complete_is_given_up(
     begin: Callable[..., MaskedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinator.rounds, "LEAST_MINUTES_TO_DELIVER", 0)
-    run = begin(quorum=3, deadline_minutes=0.03)
+    run = begin(quorum=3, deadline_minutes=0.03, **BOUNDED)
     run.train(*NAMES, number=0)
     for name in ("a", "b", "c"):
         run.deliver(name, run.due(name))
     run.opened(1)
     assert run.store.downloads("r") == {}
+
+
+def test_without_a_bound_a_roster_waits_past_the_deadline_until_the_last_is_back(
+    begin: Callable[..., MaskedRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator.rounds, "LEAST_MINUTES_TO_DELIVER", 0)
+    run = begin(quorum=3, deadline_minutes=0.03)
+    run.train(*NAMES, number=0)
+    for name in ("a", "b", "c"):
+        run.deliver(name, run.due(name))
+    past = time.monotonic() + 2.5
+    run.until(lambda: time.monotonic() > past)
+    assert run.rounds.round_number == 0
+    run.deliver("d", run.due("d"))
+    run.opened(1)
+    run.assert_summed(NAMES, 0)
+
+
+def test_masks_over_other_silos_in_each_round_are_refused_unless_single_updates_have_a_bound(
+    hospitals: dict[str, Hospital], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"`run.participation`: a participation of 0.9 draws other silos"):
+        MaskedRun(tmp_path, hospitals, participation=0.9)
+    counting = {**BOUNDED, "method": {"name": "fedavg"}}
+    with pytest.raises(ConfigurationError, match="in which silos count alike"):
+        MaskedRun(tmp_path, hospitals, participation=0.9, **counting)
+    run = MaskedRun(tmp_path, hospitals, participation=0.75, **BOUNDED)
+    run.close()
+    assert run.plan.participation == 0.75
 
 
 def test_a_run_that_has_too_few_silos_left_for_a_sum_ends_and_says_so_to_the_others(

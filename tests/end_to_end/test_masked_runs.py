@@ -129,6 +129,8 @@ def test_masked_rounds_survive_a_killed_hospital_and_leave_no_single_update_at_t
     assert one.command("silo", "audit", "verify", "--config", "hospital3.yaml")
     inspected = json.loads(one.command("silo", "inspect", "--config", "hospital1.yaml", "--json"))
     upload = [r for r in one.messages("hospital1", "sent") if r["rpc"] == "SubmitUpdate" and r["round"] == 0]
+    assert inspected["masks_with_anyone"]
+    assert "could invent hospitals" in one.command("silo", "inspect", "--config", "hospital1.yaml")
     assert inspected["bytes_per_round"] == sum(without_signatures(record) for record in upload)
     for party, config in (("silo", "hospital1.yaml"), ("coordinator", "coordinator.yaml")):
         told = one.command(party, "report", "--config", config, "--format", "json")
@@ -181,6 +183,7 @@ def test_pfedsim_sends_sums_in_its_warm_up_and_single_models_after_it_where_the_
     report = json.loads((one.folder / "state/hospital1/report/report.json").read_text())
     (said,) = [run["what_left"] for run in report["runs"] if run["run"] == "test"]
     assert said.startswith("masked: the coordinator saw only the sum of 3 silos; without masks: models")
+    assert "whoever runs the federation's CA" in report["risks"]["MASKED_UPDATE"]
 
 
 def test_a_masked_private_round_waits_for_a_hospital_that_refused_a_key_and_is_paid_for_once(federation: Make) -> None:
@@ -223,3 +226,5 @@ def test_a_masked_private_round_waits_for_a_hospital_that_refused_a_key_and_is_p
     # Masks make no number smaller: what the sum tells has the limit that each hospital's own noise gives it.
     assert report["risks"]["MASKED_UPDATE"].startswith("With noise (run test: ε = 4.000 at δ = 1e-05")
     assert 0 < report["privacy_loss"]["epsilon"] <= 4.001
+    assert "whoever runs the federation's CA" not in report["risks"]["MASKED_UPDATE"], "the consent names their keys"
+    assert not json.loads(one.command("silo", "inspect", "--config", "hospital3.yaml", "--json"))["masks_with_anyone"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import json
 import random
 import shutil
@@ -494,6 +495,42 @@ def test_a_rounds_update_masked_for_two_rosters_is_found() -> None:
     permissions.masked(roster("a", "b", "c", number=1))
     with pytest.raises(ConsentError, match="gives single updates away"):
         permissions.masked(roster("a", "b", "c"))
+
+
+def run_record(run: str, **plan: Any) -> Record:
+    content = {"required": [], "optional": [], "downlink": [], "rounds": 4, "method": {"name": "fedavg"}, **plan}
+    digest = hashlib.sha256(write_canonical(content)).hexdigest()
+    return {"kind": "run", "run": run, "plan": content, "plan_sha256": digest}
+
+
+@pytest.mark.parametrize(
+    ("again", "said"),
+    [
+        ({"round": 1, "received_sha256": "bb"}, "a round of the run for a, b, c, d"),
+        ({"run": "later", "round": 0, "received_sha256": "aa"}, "an update from the same models for a, b, c, d"),
+        ({"run": "later", "round": 0, "received_sha256": "bb"}, None),
+        ({"round": 1}, None),
+        ({"round": 1, "received_sha256": "bb", "private": {"epsilon": 4}}, None),
+    ],
+    ids=["another round", "the same models", "another run", "a record of before", "with privacy"],
+)
+def test_sums_of_different_hospitals_are_found(again: Record, said: str | None) -> None:
+    privacy = again.pop("private", None)
+    permissions = Permissions(SILO)
+    permissions.consented({"consent": {**CONSENT, "methods": ["fedavg"]}})
+    runs = {name: run_record(name, name=name, privacy=privacy) for name in ("r", "later")}
+    for record in runs.values():
+        permissions.joined(record)
+
+    def masked(*silos: str, run: str = "r", **content: Any) -> None:
+        permissions.masked({**roster(*silos), "run": run, "plan_sha256": runs[run]["plan_sha256"], **content})
+
+    masked("a", "b", "c", "d", round=0, received_sha256="aa")
+    if said is None:
+        masked("a", "b", "c", **again)
+        return
+    with pytest.raises(ConsentError, match=said):
+        masked("a", "b", "c", **again)
 
 
 def test_a_masked_update_leaves_for_a_roster_on_record_alone() -> None:

@@ -128,6 +128,7 @@ def _edit(name: str, before: str, after: str) -> Callable[[Path], object]:
         (_edit("consent.yaml", "expires: 2999-12-31\n", ""), "consent", "notice", "without an end"),
         (_edit("consent.yaml", "[fedavg]", "[local]"), "run", "notice", "method fedavg"),
         (_edit("consent.yaml", "[fedavg]", "[fedavg, fedprux]"), "consent", "notice", "did you mean fedprox?"),
+        (_edit("consent.yaml", "[PROTOCOL", "[MASKED_UPDATE, PROTOCOL"), "masks", "notice", "could invent hospitals"),
         (lambda f: (f / "state/keys/tls.pem").unlink(), "certificate", "bad", "invitation (`silo init`)"),
         (_damage_journal, "journal", "bad", "journal"),
     ],

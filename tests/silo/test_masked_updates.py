@@ -58,7 +58,7 @@ class Others:
 
     folder: Path
 
-    def key(self, name: str, number: int, received: bytes = RECEIVED) -> CertifiedKey:
+    def key(self, name: str, number: int, received: bytes = RECEIVED, plan: RunPlan = PLAN) -> CertifiedKey:
         identity = Identity("test", "silo", name)
         place = self.folder / name
         if not place.exists():
@@ -67,7 +67,7 @@ class Others:
         credentials = load_credentials(
             ca=self.folder / "ca" / "ca.pem", certificate=place / "tls.pem", key=place / "tls.key", expected=identity
         )
-        occasion = Occasion("test", "r", PLAN.sha256, number)
+        occasion = Occasion("test", plan.run, plan.sha256, number)
         return certify(
             X25519PrivateKey.generate(),
             occasion,
@@ -77,8 +77,8 @@ class Others:
             voucher=vouch(credentials, audit_key),
         )
 
-    def statements(self, *names: str, number: int = 0) -> list[Any]:
-        return [self.key(name, number).to_message() for name in names]
+    def statements(self, *names: str, number: int = 0, received: bytes = RECEIVED, plan: RunPlan = PLAN) -> list[Any]:
+        return [self.key(name, number, received, plan).to_message() for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def begin(others: Others, tmp_path: Path) -> Iterator[Callable[..., Masking]]:
     open_journals: list[Journal] = []
     keys = others.folder / "a"
 
-    def make(**consent: Any) -> Masking:
+    def make(plan: RunPlan = PLAN, **consent: Any) -> Masking:
         while open_journals:
             open_journals.pop().close()
         audit_key = load_audit_key(keys / "audit.key")
@@ -108,12 +108,11 @@ def begin(others: Others, tmp_path: Path) -> Iterator[Callable[..., Masking]]:
         journal = Journal(tmp_path, key=audit_key, origin="medsilo/test/silo/a")
         open_journals.append(journal)
         door = Door(journal, identity="spiffe://test/silo/a", federation="test", gate=Everything())
-        part = history.parts.get(PLAN.sha256.hex())
-        door.note("run", run="r", plan_sha256=PLAN.sha256.hex(), plan=PLAN.model_dump(mode="json"))
-        assert isinstance(PLAN.secure_aggregation, SecureAggregationPlan)
+        door.note("run", run=plan.run, plan_sha256=plan.sha256.hex(), plan=plan.model_dump(mode="json"))
+        assert isinstance(plan.secure_aggregation, SecureAggregationPlan)
         return Masking(
-            PLAN,
-            PLAN.secure_aggregation,
+            plan,
+            plan.secure_aggregation,
             credentials=load_credentials(
                 ca=others.folder / "ca" / "ca.pem",
                 certificate=keys / "tls.pem",
@@ -123,7 +122,7 @@ def begin(others: Others, tmp_path: Path) -> Iterator[Callable[..., Masking]]:
             audit_key=audit_key,
             consent=Consent.model_validate(consent),
             door=door,
-            masked_for=part.masked_for if part else {},
+            earlier=history.masked,
         )
 
     yield make
@@ -131,10 +130,19 @@ def begin(others: Others, tmp_path: Path) -> Iterator[Callable[..., Masking]]:
         open_journals.pop().close()
 
 
-def mask(masking: Masking, others: Others, *names: str, number: int = 0, upload: Payload = UPLOAD) -> bytes:
+def mask(
+    masking: Masking,
+    others: Others,
+    *names: str,
+    number: int = 0,
+    upload: Payload = UPLOAD,
+    received: bytes = RECEIVED,
+    plan: RunPlan = PLAN,
+) -> bytes:
     """What the silo sends for a roster of itself and these."""
-    own = masking.statement(number, RECEIVED).to_message()
-    _, payload = masking.mask(number, [own, *others.statements(*names, number=number)], upload)
+    own = masking.statement(number, received).to_message()
+    statements = others.statements(*names, number=number, received=received, plan=plan)
+    _, payload = masking.mask(number, [own, *statements], upload)
     part = payload[Exposure.MASKED_UPDATE]
     return bytes(part.source.read(0, part.nbytes))
 
@@ -176,8 +184,71 @@ def test_the_same_update_is_never_masked_for_two_rosters(
         mask(begin(), others, "b", "c")
     assert len(notes(tmp_path, "refusal")) == 4
     assert {tuple(note["silos"]) for note in notes(tmp_path, "roster")} == {("a", "b", "c", "d")}
-    # Another round is another update.
-    mask(begin(), others, "b", "c", number=1)
+    # Another round is another update, of the same silos.
+    mask(begin(), others, "b", "c", "d", number=1)
+
+
+SETS = [("b", "c"), ("b", "c", "e"), ("b", "c", "d", "e"), ("e", "f", "g")]
+"""Sets of silos that are not {a, b, c, d}: one fewer, one exchanged, one more, and three for three."""
+
+
+@pytest.mark.parametrize("received", [RECEIVED, b"n" * 32], ids=["same models", "other models"])
+@pytest.mark.parametrize("started_anew", [False, True])
+def test_in_one_run_a_silo_masks_for_one_set_of_silos_alone(
+    begin: Callable[..., Masking], others: Others, tmp_path: Path, received: bytes, started_anew: bool
+) -> None:
+    masking = begin()
+    mask(masking, others, "b", "c", "d")
+    if started_anew:
+        masking = begin()
+    for names in SETS:
+        with pytest.raises(RefusedError, match=r"update of round 1 .*a, b, c, d before.*give away single") as caught:
+            mask(masking, others, *names, number=1, received=received)
+        assert ("which began with the same models" in str(caught.value)) == (received == RECEIVED)
+    assert len(notes(tmp_path, "roster")) == 1
+    mask(masking, others, "b", "c", "d", number=1, received=received)
+
+
+def test_what_a_silo_masked_for_is_known_from_journals_of_before_too(
+    begin: Callable[..., Masking], others: Others, tmp_path: Path
+) -> None:
+    mask(begin(), others, "b", "c", "d")
+    (note,) = notes(tmp_path, "roster")
+    (found,) = History.of([note]).masked
+    assert (found.run, found.round, found.silos) == ("r", 0, {"a", "b", "c", "d"})
+    assert found.received_sha256 == RECEIVED.hex()
+    del note["received_sha256"]
+    assert list(History.of([note]).masked) == [found]
+
+
+def test_from_the_same_models_a_silo_masks_for_one_set_in_any_run(
+    begin: Callable[..., Masking], others: Others
+) -> None:
+    mask(begin(), others, "b", "c", "d")
+    later = PLAN.model_copy(update={"run": "later"})
+    with pytest.raises(RefusedError, match=r"run r, which began with the same models.*another `seed`"):
+        mask(begin(later), others, "b", "c", plan=later)
+    mask(begin(later), others, "b", "c", "d", plan=later)
+    last = PLAN.model_copy(update={"run": "last"})
+    assert mask(begin(last), others, "b", "c", plan=last, received=b"n" * 32)
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_silos_of_sums_change_where_privacy_bounds_single_updates_and_no_number_of_images_is_in_them(
+    begin: Callable[..., Masking], others: Others, weighting: str
+) -> None:
+    promise = PrivacyPlan(epsilon=4, delta=1e-5, clipping_norm=1, noise_multiplier=2, sampling_rate=0.1, steps=40)
+    method = {"name": "fedavg", "parameters": {"weighting": weighting}}
+    plan = RunPlan.model_validate({**PLAN.model_dump(), "method": method, "privacy": promise})
+    masking = begin(plan)
+    mask(masking, others, "b", "c", "d", plan=plan)
+    if weighting == "uniform":
+        mask(masking, others, "b", "c", number=1, plan=plan)
+    else:
+        with pytest.raises(RefusedError, match="numbers of images"):
+            mask(masking, others, "b", "c", number=1, plan=plan)
+    with pytest.raises(RefusedError, match="masked the same update"):
+        mask(masking, others, "b", "c", "e", plan=plan)
 
 
 def test_a_key_masks_one_update_and_is_then_forgotten(begin: Callable[..., Masking], others: Others) -> None:
