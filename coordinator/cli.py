@@ -88,7 +88,7 @@ def status(config: Config, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps(content, indent=2))
         return
-    where = "ended" if content["finished"] else f"round {content['round'] or 0} of {settings.run.rounds}"
+    where = content["end"] or f"round {content['round'] or 0} of {settings.run.rounds}"
     table = Table(title=f"run {run} · {content['method']} · {where}", title_justify="left")
     compared = any(silo["changes"] for silo in silos)
     columns = ("silo", "state", "rounds delivered", "rounds late")
@@ -117,8 +117,6 @@ def status(config: Config, as_json: AsJson = False) -> None:
         out.print(
             "Unusual is not malicious: hospitals whose patients differ send updates that differ (docs/poisoning.md)."
         )
-    if all(silo["withdrawal"] for silo in silos):
-        out.print("Every hospital has withdrawn; the run has ended.")
     for refusal in content["refusals"][:5]:
         out.print(
             f"refused {refusal['at']} {refusal['rpc']} by {refusal['peer']}: {refusal['reason']}",

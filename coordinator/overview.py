@@ -66,7 +66,7 @@ def _phase(config: CoordinatorConfig, status: Mapping[str, Any], states: Sequenc
     """What the run is waiting for, in words."""
     if status["finished"]:
         left = [silo["silo"] for silo in status["silos"] if silo["state"] == "fetching the end"]
-        return f"ended; waiting for {', '.join(left)} to fetch the end" if left else "ended"
+        return f"{status['end']}; waiting for {', '.join(left)} to fetch the end" if left else str(status["end"])
     joined = sum(silo["state"] not in ("not joined yet", "declined", "withdrawn") for silo in status["silos"])
     if not states:
         return f"waiting for silos: {joined} of {config.start_with or len(config.silos)} have joined"

@@ -33,6 +33,7 @@ from coordinator.config import CoordinatorConfig
 from coordinator.masked_round import MaskedRound
 from coordinator.store import EVERYONE, RoundState, Store, Withdrawal
 from privacy.durable import on_disk
+from privacy.early_end import EarlyEnd, EndReason
 from privacy.errors import DiskError, MedsiloError, RefusedError, StoreError
 from privacy.exposure import MODEL, Exposure
 from privacy.mask_keys import CertifiedKey
@@ -91,6 +92,7 @@ class Rounds:
         self._bound: tuple[str, ...] | None = None
         self._members: set[str]
         self._finished: bool
+        self.early_end: EarlyEnd | None
         self._round: RoundState | None
         self._withdrawn: set[str]
         self.config = config
@@ -666,14 +668,18 @@ class Rounds:
         run, state = self.plan.run, self._round
         if state is not None and state.closed_at is None:
             self.store.close_round(run, state.number, downloads={}, memory_file=self.store.memory_file(run))
-        self.store.finish_run(run, self.plan.rounds, sorted(self._members))
+        done = 0 if state is None else state.number if state.closed_at is None else state.number + 1
+        reason = EndReason.TOO_FEW_FOR_MASKS if self._members else EndReason.WITHDRAWN
+        if self._members and self._withdrawn.intersection(self._bound or ()):
+            reason = EndReason.WITHDRAWN_FROM_MASKS
+        self.early_end = EarlyEnd(done, reason)
+        self.store.finish_run(run, self.plan.rounds, sorted(self._members), early=self.early_end)
         self._finished = True
         log.warning(
-            "run %s: %s, so it ends after %d of %d rounds; what was made of them stays%s",
+            "run %s: %s, so it %s; what was made of them stays%s",
             run,
             self._why_early(),
-            state.number if state else 0,
-            self.plan.rounds,
+            self.early_end.words(self.plan.rounds).partition(":")[0].replace("ended", "ends"),
             ". A new run (new `name`, new `seed`) can begin without" if self._bound else "",
         )
         self._masks = None
@@ -816,6 +822,7 @@ class Rounds:
         self._members = accepted & set(self.config.silos)
         self._finished = self.store.is_finished(run)
         self._bound = self.store.first_roster(run) if self._binds else None
+        self.early_end = self.store.early_end(run)
         self._refresh()
         self._kept: dict[str, Payload] = {}
         self._keep(self.store.downloads(run))

@@ -218,6 +218,8 @@ class CoordinatorService:
             call.round = order.round
             task = wire.Task(nonce=nonce(), kind=order.kind, round=order.round, parts=manifest(payload))
             task.roster.extend(stated.to_message() for stated in order.roster)
+            if order.kind == wire.TASK_KIND_FINISH and (early := self._rounds.early_end) is not None:
+                task.MergeFrom(wire.Task(end_reason=f"END_REASON_{early.reason.name}", rounds_done=early.rounds))
             task.attestation.CopyFrom(self._door.attest(call.peer))
             for data in send(self._door, call, wire.GetTaskResponse(task=task), payload):
                 with self._not_forever(call, context):

@@ -19,6 +19,7 @@ def status_of(config: CoordinatorConfig, store: Store, rounds: Sequence[RoundSta
     members = store.members(run)
     current = rounds[-1] if rounds else None
     finished = bool(rounds) and store.is_finished(run)
+    early = store.early_end(run) if finished else None
     withdrawals = store.withdrawals(run)
     silos: list[dict[str, Any]] = []
     for name in config.silos:
@@ -56,6 +57,7 @@ def status_of(config: CoordinatorConfig, store: Store, rounds: Sequence[RoundSta
         "rounds": config.run.rounds,
         "opened_at": current.opened_at if current else None,
         "finished": finished,
+        "end": (early.words(config.run.rounds) if early else "ended") if finished else None,
         "waiting_for": _waiting_for(config, members, current, withdrawals),
         "silos": silos,
         "refusals": [vars(refusal) for refusal in store.refusals(LAST_REFUSALS)],

@@ -24,6 +24,7 @@ from coordinator import schema, tables
 from coordinator.changes import Change
 from coordinator.lease import AWAY, Lease, folder_id
 from privacy.durable import disk_error
+from privacy.early_end import EarlyEnd, EndReason
 from privacy.errors import ConfigurationError, DiskError, LeaseLostError, StoreError
 
 _FAILED = {
@@ -207,11 +208,23 @@ class Store:
                 for r in session.scalars(select(tables.Run).order_by(tables.Run.created_at))
             ]
 
-    def finish_run(self, run: str, number: int, silos: Sequence[str]) -> None:
-        """Notes that the run's last round has ended, and opens round ``number`` for fetching the end."""
+    def finish_run(self, run: str, number: int, silos: Sequence[str], *, early: EarlyEnd | None = None) -> None:
+        """Notes that the run has ended, and opens round ``number`` for fetching the end. ``early``: why it did before
+        its plan's last round."""
         with self._writing() as session:
-            session.get_one(tables.Run, run).finished_at = now()
+            row = session.get_one(tables.Run, run)
+            row.finished_at = now()
+            if early is not None:
+                row.ended_after, row.end_reason = early.rounds, early.reason.name
             _open_round(session, run, number, silos)
+
+    def early_end(self, run: str) -> EarlyEnd | None:
+        """Why the run has ended before its plan's last round; None where it has not, or nobody knows it."""
+        with self._reading() as session:
+            row = session.get_one(tables.Run, run)
+            if row.ended_after is None or row.end_reason is None:
+                return None
+            return EarlyEnd(row.ended_after, EndReason[row.end_reason])
 
     def is_finished(self, run: str) -> bool:
         """Whether the run's last round has ended."""

@@ -23,6 +23,8 @@ class Run(Base):
     memory_file: Mapped[str | None]
     created_at: Mapped[str] = mapped_column(String(32))
     finished_at: Mapped[str | None] = mapped_column(String(32))
+    ended_after: Mapped[int | None]
+    end_reason: Mapped[str | None] = mapped_column(String(32))
 
 
 class Member(Base):

@@ -29,9 +29,10 @@ from privacy.report_words import readable_bytes
 from privacy.state_folder import keep_private
 from silo.config import SiloConfig
 from silo.consent_commands import approve, consent_app
-from silo.evaluation_commands import evaluate, export
+from silo.evaluation_commands import Round, Run, evaluate, export
 from silo.flower.config import FlowerConfig, read_party
 from silo.joining_commands import doctor, init
+from silo.models_command import models
 from silo.plans import known_plan, read_plan
 from silo.prepare_command import prepare, read_window
 
@@ -298,8 +299,14 @@ def page(
 @app.command()
 def predict(
     config: Config,
-    images: Annotated[Path, typer.Option("--images", help="A picture or DICOM file, a folder of such, or an .npz.")],
-    run: Annotated[str | None, typer.Option("--run", help="Which run's model; by default the newest.")] = None,
+    images: Annotated[
+        Path,
+        typer.Option(
+            "--images", help="A picture or DICOM file, a folder of such, or of a folder for each class, or an .npz."
+        ),
+    ],
+    run: Run = None,
+    round_: Round = None,
     output: Annotated[Path | None, typer.Option("--out", help="Write CSV there instead of printing it.")] = None,
     window: Annotated[
         str | None,
@@ -308,11 +315,21 @@ def predict(
 ) -> None:
     """Classify images with this hospital's personalised model. Sends nothing."""
     from silo import prediction
+    from silo.kept_models import find_model, why_untrained
 
     settings = SiloConfig.read(config)
-    folder = prediction.find_run(settings.runs, run)
+    kept = find_model(settings.runs, run, round_)
     shown = None if window is None else read_window(window)
-    found = prediction.load_model(folder, trusted=settings.trusted_models).classify(images, window=shown)
+    errors = Console(stderr=True)
+
+    def say(text: str) -> None:
+        errors.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    say(f"The model: {kept.words}.")
+    if not kept.trained:
+        say(f"It was not trained: {why_untrained(kept)}.")
+    model = prediction.load_kept(kept, trusted=settings.trusted_models)
+    found = model.classify(images, window=shown, notice=say)
     target = output.open("w", newline="", encoding="utf-8") if output else sys.stdout
     writer = csv.writer(target)
     writer.writerow(["image", "class", "name", "probability", "truth"])
@@ -324,11 +341,12 @@ def predict(
     known = [item for item in found if item.truth is not None]
     if known:
         right = sum(item.label == item.truth for item in known)
-        Console(stderr=True).print(f"{right} of {len(known)} right ({100 * right / len(known):.1f} %)")
+        say(f"{right} of {len(known)} right ({100 * right / len(known):.1f} %)")
 
 
 app.command()(evaluate)
 app.command()(export)
+app.command()(models)
 
 
 def _add_shard() -> None:

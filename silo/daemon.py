@@ -28,6 +28,7 @@ from algorithms.transfer import check_finite
 from privacy.consent import ConsentFile, Missing, today
 from privacy.door import Door
 from privacy.durable import on_disk
+from privacy.early_end import EarlyEnd, EndReason
 from privacy.errors import BudgetError, ConsentError, DataError, MedsiloError, ReceiptError, RefusedError, TrainingError
 from privacy.exposure import Exposure
 from privacy.gate import ConsentGate
@@ -357,8 +358,13 @@ class _Participation:
             kept=account.kept if account is not None else None,
             place=processes.place,
         )
-        self._half: SiloHalf = make(plan.method.name, plan.method.parameters).silo_half(self._site)
+        method = make(plan.method.name, plan.method.parameters)
+        self._measures_received = method.measures_received
+        self._half: SiloHalf = method.silo_half(self._site)
         self._state = RunState(config.runs / plan.run, plan, config.name, dataset)
+        self._rounds = self._state.rounds
+        self._validated: Measurement | None = None
+        self.early_end: EarlyEnd | None = None
         memory = self._state.memory()
         with processes.together("resume", memory):
             take_up(memory, self._half, self._site)
@@ -379,6 +385,9 @@ class _Participation:
                 mask_key=self._mask_key(),
             )
             if task.kind == wire.TASK_KIND_FINISH:
+                self.early_end = _early_end(task)
+                if self.early_end is not None:
+                    self._display.notice(f"run {self._plan.run} has {self.early_end.words(self._plan.rounds)}")
                 self._finish(payload)
                 self._uplink.part(self._plan)
                 return
@@ -445,6 +454,11 @@ class _Participation:
             raise TrainingError(f"round {round_number}: {error}; nothing of this round was sent") from None
         measured = self._measure(round_number)
         self._last = measured or self._last
+        self._validated = self._site.validate(self._half.personal())
+        if not self._measures_received:
+            self._rounds = round_number + 1
+        elif given:
+            self._rounds = round_number
         return start, measured, upload
 
     def _save(self, round_number: int, start: dict[int, Measurement | None], measured: Measurement | None) -> None:
@@ -453,6 +467,8 @@ class _Participation:
             trained_rounds=round_number + 1,
             measurements={**start, round_number + 1: measured},
             received=self._received,
+            rounds=self._rounds,
+            validation=self._validated,
         )
 
     def _finish(self, payload: Payload) -> None:
@@ -462,15 +478,21 @@ class _Participation:
             given = _without_start(payload)
             with self._processes.together("finish", given):
                 self._half.finish(given)
-            last = {rounds: self._measure(rounds)} if payload or not self._state.measured else {}
+            done = self.early_end.rounds if self.early_end is not None else rounds
+            if given and self._measures_received:
+                self._rounds = done
+            last = {done: self._measure(rounds)} if payload or not self._state.measured else {}
             self._state.save(
                 {**self._half.memory, **self._site.optimizers},
                 trained_rounds=self._state.trained_rounds,
                 measurements={**start, **last},
                 received=self._received,
                 finished=True,
+                rounds=self._rounds,
+                validation=self._site.validate(self._half.personal()),
+                early_end=self.early_end,
             )
-            self._last = last.get(rounds) or self._last
+            self._last = last.get(done) or self._last
         self._send(rounds, {})
 
     def _begin(self, payload: Payload) -> dict[int, Measurement | None]:
@@ -550,6 +572,15 @@ class _Participation:
     def _progress(self, progress: Progress) -> None:
         self._gate.check(())
         self._display.training(progress)
+
+
+def _early_end(task: wire.Task) -> EarlyEnd | None:
+    """Why the run has ended before its plan's last round, if it has."""
+    if not task.end_reason:
+        return None
+    known = {number: name.removeprefix("END_REASON_") for name, number in wire.EndReason.items()}
+    reasons = EndReason.__members__
+    return EarlyEnd(task.rounds_done, reasons.get(known.get(task.end_reason, ""), EndReason.UNKNOWN))
 
 
 def _without_start(payload: Payload) -> Payload:

@@ -16,20 +16,19 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from pydantic import ValidationError
 from torch import nn
 from torch.nn import functional as F
 
 from algorithms.datasets import ImageDataset, Images, ImageSplit, image_hashes, load_npz, to_tensor
 from algorithms.local import Local
 from algorithms.models import build
-from algorithms.registry import make
 from privacy.errors import DataError
 from privacy.plan import RunPlan
 from silo.config import SiloConfig
+from silo.kept_models import KeptModel, find_model, kept_models, read_plan
 from silo.performance import Difference, Floats, Performance, compare, measure
-from silo.prediction import PersonalisedModel, find_run, load_model, logits_of
-from silo.run_state import DESCRIPTION, MODEL, RESULTS, has_ended
+from silo.prediction import PersonalisedModel, check_images, load_kept, logits_of
+from silo.run_state import DESCRIPTION, RESULTS, has_ended
 from silo.saliency import grad_cam
 from silo.training import choose_device
 
@@ -85,7 +84,7 @@ class Evaluation:
 
     Attributes:
         made: when, UTC.
-        rounds: that the model has behind it; ``ended``: whether the run is over here.
+        model: which one it is; ``ended``: whether the run is over here.
         class_names: one for each class of the model.
         test: the file that the test images are from; ``own``: whether that is the hospital's shard.
         changed: the shard is not what the model was trained on.
@@ -98,7 +97,7 @@ class Evaluation:
     silo: str
     plan: RunPlan
     made: datetime
-    rounds: int
+    model: KeptModel
     ended: bool
     class_names: tuple[str, ...]
     data: str
@@ -121,19 +120,21 @@ def evaluate(
     config: SiloConfig,
     *,
     run: str | None = None,
+    round_: str | None = None,
     images: Path | None = None,
     against: str | None = None,
     samples: int = SAMPLES,
 ) -> Evaluation:
-    """``run``: the newest by default. ``images``: another ``.npz``, whose test images are taken. ``against``: another
-    run, whose model is compared; by default the newest of separate training (method ``local``), else the starting
-    model. ``samples``: so many pictures of each of ``KINDS``.
+    """``run``, ``round_``: see ``silo.kept_models.find_model``. ``images``: another ``.npz``, whose test images are
+    taken. ``against``: another run, whose last model is compared; by default the newest of separate training (method
+    ``local``), else the starting model. ``samples``: so many pictures of each of ``KINDS``.
 
     Raises ``DataError`` for files that are missing or do not fit each other, ``ConfigurationError`` for a device that
     is not there.
     """
-    folder = find_run(config.runs, run)
-    trained = load_model(folder, trusted=config.trusted_models)
+    kept = find_model(config.runs, run, round_)
+    folder = kept.folder
+    trained = load_kept(kept, trusted=config.trusted_models)
     plan = read_plan(folder)
     shard = load_npz(config.shard)
     device = choose_device(config.devices[0])
@@ -143,7 +144,7 @@ def evaluate(
     check_images(chosen, trained)
     test = chosen.test
     model = trained.module.to(device)
-    probabilities = _probabilities(model, test, device, folder / MODEL)
+    probabilities = _probabilities(model, test, device, kept.path)
     performance = measure(probabilities, test.labels, test.patients)
     right = probabilities.argmax(axis=1) == test.labels
 
@@ -155,26 +156,25 @@ def evaluate(
     compared, not_compared = None, ""
     other = _other_run(config, folder, trained, against)
     if other is not None:
-        theirs = load_model(other, trusted=config.trusted_models)
-        _check_comparable(other, theirs, trained)
-        compared = judged(theirs.module, other.name, read_plan(other).method.name, other / MODEL)
+        theirs = load_kept(other, trusted=config.trusted_models)
+        _check_comparable(other.folder, theirs, trained)
+        compared = judged(theirs.module, other.run, read_plan(other.folder).method.name, other.path)
     else:
         start = build(plan.model, seed=plan.seed, trusted=config.trusted_models).to(device).eval()
         if _is_the_start(start, folder, shard, trained, device):
-            compared = judged(start, None, None, folder / MODEL)
+            compared = judged(start, None, None, kept.path)
         else:
             not_compared = (
                 "The run folder holds no model from before, and the starting model, built again from the plan, does "
                 "not measure what was measured at the start"
             )
-    ended = has_ended(folder, plan.sha256.hex())
     found, layer = _samples(model, test, probabilities, samples, device)
     return Evaluation(
         silo=config.name,
         plan=plan,
         made=datetime.now(UTC),
-        rounds=_rounds_behind(trained, plan, ended=ended),
-        ended=ended,
+        model=kept,
+        ended=has_ended(folder, plan.sha256.hex()),
         class_names=trained.class_names,
         data=shard.name,
         test=(images or config.shard).name,
@@ -183,7 +183,7 @@ def evaluate(
         changed=trained.description.get("data_sha256") != shard.fingerprint,
         training=tuple(shard.train.counts(trained.plan.classes).tolist()),
         patients=None if shard.train.patients is None else len(np.unique(shard.train.patients)),
-        model_sha256=file_sha256(folder / MODEL),
+        model_sha256=file_sha256(kept.path),
         performance=performance,
         compared=compared,
         not_compared=not_compared,
@@ -193,43 +193,10 @@ def evaluate(
     )
 
 
-def _rounds_behind(trained: PersonalisedModel, plan: RunPlan, *, ended: bool) -> int:
-    """Rounds of training in the model: where it is what the coordinator hands out, the last one's outcome comes with
-    the next task."""
-    rounds = int(trained.description.get("rounds_trained", 0))
-    received = make(plan.method.name, plan.method.parameters).measures_received
-    return max(0, rounds - 1) if received and not ended else rounds
-
-
-def read_plan(folder: Path) -> RunPlan:
-    """The plan of the run in a folder; raises ``DataError`` where there is none."""
-    path = folder / "plan.json"
-    try:
-        return RunPlan.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        raise DataError(f"{path}: does not hold the run's plan ({error}); restore it from a backup") from None
-
-
 def file_sha256(path: Path) -> str:
     """SHA-256 (hex) of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def check_images(dataset: ImageDataset, trained: PersonalisedModel) -> None:
-    """Raises ``DataError`` if a data set's images or classes are not the model's."""
-    if dataset.image_shape != trained.plan.input_shape:
-        raise DataError(
-            f"{dataset.source}: images are {'×'.join(map(str, dataset.image_shape))} (channels, height, width); the "
-            f"model takes {'×'.join(map(str, trained.plan.input_shape))}"
-        )
-    unnamed = tuple(f"class {number}" for number in range(dataset.num_classes))
-    theirs = trained.class_names[: dataset.num_classes]
-    if dataset.num_classes > trained.plan.classes or dataset.class_names not in (unnamed, theirs):
-        raise DataError(
-            f"{dataset.source}: its classes are {', '.join(dataset.class_names)}; the model's are "
-            f"{', '.join(trained.class_names)}. Give images with the same classes in the same order"
-        )
 
 
 def _read(images: Path) -> ImageDataset:
@@ -249,20 +216,22 @@ def _probabilities(model: nn.Module, test: ImageSplit, device: torch.device, whe
     return found
 
 
-def _other_run(config: SiloConfig, folder: Path, trained: PersonalisedModel, against: str | None) -> Path | None:
+def _other_run(config: SiloConfig, folder: Path, trained: PersonalisedModel, against: str | None) -> KeptModel | None:
     if against is not None:
-        return find_run(config.runs, against)
-    fitting = []
-    for path in config.runs.glob(f"*/{DESCRIPTION}"):
+        return find_model(config.runs, against)
+    fitting = None
+    for model in kept_models(config.runs):
+        if model.folder == folder or not model.trained or not model.which.startswith("last"):
+            continue
         try:
-            description = json.loads(path.read_text(encoding="utf-8"))
+            description = json.loads((model.folder / DESCRIPTION).read_text(encoding="utf-8"))
             same = all(description[key] == trained.description[key] for key in ("data_sha256", "class_names"))
             alone = description["method"]["name"] == Local.name
         except (OSError, ValueError, KeyError, TypeError):
             continue  # an unreadable neighbour is no reason to fail; asked for by name, it is
-        if path.parent != folder and alone and same and (path.parent / MODEL).exists():
-            fitting.append(path.parent)
-    return max(fitting, key=lambda one: (one / MODEL).stat().st_mtime, default=None)
+        if alone and same:
+            fitting = model
+    return fitting
 
 
 def _check_comparable(other: Path, theirs: PersonalisedModel, trained: PersonalisedModel) -> None:

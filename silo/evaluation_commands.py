@@ -16,7 +16,16 @@ from silo.config import SiloConfig
 out = output()
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The hospital's configuration (YAML).")]
-Run = Annotated[str | None, typer.Option("--run", help="Which run's model; by default the newest.")]
+Run = Annotated[
+    str | None,
+    typer.Option("--run", help="Which run's model; by default the one in use (`silo models`).", show_default=False),
+]
+Round = Annotated[
+    str | None,
+    typer.Option(
+        "--round", help="The model after so many rounds, or `last`, or `best`; see `silo models`.", show_default=False
+    ),
+]
 
 
 class ExportFormat(StrEnum):
@@ -29,6 +38,7 @@ class ExportFormat(StrEnum):
 def evaluate(
     config: Config,
     run: Run = None,
+    round_: Round = None,
     images: Annotated[
         Path | None, typer.Option("--images", help="An .npz whose test images to take; by default the hospital's own.")
     ] = None,
@@ -52,7 +62,7 @@ def evaluate(
 
     settings = SiloConfig.read(config)
     keep_private(settings.state)
-    found = evaluation.evaluate(settings, run=run, images=images, against=compare, samples=samples)
+    found = evaluation.evaluate(settings, run=run, round_=round_, images=images, against=compare, samples=samples)
     written = write_page(found, settings)
     if as_json:
         typer.echo(json.dumps(machine_readable(found), indent=2))
@@ -72,15 +82,16 @@ def export(
         ExportFormat, typer.Option("--format", help="ONNX, or PyTorch's own (`torch.export`).")
     ] = ExportFormat.ONNX,
     run: Run = None,
+    round_: Round = None,
 ) -> None:
     """Write this hospital's model as one file for other programs, checked against the model. Sends nothing."""
     from silo import exporting
 
     settings = SiloConfig.read(config)
-    made = exporting.export(settings, path or Path(f"{settings.name}.{kind}"), kind, run=run)
+    made = exporting.export(settings, path or Path(f"{settings.name}.{kind}"), kind, run=run, round_=round_)
     out.print(
-        f"{made.path}: on {made.images} test images its probabilities differ from the model's by at most "
-        f"{made.difference:.1e}. Whoever gets the file can try to work out what it was trained on.",
+        f"{made.path}: the model of {made.model.words}; on {made.images} test images its probabilities differ from the "
+        f"model's by at most {made.difference:.1e}. Whoever gets the file can try to work out what it was trained on.",
         markup=False,
         soft_wrap=True,
     )

@@ -25,12 +25,12 @@ from algorithms.datasets import Images, load_npz
 from privacy.durable import write_atomically
 from privacy.errors import ConfigurationError, DataError
 from silo.config import SiloConfig
-from silo.evaluation import check_images, file_sha256
+from silo.evaluation import file_sha256
 from silo.evaluation_commands import ExportFormat
+from silo.kept_models import KeptModel, find_model
 from silo.model_card import NO_DEVICE
 from silo.performance import Floats
-from silo.prediction import PersonalisedModel, find_run, load_model
-from silo.run_state import MODEL
+from silo.prediction import PersonalisedModel, check_images, load_kept
 
 INPUT, LOGITS, PROBABILITIES = "images", "logits", "probabilities"
 METADATA = "medsilo"
@@ -42,9 +42,10 @@ _BATCH = 256
 
 @dataclass(frozen=True)
 class Exported:
-    """``images``: test images on which it was held against the model; ``difference``: the largest of a probability,
-    ``logits``: of a logit."""
+    """``model``: whose file it is. ``images``: test images on which it was held against that; ``difference``: the
+    largest of a probability, ``logits``: of a logit."""
 
+    model: KeptModel
     path: Path
     images: int
     difference: float
@@ -63,23 +64,25 @@ class _FromPixels(nn.Module):
         return logits, torch.softmax(logits, dim=1)
 
 
-def export(config: SiloConfig, out: Path, kind: ExportFormat, *, run: str | None = None) -> Exported:
-    """Writes the model of a run (the newest by default) to ``out``, after it was held against the model on the
+def export(
+    config: SiloConfig, out: Path, kind: ExportFormat, *, run: str | None = None, round_: str | None = None
+) -> Exported:
+    """Writes a model (``silo.kept_models.find_model``) to ``out``, after it was held against the original on the
     hospital's test images.
 
     Raises ``ConfigurationError`` if the packages for ONNX are missing or the file cannot be written; ``DataError`` if
     the model cannot be exported, or the exported one says something else; nothing is written then.
     """
     make, read = {ExportFormat.ONNX: (_to_onnx, _read_onnx), ExportFormat.PT2: (_to_pt2, _read_pt2)}[kind]
-    folder = find_run(config.runs, run)
-    trained = load_model(folder, trusted=config.trusted_models)
+    kept = find_model(config.runs, run, round_)
+    trained = load_kept(kept, trusted=config.trusted_models)
     shard = load_npz(config.shard)
     check_images(shard, trained)
     pixels = np.ascontiguousarray(shard.test.images.transpose(0, 3, 1, 2))
     whole = _FromPixels(trained.module).eval()
     try:
         with _quiet():
-            content = make(_program(whole, pixels), json.dumps(_describe(trained, folder), ensure_ascii=False))
+            content = make(_program(whole, pixels), json.dumps(_describe(trained, kept), ensure_ascii=False))
     except ImportError as error:
         raise ConfigurationError(
             f"--format onnx needs packages that are not installed ({error.name}); install `medsilo[onnx]`, or use "
@@ -87,12 +90,12 @@ def export(config: SiloConfig, out: Path, kind: ExportFormat, *, run: str | None
         ) from None
     except RuntimeError as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise DataError(f"{folder / MODEL}: {trained.plan.name} cannot be exported to {kind}: {reason[0]}") from error
+        raise DataError(f"{kept.path}: {trained.plan.name} cannot be exported to {kind}: {reason[0]}") from error
     with _quiet():
         difference, logits = _differences(whole, read(content), pixels)
     if not difference <= TOLERANCE or not logits <= 10 * TOLERANCE:
         raise DataError(
-            f"{folder / MODEL}: the exported model says something else: probabilities differ by up to "
+            f"{kept.path}: the exported model says something else: probabilities differ by up to "
             f"{difference:.1e}, logits by up to {logits:.1e} of the largest, on {len(pixels)} test images; nothing was "
             "written. Try the other format"
         )
@@ -100,7 +103,7 @@ def export(config: SiloConfig, out: Path, kind: ExportFormat, *, run: str | None
         write_atomically(out, content, mode=0o600)
     except OSError as error:
         raise ConfigurationError(f"{out}: cannot be written ({error.strerror}); give another file") from None
-    return Exported(out, len(pixels), difference, logits)
+    return Exported(kept, out, len(pixels), difference, logits)
 
 
 def _program(whole: nn.Module, pixels: Images) -> torch.export.ExportedProgram:
@@ -109,17 +112,17 @@ def _program(whole: nn.Module, pixels: Images) -> torch.export.ExportedProgram:
     return torch.export.export(whole, (example,), dynamic_shapes=({0: torch.export.Dim("n", min=1)},))
 
 
-def _describe(trained: PersonalisedModel, folder: Path) -> dict[str, Any]:
+def _describe(trained: PersonalisedModel, kept: KeptModel) -> dict[str, Any]:
     channels, height, width = trained.plan.input_shape
-    kept = ("silo", "federation", "run", "method", "rounds_trained", "plan_sha256", "synthetic")
+    taken = ("silo", "federation", "run", "method", "rounds_trained", "plan_sha256", "synthetic")
     return {
         "class_names": list(trained.class_names),
         "input": f"{INPUT}: uint8 [n, {channels}, {height}, {width}], pixels from 0 to 255 "
         f"({'RGB' if channels == 3 else 'grey'}); the graph scales them itself",
         "output": f"{LOGITS}, {PROBABILITIES}: float32 [n, {trained.plan.classes}], in the order of class_names",
-        **{key: trained.description.get(key) for key in kept},
+        **{key: trained.description.get(key) for key in taken},
         "architecture": trained.plan.model_dump(mode="json"),
-        "model_sha256": file_sha256(folder / MODEL),
+        "model_sha256": file_sha256(kept.path),
         "made_by": f"Medsilo {version('medsilo')}",
         "use": NO_DEVICE,
     }

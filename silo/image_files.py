@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import struct
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,8 +54,23 @@ def is_image(path: Path) -> bool:
     return _is_dicom(path) and path.name.upper() != "DICOMDIR"
 
 
+@dataclass(frozen=True, eq=False)
+class Read:
+    """``pixels``: uint8 ``[height, width, channels]``, as wanted. What the file had: ``size``, width and height;
+    ``grey``, whether there was no colour in it."""
+
+    pixels: Images
+    size: tuple[int, int]
+    grey: bool
+
+
 def read_image(path: Path, *, channels: int, height: int, width: int, window: Window | None = None) -> Images:
-    """A file's pixels, scaled to the given size: uint8 ``[height, width, channels]``.
+    """A file's pixels, scaled to the given size; see ``read_picture``."""
+    return read_picture(path, channels=channels, height=height, width=width, window=window).pixels
+
+
+def read_picture(path: Path, *, channels: int, height: int, width: int, window: Window | None = None) -> Read:
+    """A file's pixels, scaled to the given size.
 
     The picture is stretched to the size (bicubic, with anti-aliasing), colour becomes grey or grey three equal
     channels as ``channels`` (1 or 3) says. Greys of 16 bits become 8 by the high byte.
@@ -71,10 +87,17 @@ def read_image(path: Path, *, channels: int, height: int, width: int, window: Wi
     dicom = path.suffix.lower() in DICOM or (not path.suffix and _is_dicom(path))
     try:
         picture = _dicom(path, window) if dicom else _picture(path)
-        scaled = picture.convert("L" if channels == 1 else "RGB").resize((width, height))
+        coloured = picture.convert("RGB").resize((width, height))
+        scaled = picture.convert("L").resize((width, height)) if channels == 1 else coloured
     except _UNREADABLE as error:
         raise DataError(f"{path}: cannot be read as a picture: {error}") from None
-    return np.asarray(scaled, dtype=np.uint8).reshape(height, width, channels)
+    pixels = np.asarray(scaled, dtype=np.uint8).reshape(height, width, channels)
+    return Read(pixels, picture.size, is_grey(np.asarray(coloured, dtype=np.uint8)))
+
+
+def is_grey(images: Images) -> bool:
+    """Whether there is no colour in images, ``[..., channels]``."""
+    return images.shape[-1] == 1 or bool((images[..., :1] == images).all())
 
 
 def read_patient(path: Path) -> str:

@@ -10,6 +10,7 @@ from privacy.report_blocks import Block, Heading, Paragraph, Table, harmless
 from privacy.report_words import grouped, listed, number_of
 from silo.evaluation import Evaluation
 from silo.evaluation_words import NOT_MEASURED, caveats, class_table, percent, share, ways
+from silo.kept_models import KeptModel
 
 NO_DEVICE = (
     "It is not a medical device: no authority has cleared it, nobody has tested it in clinical use, and no decision "
@@ -64,13 +65,21 @@ def _details(found: Evaluation) -> list[Block]:
         f"The personalised model of {found.silo} in the federation {plan.federation}, run {plan.run}. Architecture "
         f"{plan.model.name}; it takes images of {width} × {height} pixels with {number_of(channels, 'channel')} and "
         f"gives a probability for each of {len(found.class_names)} classes: {listed(list(found.class_names))}.",
-        f"Trained by the method {plan.method.name}, for {grouped(found.rounds)} of {number_of(plan.rounds, 'round')}, "
-        f"{number_of(plan.training.epochs, 'epoch')} each, with {plan.training.optimizer} at a learning rate of "
-        f"{plan.training.learning_rate:g}.",
-        f"File: `model.safetensors`, SHA-256 `{found.model_sha256}`. Plan: `{plan.sha256.hex()}`. Card made on "
+        f"Trained by the method {plan.method.name}, for {grouped(found.model.rounds)} of "
+        f"{number_of(plan.rounds, 'round')}, {number_of(plan.training.epochs, 'epoch')} each, with "
+        f"{plan.training.optimizer} at a learning rate of {plan.training.learning_rate:g}.{_outcome(found.model)}",
+        f"File: `{found.model.path.name}`, SHA-256 `{found.model_sha256}`. Plan: `{plan.sha256.hex()}`. Card made on "
         f"{found.made:%Y-%m-%d %H:%M} UTC by Medsilo {version('medsilo')}.",
     ]
     return [Paragraph(text) for text in texts]
+
+
+def _outcome(model: KeptModel) -> str:
+    """What else there is to say of the rounds behind it."""
+    end = f" The run {model.end}." if model.end else ""
+    untrained = "" if model.trained else f" It is NOT trained{'' if model.end else ': no round of the run is in it'}."
+    best = " Of the run's rounds the one that did best on the hospital's validation images." * ("best" in model.which)
+    return f"{untrained}{end}{best}"
 
 
 def _use(found: Evaluation) -> list[Block]:

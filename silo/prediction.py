@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from algorithms.datasets import Images, load_npz, to_tensor
+from algorithms.datasets import ImageDataset, Images, load_npz, to_tensor
 from algorithms.models import build
 from privacy.errors import DataError
 from privacy.plan import ModelPlan
-from silo.image_files import PICTURES, Window, is_image, read_image
+from silo.image_files import PICTURES, Window, is_grey, is_image, read_picture
+from silo.kept_models import KeptModel
+from silo.preparing import Entry, class_names, listed
 from silo.run_state import DESCRIPTION, MODEL
 
 _BATCH = 256
@@ -67,13 +69,22 @@ class PersonalisedModel:
             torch.softmax(logits_of(self.module, images), dim=1) if len(images) else torch.zeros(0, self.plan.classes)
         )
 
-    def classify(self, images: str | Path, *, window: Window | None = None) -> list[Prediction]:
-        """Classifies a picture or DICOM file, a folder of such (each scaled to the model's size), or a MedMNIST
-        ``.npz``, whose test images are taken. ``window``: as the training images were shown (``silo.image_files``).
+    def classify(
+        self,
+        images: str | Path,
+        *,
+        window: Window | None = None,
+        notice: Callable[[str], None] = lambda _: None,
+    ) -> list[Prediction]:
+        """Classifies a picture or DICOM file, a folder of such or of a folder for each class (as ``silo prepare``
+        takes it), or a MedMNIST ``.npz``, whose test images are taken.
 
-        Raises ``DataError`` for files that are missing or do not fit.
+        Pictures are scaled to what the model was trained on, by the same code; ``notice`` is told what was changed.
+        ``window``: as the training images were shown (``silo.image_files``).
+
+        Raises ``DataError`` for files that are missing or do not fit, an ``.npz`` of another size, and other classes.
         """
-        names, pixels, truth = _read(Path(images), self.plan, window)
+        names, pixels, truth = self._read(Path(images), window, notice)
         probabilities, labels = self.probabilities(pixels).max(dim=1)
         return [
             Prediction(
@@ -88,21 +99,97 @@ class PersonalisedModel:
             )
         ]
 
+    def _read(
+        self, images: Path, window: Window | None, notice: Callable[[str], None]
+    ) -> tuple[list[str], np.ndarray, np.ndarray | None]:
+        channels, height, width = self.plan.input_shape
+        if images.suffix == ".npz":
+            dataset = load_npz(images)
+            check_images(dataset, self)
+            self._say_colour([is_grey(image) for image in dataset.test.images], notice)
+            return (
+                [f"{images.name}#{index}" for index in range(len(dataset.test))],
+                dataset.test.images,
+                (dataset.test.labels),
+            )
+        if not images.exists():
+            raise DataError(f"{images}: there is no such file or folder")
+        entries = _entries(images)
+        truth = None
+        if all(entry.label for entry in entries):
+            class_names(entries, self.class_names)
+            truth = np.array([self.class_names.index(entry.label) for entry in entries])
+        read = [
+            read_picture(entry.path, channels=channels, height=height, width=width, window=window) for entry in entries
+        ]
+        if others := sorted({one.size for one in read} - {(width, height)}):
+            shown = ", ".join(f"{w} × {h}" for w, h in others[:3]) + (", …" if len(others) > 3 else "")
+            stretched = " and stretched" if any(w * height != h * width for w, h in others) else ""
+            count = sum(one.size != (width, height) for one in read)
+            notice(
+                f"{count} of {len(read)} pictures were scaled{stretched} from {shown} pixels to the {width} × {height} "
+                "that the model was trained on, as `silo prepare` does."
+            )
+        self._say_colour([one.grey for one in read], notice)
+        return [entry.name for entry in entries], np.stack([one.pixels for one in read]), truth
 
-def load_model(folder: str | Path, *, trusted: tuple[str, ...] = ()) -> PersonalisedModel:
+    def _say_colour(self, grey: Sequence[bool], notice: Callable[[str], None]) -> None:
+        trained = "grey" if self.plan.input_shape[0] == 1 else self.description.get("colour")
+        if trained == "grey" and (count := len(grey) - sum(grey)):
+            became = ", and were turned grey" if self.plan.input_shape[0] == 1 else ""
+            notice(f"{count} of {len(grey)} images have colour{became}; the model was trained on grey ones.")
+        if trained == "colour" and (count := sum(grey)):
+            notice(f"{count} of {len(grey)} images are grey; the model was trained on images with colour.")
+
+
+def check_images(dataset: ImageDataset, trained: PersonalisedModel) -> None:
+    """Raises ``DataError`` if a data set's images or classes are not the model's."""
+    if dataset.image_shape != trained.plan.input_shape:
+        raise DataError(
+            f"{dataset.source}: images are {'×'.join(map(str, dataset.image_shape))} (channels, height, width); the "
+            f"model takes {'×'.join(map(str, trained.plan.input_shape))}"
+        )
+    unnamed = tuple(f"class {number}" for number in range(dataset.num_classes))
+    theirs = trained.class_names[: dataset.num_classes]
+    if dataset.num_classes > trained.plan.classes or dataset.class_names not in (unnamed, theirs):
+        raise DataError(
+            f"{dataset.source}: its classes are {', '.join(dataset.class_names)}; the model's are "
+            f"{', '.join(trained.class_names)}. Give images with the same classes in the same order"
+        )
+
+
+def _entries(images: Path) -> list[Entry]:
+    """A file, a folder's files, or those of a folder for each class, then with labels."""
+    if not images.is_dir():
+        return [Entry(images, images.name, "")]
+    flat = sorted(path for path in images.iterdir() if path.is_file() and is_image(path))
+    deep = [path for path in images.rglob("*") if path.is_file() and path.parent != images and is_image(path)]
+    if not flat and not deep:
+        raise DataError(f"{images}: holds no pictures ({', '.join(PICTURES)}) and no DICOM files")
+    return listed(images) if deep else [Entry(path, path.name, "") for path in flat]
+
+
+def load_kept(model: KeptModel, *, trusted: tuple[str, ...] = ()) -> PersonalisedModel:
+    """A model that a run has left; see ``load_model``."""
+    loaded = load_model(model.folder, file=model.path, trusted=trusted)
+    return replace(loaded, description={**loaded.description, "rounds_trained": model.rounds})
+
+
+def load_model(folder: str | Path, *, file: str | Path = MODEL, trusted: tuple[str, ...] = ()) -> PersonalisedModel:
     """The model in a run's folder (``STATE/runs/RUN``).
 
-    ``trusted``: modules that may define an architecture, as a silo's ``trusted_models``. Raises ``DataError`` for files
-    that are missing or do not fit, ``ConfigurationError`` for an architecture that is not known or not trusted.
+    ``file``: the last model by default. ``trusted``: modules that may define an architecture, as a silo's
+    ``trusted_models``. Raises ``DataError`` for files that are missing or do not fit, ``ConfigurationError`` for an
+    architecture that is not known or not trusted.
     """
     folder = Path(folder)
     description = _description(folder)
     plan = ModelPlan.model_validate(description["architecture"])
     module = build(plan, seed=0, trusted=trusted)
     try:
-        module.load_state_dict(load_file(folder / MODEL))
+        module.load_state_dict(load_file(folder / file))
     except (OSError, SafetensorError, RuntimeError) as error:
-        raise DataError(f"{folder / MODEL}: does not hold this model: {error}") from None
+        raise DataError(f"{folder / file}: does not hold this model: {error}") from None
     named = tuple(str(name) for name in description["class_names"])[: plan.classes]
     names = named + tuple(f"class {number}" for number in range(len(named), plan.classes))
     return PersonalisedModel(module.eval(), plan, names, description)
@@ -117,22 +204,6 @@ def logits_of(model: nn.Module, images: Images, *, device: torch.device | None =
     return torch.cat(parts)
 
 
-def find_run(runs: Path, run: str | None) -> Path:
-    """The folder of the named run, or of the one whose model is newest; raises ``DataError`` if there is none."""
-    if run is not None:
-        if run != Path(run).name or "\0" in run:
-            raise DataError(f"{run!r:.80} is not the name of a run")
-        if not (runs / run / MODEL).exists():
-            others = ", ".join(sorted(path.parent.name for path in runs.glob(f"*/{MODEL}")))
-            there = f"; models are there of: {others}" if others else "; `silo train` writes one after every round"
-            raise DataError(f"{runs / run}: holds no model{there}")
-        return runs / run
-    trained = sorted(runs.glob(f"*/{MODEL}"), key=lambda path: path.stat().st_mtime)
-    if not trained:
-        raise DataError(f"{runs}: no run has left a model there yet; `silo train` writes one after every round")
-    return trained[-1].parent
-
-
 def _description(folder: Path) -> dict[str, Any]:
     path = folder / DESCRIPTION
     try:
@@ -142,27 +213,3 @@ def _description(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
         raise DataError(f"{path}: does not describe a model: {error}") from None
     return dict(description)
-
-
-def _read(images: Path, plan: ModelPlan, window: Window | None) -> tuple[list[str], np.ndarray, np.ndarray | None]:
-    channels, height, width = plan.input_shape
-    if images.suffix == ".npz":
-        test = load_npz(images).test
-        if test.images.shape[1:] != (height, width, channels):
-            raise DataError(
-                f"{images}: images are {test.images.shape[1:]} (height, width, channels); the model takes "
-                f"{(height, width, channels)}"
-            )
-        return [f"{images.name}#{index}" for index in range(len(test))], test.images, test.labels
-    if not images.exists():
-        raise DataError(f"{images}: there is no such file or folder")
-    if images.is_dir():
-        paths = sorted(path for path in images.iterdir() if path.is_file() and is_image(path))
-    else:
-        paths = [images]
-    if not paths:
-        raise DataError(f"{images}: holds no pictures ({', '.join(PICTURES)}) and no DICOM files")
-    pixels = np.stack(
-        [read_image(path, channels=channels, height=height, width=width, window=window) for path in paths]
-    )
-    return [path.name for path in paths], pixels, None

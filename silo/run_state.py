@@ -1,4 +1,5 @@
-"""What a silo keeps of a run: the method's memory, the personalised model, what was measured.
+"""What a silo keeps of a run: the method's memory, the personalised model (the last one, and the one that did best on
+validation images), what was measured.
 
 A round's results appear together: files are written under new names and made durable, then ``progress.json``
 names them, in one atomic step. A silo that is killed at any moment finds the round before or the round after.
@@ -21,8 +22,10 @@ from torch import Tensor
 from algorithms.datasets import ImageDataset
 from algorithms.method import PERSONAL, Memory
 from privacy.durable import write_atomically
+from privacy.early_end import EarlyEnd, EndReason
 from privacy.errors import DataError
 from privacy.plan import RunPlan
+from silo.image_files import is_grey
 from silo.training import Measurement
 
 MODEL = "model.safetensors"
@@ -41,14 +44,46 @@ class Measured(BaseModel):
     shared: float | None = None
 
 
-class _Progress(BaseModel):
+_File = Annotated[str, Field(pattern=r"^[^/\x00]+\.safetensors$")]
+
+
+class Validated(BaseModel):
+    """A personalised model with ``rounds`` of the run's rounds behind it, on the silo's own validation images.
+    ``data_sha256``: of the shard that they are from."""
+
+    rounds: int
+    accuracy: float
+    loss: float
+    data_sha256: str
+    file: _File
+
+
+class Early(BaseModel):
+    """An ``EarlyEnd``; ``reason`` is its name."""
+
+    rounds: int
+    reason: str
+
+    def read(self) -> EarlyEnd:
+        """As it is everywhere else."""
+        return EarlyEnd(self.rounds, EndReason.__members__.get(self.reason, EndReason.UNKNOWN))
+
+
+class Progress(BaseModel):
+    """``progress.json``. ``rounds``: of the run's rounds, those behind the personalised model; None in folders of
+    earlier releases. ``last``, ``best``: the model as it is, and as it was best; without validation images neither."""
+
     model_config = ConfigDict(extra="forbid")
     plan_sha256: str
     trained_rounds: int
     finished: bool
-    files: dict[str, Annotated[str, Field(pattern=r"^[^/\x00]+\.safetensors$")]]
+    files: dict[str, _File]
     measured: list[Measured]
     received: dict[str, str] = {}
+    rounds: int | None = None
+    last: Validated | None = None
+    best: Validated | None = None
+    early_end: Early | None = None
 
 
 class RunState:
@@ -59,6 +94,7 @@ class RunState:
         self._plan = plan
         self._silo = silo
         self._dataset = dataset
+        self._colour = "grey" if all(is_grey(image) for image in dataset.train.images) else "colour"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._progress = self._read()
         write_atomically(folder / "plan.json", plan.model_dump_json(indent=2).encode())
@@ -74,6 +110,11 @@ class RunState:
     def finished(self) -> bool:
         """Whether the run's end has been taken in."""
         return self._progress.finished
+
+    @property
+    def rounds(self) -> int:
+        """Of the run's rounds, those behind the personalised model."""
+        return self.trained_rounds if self._progress.rounds is None else self._progress.rounds
 
     @property
     def measured(self) -> list[Measured]:
@@ -103,38 +144,75 @@ class RunState:
         measurements: Mapping[int, Measurement | None],
         received: Mapping[str, str] | None = None,
         finished: bool = False,
+        rounds: int | None = None,
+        validation: Measurement | None = None,
+        early_end: EarlyEnd | None = None,
     ) -> None:
-        """Keeps a round's outcome; ``measurements`` by number of rounds behind them, ``received`` as the property."""
+        """Keeps a round's outcome; ``measurements`` by number of rounds behind them, ``received`` as the property.
+
+        ``rounds``: of the run's rounds, those behind the personalised model; ``trained_rounds`` by default.
+        ``validation``: that model on the validation images; the best one stays beside the last, as a second name of
+        the same bytes while they are the same. ``early_end``: why the run has ended before its plan's last round.
+        """
+        rounds = trained_rounds if rounds is None else rounds
         files = {}
         for group, state in memory.items():
             name = f"{group}-{trained_rounds:06d}{'-end' if finished else ''}.safetensors"
             self._write(name, state)
             files[group] = name
-        old = set(self._progress.files.values()) - set(files.values())
+        last, best = self._validated(files[PERSONAL], rounds, validation)
+        old = _kept(self._progress) - {*files.values(), *([best.file] if best else [])}
         measured = list(self._progress.measured)
-        for rounds, measurement in measurements.items():
+        for number, measurement in measurements.items():
             if measurement is not None:
-                measured.append(Measured(rounds=rounds, **vars(measurement)))
-        self._progress = _Progress(
+                measured.append(Measured(rounds=number, **vars(measurement)))
+        self._progress = Progress(
             plan_sha256=self._plan.sha256.hex(),
             trained_rounds=trained_rounds,
             finished=finished,
             files=files,
             measured=measured,
             received=dict(received or {}),
+            rounds=rounds,
+            last=last,
+            best=best,
+            early_end=Early(rounds=early_end.rounds, reason=early_end.reason.name) if early_end else None,
         )
         write_atomically(self.folder / _PROGRESS, self._progress.model_dump_json(indent=2).encode())
         self._show()
         for name in old:
             (self.folder / name).unlink(missing_ok=True)
 
-    def _read(self) -> _Progress:
+    def _validated(
+        self, file: str, rounds: int, found: Measurement | None
+    ) -> tuple[Validated | None, Validated | None]:
+        """The last model's figures, and the best one's, whose file is there."""
+        best = self._progress.best
+        if found is None:
+            return None, best
+        last = Validated(
+            rounds=rounds,
+            accuracy=found.accuracy,
+            loss=found.loss,
+            data_sha256=self._dataset.fingerprint,
+            file=file,
+        )
+        comparable = best is not None and best.data_sha256 == last.data_sha256
+        if best is not None and comparable and (best.accuracy, -best.loss) >= (last.accuracy, -last.loss):
+            return last, best
+        if not rounds:  # the starting model is not the outcome of any training
+            return last, best
+        name = f"best-{rounds:06d}.safetensors"
+        give_name(self.folder / file, self.folder / name)
+        return last, last.model_copy(update={"file": name})
+
+    def _read(self) -> Progress:
         path = self.folder / _PROGRESS
-        fresh = _Progress(plan_sha256=self._plan.sha256.hex(), trained_rounds=0, finished=False, files={}, measured=[])
+        fresh = Progress(plan_sha256=self._plan.sha256.hex(), trained_rounds=0, finished=False, files={}, measured=[])
         if not path.exists():
             return fresh
         try:
-            progress = _Progress.model_validate_json(path.read_bytes())
+            progress = Progress.model_validate_json(path.read_bytes())
             if progress.files and PERSONAL not in progress.files:
                 raise ValueError("it names no personalised model")
         except ValueError as error:
@@ -165,16 +243,14 @@ class RunState:
 
     def _show(self) -> None:
         """Gives the personalised model its lasting name, without writing its bytes again."""
-        link = self.folder / f".{MODEL}.new"
-        link.unlink(missing_ok=True)
         source = self.folder / self._progress.files[PERSONAL]
         try:
-            os.link(source, link)
+            give_name(source, self.folder / MODEL)
         except FileNotFoundError:
             raise self._damaged(source, "it is gone") from None
-        link.replace(self.folder / MODEL)
         description = describe(self._plan, self._silo, self._dataset)
-        description["rounds_trained"] = self.trained_rounds
+        description["rounds_trained"] = self.rounds
+        description["colour"] = self._colour
         description["test_accuracy"] = self.measured[-1].accuracy if self.measured else None
         write_atomically(self.folder / DESCRIPTION, json.dumps(description, indent=2).encode())
         results = {
@@ -189,13 +265,30 @@ class RunState:
         write_atomically(self.folder / RESULTS, json.dumps(results, indent=2).encode())
 
 
+def _kept(progress: Progress) -> set[str]:
+    return {*progress.files.values(), *([progress.best.file] if progress.best else [])}
+
+
+def give_name(source: Path, target: Path) -> None:
+    """Gives a file a second name, in one step; raises ``FileNotFoundError`` where there is none."""
+    link = target.with_name(f".{target.name}.new")
+    link.unlink(missing_ok=True)
+    os.link(source, link)
+    link.replace(target)
+
+
+def read_progress(folder: Path) -> Progress | None:
+    """What a run's folder says of its progress; None where it says nothing that can be read."""
+    try:
+        return Progress.model_validate_json((folder / _PROGRESS).read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
 def has_ended(folder: Path, plan_sha256: str) -> bool:
     """Whether a folder holds the outcome of a whole run with this plan."""
-    try:
-        progress = _Progress.model_validate_json((folder / _PROGRESS).read_bytes())
-    except (FileNotFoundError, ValueError):
-        return False
-    return progress.finished and progress.plan_sha256 == plan_sha256
+    progress = read_progress(folder)
+    return progress is not None and progress.finished and progress.plan_sha256 == plan_sha256
 
 
 def describe(plan: RunPlan, silo: str, dataset: ImageDataset) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A model's accuracy (share in [0, 1]) and mean cross entropy on a silo's test images.
+    """A model's accuracy (share in [0, 1]) and mean cross entropy on a silo's test or validation images.
 
     ``shared``: the accuracy with noise, as it may leave under differential privacy; None where it was not noised.
     """
@@ -151,6 +151,7 @@ class LocalSite:
         self._class_weights = self._weights_of_classes()
         self.optimizers: Memory = {}
         self._reserved: tuple[Tensor, Tensor] | None = None
+        self._validation: tuple[Tensor, Tensor] | None = None
         self._private: PrivateTrainer | None = None
         self._averages: PrivateAverages | None = None
         if plan.privacy is not None:
@@ -428,12 +429,22 @@ class LocalSite:
 
     def measure(self, state: Mapping[str, Tensor]) -> Measurement | None:
         """A state's accuracy and loss on the silo's test images; None where there are none."""
-        right, loss = self.test(state)
-        return Measurement(int(right.sum()) / len(right), loss / len(right)) if len(right) else None
+        return _mean(*self.test(state))
+
+    def validate(self, state: Mapping[str, Tensor]) -> Measurement | None:
+        """The same on images by which models may be chosen: the shard's validation images, else those that the method
+        has set aside; None where there are neither."""
+        if self._dataset.validation is not None:
+            self._validation = self._validation or _on(self._device, self._dataset.validation)
+        images = self._validation or self._reserved
+        return None if images is None else _mean(*self._judge(state, images))
 
     def test(self, state: Mapping[str, Tensor]) -> tuple[npt.NDArray[np.bool_], float]:
         """On which of the silo's test images a state is right, ``bool [m]``, and the sum of its cross entropies."""
-        images, labels = self._test
+        return self._judge(state, self._test)
+
+    def _judge(self, state: Mapping[str, Tensor], split: tuple[Tensor, Tensor]) -> tuple[npt.NDArray[np.bool_], float]:
+        images, labels = split
         self.load(state)
         self._model.eval()
         right, loss = [], 0.0
@@ -464,6 +475,10 @@ class LocalSite:
             # Batch normalisation cannot take a batch of one image.
             sizes[-2:] = [sizes[-2] + 1]
         return sizes
+
+
+def _mean(right: npt.NDArray[np.bool_], loss: float) -> Measurement | None:
+    return Measurement(int(right.sum()) / len(right), loss / len(right)) if len(right) else None
 
 
 def diverged(round_number: int, epoch: int, loss: float) -> TrainingError:

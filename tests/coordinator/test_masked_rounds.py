@@ -23,6 +23,7 @@ from algorithms.transfer import check_parts
 from coordinator.config import CoordinatorConfig
 from coordinator.rounds import LateError, Order, Rounds
 from coordinator.store import Store
+from privacy.early_end import EarlyEnd, EndReason
 from privacy.errors import ConfigurationError, RefusedError, StoreError
 from privacy.exposure import Exposure
 from privacy.mask_keys import CertifiedKey, Occasion, Roster, certify, vouch
@@ -427,6 +428,23 @@ def test_a_run_that_has_too_few_silos_left_for_a_sum_ends_and_says_so_to_the_oth
         run.rounds.accept(name, 3, file=None, receipt={"of": name}, metrics={})
     run.rounds.wait_until_done()
     assert run.notes == []
+    why = EarlyEnd(0, EndReason.TOO_FEW_FOR_MASKS)
+    assert run.rounds.early_end == why
+    again = run.restarted()
+    again.close()
+    assert again.rounds.early_end == why
+
+
+def test_rounds_that_were_done_before_too_few_were_left_are_counted(begin: Callable[..., MaskedRun]) -> None:
+    run = begin()
+    run.train(*NAMES, number=0)
+    for name in NAMES:
+        run.deliver(name, run.due(name))
+    run.opened(1)
+    for name in ("c", "d"):
+        run.rounds.withdraw("r", name, reason="withdrawn by the hospital", rounds_acknowledged=[0], statement={})
+    run.opened(3)
+    assert run.rounds.early_end == EarlyEnd(1, EndReason.TOO_FEW_FOR_MASKS)
 
 
 def test_after_a_crash_of_the_coordinator_the_same_silos_deliver_again(

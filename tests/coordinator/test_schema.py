@@ -11,6 +11,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
+from alembic.script import ScriptDirectory
 from postgres_cluster import Cluster
 from sqlalchemy import create_engine, inspect, text
 
@@ -138,7 +139,7 @@ def test_a_newer_release_upgrades_only_when_it_takes_over(
     shutil.copytree(schema.MIGRATIONS, newer)
     (newer / "versions" / "r9999.py").write_text(
         "from alembic import op\n"
-        "revision, down_revision = '9999', '0004'\n"
+        f"revision, down_revision = '9999', '{ScriptDirectory(str(newer)).get_current_head()}'\n"
         "def upgrade():\n"
         "    op.execute('CREATE TABLE newer (id INTEGER)')\n"
     )

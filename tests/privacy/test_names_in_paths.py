@@ -20,8 +20,8 @@ from privacy.pki import Identity
 from privacy.plan import RunPlan
 from privacy.retention import SentArchive
 from privacy.withdrawal import History
+from silo.kept_models import find_model
 from silo.opening import open_rounds
-from silo.prediction import find_run
 
 BAD = {
     "up": "../../etc/passwd",
@@ -79,7 +79,7 @@ def test_windows_devices_stay_names_in_their_folder(name: str, tmp_path: Path) -
 def test_a_run_is_looked_for_in_its_folder_only(name: str, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     with pytest.raises(DataError):
-        find_run(tmp_path / "runs", name)
+        find_model(tmp_path / "runs", name)
 
 
 @pytest.mark.parametrize("field", ["data_sha256", "split"])

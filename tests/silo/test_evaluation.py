@@ -301,10 +301,18 @@ def _watch(event: str, arguments: tuple[Any, ...]) -> None:
 def test_in_the_midst_of_a_run_it_says_what_the_model_has_behind_it(config: SiloConfig) -> None:
     """With FedAvg that is what the coordinator handed out before the last round that was trained here."""
     progress = config.runs / "autumn" / "progress.json"
-    progress.write_text(json.dumps({**json.loads(progress.read_text()), "finished": False}))
-    between = evaluate(config)
-    assert (between.rounds, between.ended) == (0, False)
-    assert "The run has not ended here: this is the model after 0 of 3 rounds." in make_document(between).warnings
+    for rounds, trained, words in (
+        (1, True, "The run has not ended here: this is the model after 1 of 3 rounds."),
+        (0, False, "This model was not trained: no round of the run is in it."),
+    ):
+        content = {**json.loads(progress.read_text()), "finished": False, "rounds": rounds}
+        progress.write_text(json.dumps(content))
+        between = evaluate(config, run="autumn")
+        assert (between.model.rounds, between.model.trained, between.ended) == (rounds, trained, False)
+        assert words in make_document(between).warnings
+        assert f"for {rounds} of 3 rounds" in as_markdown(between)
+    with pytest.raises(DataError, match="no run has left a trained model"):
+        evaluate(config)
 
 
 @pytest.fixture

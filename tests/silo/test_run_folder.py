@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import resource
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,8 @@ from privacy.durable import on_disk
 from privacy.errors import DataError, DiskError
 from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from silo import run_state
-from silo.prediction import find_run, load_model
+from silo.kept_models import find_model
+from silo.prediction import load_model
 from silo.run_state import DESCRIPTION, MODEL, RESULTS, RunState
 from silo.training import Measurement
 
@@ -290,6 +293,75 @@ def test_a_picture_of_another_size_and_kind_is_fitted_to_the_model(trained: Path
         assert one.image == f"{mode}.tiff"
 
 
+def test_a_folder_for_each_class_is_classified_with_its_truth(trained: Path, tmp_path: Path) -> None:
+    images = dataset().test
+    names = ("fat", "mucus", "tumour")
+    for number, (image, label) in enumerate(zip(images.images, images.labels, strict=True)):
+        folder = tmp_path / "pictures" / names[label]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / f"{number}.png")
+    found = load_model(trained).classify(tmp_path / "pictures")
+    assert [one.image for one in found] == [
+        *("fat/0.png", "fat/3.png", "mucus/1.png", "mucus/4.png", "tumour/2.png", "tumour/5.png")
+    ]
+    assert [one.truth for one in found] == [0, 0, 1, 1, 2, 2]
+    labels, _ = expected(images.images)
+    assert [one.label for one in found] == [labels[number] for number in (0, 3, 1, 4, 2, 5)]
+    (tmp_path / "pictures" / "bone").mkdir()
+    shutil.copy(tmp_path / "pictures" / "fat" / "0.png", tmp_path / "pictures" / "bone" / "0.png")
+    with pytest.raises(DataError, match=r"bone/0\.png: its class 'bone' is not one of fat, mucus, tumour"):
+        load_model(trained).classify(tmp_path / "pictures")
+
+
+def test_what_is_not_as_the_training_images_were_is_said(trained: Path, tmp_path: Path) -> None:
+    """The model was trained on 16 × 16 pixels with colour."""
+    numbers = np.random.default_rng(1)
+    for name, picture in {
+        "as-trained.png": Image.fromarray(dataset().test.images[0]),
+        "large.png": Image.fromarray(numbers.integers(0, 256, (64, 64, 3), dtype=np.uint8)),
+        "wide.png": Image.fromarray(numbers.integers(0, 256, (30, 50, 3), dtype=np.uint8)),
+        "grey.png": Image.fromarray(dataset().test.images[0]).convert("L"),
+    }.items():
+        (tmp_path / "one" / name).mkdir(parents=True)
+        picture.save(tmp_path / "one" / name / name)
+
+    def notices(*names: str) -> str:
+        told: list[str] = []
+        folder = tmp_path / "-".join(names)
+        folder.mkdir()
+        for name in names:
+            shutil.copy(tmp_path / "one" / name / name, folder / name)
+        load_model(trained).classify(folder, notice=told.append)
+        return " ".join(told)
+
+    assert notices("as-trained.png") == ""
+    assert notices("as-trained.png", "large.png") == (
+        "1 of 2 pictures were scaled from 64 × 64 pixels to the 16 × 16 that the model was trained on, as `silo "
+        "prepare` does."
+    )
+    assert "scaled and stretched from 50 × 30 pixels" in notices("wide.png")
+    assert notices("grey.png") == "1 of 1 images are grey; the model was trained on images with colour."
+
+
+def test_colour_given_to_a_model_that_was_trained_on_grey_is_said(tmp_path: Path) -> None:
+    shard = dataset()
+    grey = dataclasses.replace(
+        shard, train=ImageSplit(np.repeat(shard.train.images[..., :1], 3, axis=3), shard.train.labels)
+    )
+    save(RunState(tmp_path / "r", plan(), "hospital1", grey), 1)
+    save_npz(tmp_path / "shard.npz", shard)
+    told: list[str] = []
+    load_model(tmp_path / "r").classify(tmp_path / "shard.npz", notice=told.append)
+    assert told == ["6 of 6 images have colour; the model was trained on grey ones."]
+
+
+def test_an_npz_of_other_classes_is_not_taken(trained: Path, tmp_path: Path) -> None:
+    """Right answers would be counted by numbers that mean something else."""
+    save_npz(tmp_path / "shard.npz", dataclasses.replace(dataset(), class_names=("tumour", "mucus", "fat")))
+    with pytest.raises(DataError, match=r"its classes are tumour, mucus, fat; the model's are fat, mucus, tumour"):
+        load_model(trained).classify(tmp_path / "shard.npz")
+
+
 def test_an_npz_is_classified_with_its_truth(trained: Path, tmp_path: Path) -> None:
     save_npz(tmp_path / "shard.npz", dataset())
     found = load_model(trained).classify(tmp_path / "shard.npz")
@@ -341,8 +413,8 @@ def test_a_loaded_model_says_what_it_is_and_takes_pixels_of_its_own_size_alone(t
 
 
 def test_a_run_is_found_by_name_or_as_the_only_one(trained: Path, tmp_path: Path) -> None:
-    assert find_run(trained.parent, None) == find_run(trained.parent, "r") == trained
+    assert find_model(trained.parent).folder == find_model(trained.parent, "r").folder == trained
     with pytest.raises(DataError, match="holds no model; models are there of: r"):
-        find_run(trained.parent, "other")
+        find_model(trained.parent, "other")
     with pytest.raises(DataError, match="no run has left a model"):
-        find_run(tmp_path / "nowhere", None)
+        find_model(tmp_path / "nowhere")

@@ -133,6 +133,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TASK'].fields_by_name['attestation']._serialized_options = b'\360\262\031\001'
   _globals['_TASK'].fields_by_name['roster']._loaded_options = None
   _globals['_TASK'].fields_by_name['roster']._serialized_options = b'\360\262\031\002'
+  _globals['_TASK'].fields_by_name['end_reason']._loaded_options = None
+  _globals['_TASK'].fields_by_name['end_reason']._serialized_options = b'\360\262\031\001'
+  _globals['_TASK'].fields_by_name['rounds_done']._loaded_options = None
+  _globals['_TASK'].fields_by_name['rounds_done']._serialized_options = b'\360\262\031\001'
   _globals['_GETTASKRESPONSE'].fields_by_name['task']._loaded_options = None
   _globals['_GETTASKRESPONSE'].fields_by_name['task']._serialized_options = b'\360\262\031\001'
   _globals['_GETTASKRESPONSE'].fields_by_name['chunk']._loaded_options = None

@@ -18,11 +18,20 @@ class TaskKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_KIND_TRAIN: _ClassVar[TaskKind]
     TASK_KIND_FINISH: _ClassVar[TaskKind]
     TASK_KIND_MASK: _ClassVar[TaskKind]
+
+class EndReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    END_REASON_UNSPECIFIED: _ClassVar[EndReason]
+    END_REASON_WITHDRAWN: _ClassVar[EndReason]
+    END_REASON_TOO_FEW_FOR_MASKS: _ClassVar[EndReason]
 TASK_KIND_UNSPECIFIED: TaskKind
 TASK_KIND_WAIT: TaskKind
 TASK_KIND_TRAIN: TaskKind
 TASK_KIND_FINISH: TaskKind
 TASK_KIND_MASK: TaskKind
+END_REASON_UNSPECIFIED: EndReason
+END_REASON_WITHDRAWN: EndReason
+END_REASON_TOO_FEW_FOR_MASKS: EndReason
 
 class GetPlanRequest(_message.Message):
     __slots__ = ("nonce", "silo", "protocol_version")
@@ -139,20 +148,24 @@ class GetTaskRequest(_message.Message):
     def __init__(self, nonce: _Optional[bytes] = ..., silo: _Optional[str] = ..., plan_sha256: _Optional[bytes] = ..., wait_seconds: _Optional[int] = ..., holds_model: _Optional[bool] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ..., mask_key: _Optional[_Union[_journal_pb2.MaskKey, _Mapping]] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("nonce", "kind", "round", "parts", "attestation", "roster")
+    __slots__ = ("nonce", "kind", "round", "parts", "attestation", "roster", "end_reason", "rounds_done")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     ATTESTATION_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
+    END_REASON_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_DONE_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     kind: TaskKind
     round: int
     parts: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.PartManifest]
     attestation: _journal_pb2.Envelope
     roster: _containers.RepeatedCompositeFieldContainer[_journal_pb2.MaskKey]
-    def __init__(self, nonce: _Optional[bytes] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., round: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[_tensor_pb2.PartManifest, _Mapping]]] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ..., roster: _Optional[_Iterable[_Union[_journal_pb2.MaskKey, _Mapping]]] = ...) -> None: ...
+    end_reason: EndReason
+    rounds_done: int
+    def __init__(self, nonce: _Optional[bytes] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., round: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[_tensor_pb2.PartManifest, _Mapping]]] = ..., attestation: _Optional[_Union[_journal_pb2.Envelope, _Mapping]] = ..., roster: _Optional[_Iterable[_Union[_journal_pb2.MaskKey, _Mapping]]] = ..., end_reason: _Optional[_Union[EndReason, str]] = ..., rounds_done: _Optional[int] = ...) -> None: ...
 
 class GetTaskResponse(_message.Message):
     __slots__ = ("task", "chunk")

@@ -1,0 +1,27 @@
+"""Why a run has ended before its plan's last round, in words that name no hospital."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class EndReason(Enum):
+    """What ended a run: the name is the wire's and the database's, the value is what people read."""
+
+    WITHDRAWN = "every hospital has withdrawn"
+    TOO_FEW_FOR_MASKS = "so many hospitals have withdrawn that too few are left for a masked sum"
+    WITHDRAWN_FROM_MASKS = "a hospital has withdrawn, and a masked sum over the others would give away what it sent"
+    UNKNOWN = "for a reason that this release does not know; ask the coordinator's operator"
+
+
+@dataclass(frozen=True)
+class EarlyEnd:
+    """``rounds``: so many had been done."""
+
+    rounds: int
+    reason: EndReason
+
+    def words(self, planned: int) -> str:
+        """``ended after 2 of 30 rounds: every hospital has withdrawn``."""
+        return f"ended after {self.rounds} of {planned} round{'' if planned == 1 else 's'}: {self.reason.value}"
