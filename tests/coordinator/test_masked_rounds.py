@@ -444,7 +444,7 @@ def test_rounds_that_were_done_before_too_few_were_left_are_counted(begin: Calla
     for name in ("c", "d"):
         run.rounds.withdraw("r", name, reason="withdrawn by the hospital", rounds_acknowledged=[0], statement={})
     run.opened(3)
-    assert run.rounds.early_end == EarlyEnd(1, EndReason.TOO_FEW_FOR_MASKS)
+    assert run.rounds.early_end == EarlyEnd(1, EndReason.WITHDRAWN_FROM_MASKS)
 
 
 def test_after_a_crash_of_the_coordinator_the_same_silos_deliver_again(

@@ -24,6 +24,7 @@ class EndReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     END_REASON_UNSPECIFIED: _ClassVar[EndReason]
     END_REASON_WITHDRAWN: _ClassVar[EndReason]
     END_REASON_TOO_FEW_FOR_MASKS: _ClassVar[EndReason]
+    END_REASON_WITHDRAWN_FROM_MASKS: _ClassVar[EndReason]
 TASK_KIND_UNSPECIFIED: TaskKind
 TASK_KIND_WAIT: TaskKind
 TASK_KIND_TRAIN: TaskKind
@@ -32,6 +33,7 @@ TASK_KIND_MASK: TaskKind
 END_REASON_UNSPECIFIED: EndReason
 END_REASON_WITHDRAWN: EndReason
 END_REASON_TOO_FEW_FOR_MASKS: EndReason
+END_REASON_WITHDRAWN_FROM_MASKS: EndReason
 
 class GetPlanRequest(_message.Message):
     __slots__ = ("nonce", "silo", "protocol_version")
