@@ -29,7 +29,8 @@ LEAST_UNITS = 50
 
 
 class PrivacyConsent(StrictModel):
-    """What all releases from a data set may cost together, over all runs, and how it is counted.
+    """What all releases may cost any image (patient) together, over all runs and versions of the data set, and how
+    it is counted. Without it, each run is held to its own promise.
 
     ``epsilon``, ``delta``: the budget; adjacency zero-out, accountant PLD. ``unit``: whose contribution is hidden.
     ``clipping_norm``: the largest that a plan may have; any by default. ``demanded``: whether runs without differential

@@ -9,7 +9,8 @@ The hashes are keyed BLAKE2b under a random key that never leaves the folder (``
 hashes alone cannot try out an image or a name. They cannot be made again without that key, so a lost one is an error
 with a way out, never a fresh budget.
 
-What this cannot see: an image that was changed by a single pixel (resized, cropped, coloured) is another image.
+Images of another shape cannot be compared by their pixels: a version with such images counts as holding everyone. What
+cannot be seen is an image that was changed in its old shape: it is another one.
 """
 
 from __future__ import annotations
@@ -57,8 +58,15 @@ class Content:
 
 @dataclass(frozen=True, eq=False)
 class Members:
-    """The hashes of one split, one for each image and, where known, its patient: ``S16 [n]`` each."""
+    """The hashes of one split.
 
+    Attributes:
+        shape: of each image.
+        images: one hash for each, ``S16 [n]``.
+        patients: one for each image's patient, ``S16 [n]``, or None where that is unknown.
+    """
+
+    shape: tuple[int, ...]
     images: npt.NDArray[np.bytes_]
     patients: npt.NDArray[np.bytes_] | None
 
@@ -132,6 +140,7 @@ class Units:
                     "split": split,
                     "key": _name_of(key),
                     "images": len(members.images),
+                    "shape": list(members.shape),
                     "patients": members.patients is not None,
                     "sha256": hashlib.sha256(body).hexdigest(),
                 }
@@ -171,34 +180,35 @@ class Units:
     def _open(self, path: Path, data_sha256: str, split: str) -> Members:
         line, _, body = path.read_bytes().partition(b"\n")
         header = _header(path, line)
-        count, named = header.get("images"), header.get("patients")
+        count, named, shape = header.get("images"), header.get("patients"), header.get("shape")
         if (
             (header.get("v"), header.get("kind")) != (1, "units")
             or (header.get("data_sha256"), header.get("split")) != (data_sha256, split)
             or type(count) is not int
             or type(named) is not bool
+            or not (isinstance(shape, list) and all(type(length) is int for length in shape))
             or not _HEX.fullmatch(str(header.get("key")))
             or len(body) != count * _HASH * (1 + named)
             or hashlib.sha256(body).hexdigest() != header.get("sha256")
         ):
             raise _damaged(path)
         rows = np.frombuffer(body, dtype=f"S{_HASH}")
-        return Members(rows[:count], rows[count:] if named else None)
+        return Members(tuple(shape), rows[:count], rows[count:] if named else None)
 
 
 def groups(subject: Subject, accounts: Mapping[Subject, Members | None]) -> list[Group]:
     """The units of a subject, by the accounts in which they are: the groups to which no other adds an account.
 
-    ``accounts`` are all of the folder, the subject's own among them. One whose members are not known counts as holding
-    every unit, apart from the other split of the same version: no accuracy of a private run leaves where a unit is in
-    both. Each group's shares are the largest of any unit's in the account.
+    ``accounts`` are all of the folder, the subject's own among them. One whose members are not known, or are images of
+    another shape, counts as holding every unit, apart from the other split of the same version: no accuracy of a
+    private run leaves where a unit is in both. Each group's shares are the largest of any unit's in the account.
     """
     own = accounts[subject]
     others = {other: members for other, members in accounts.items() if other != subject}
     always: dict[Subject, Share] = {subject: Share()}
     known: dict[Subject, Members] = {}
     for other, members in others.items():
-        if own is not None and members is not None:
+        if own is not None and members is not None and own.shape == members.shape:
             known[other] = members
         elif other.data_sha256 != subject.data_sha256 or other.split == subject.split:
             always[other] = _unknown(subject, other)
@@ -259,10 +269,11 @@ def _unknown(subject: Subject, other: Subject) -> Share:
 def _hashed(content: Content, key: bytes) -> Members:
     images = _rows(_digest(np.ascontiguousarray(one).data, key, b"image") for one in content.images)
     order = np.argsort(images, kind="stable")  # so that the file does not keep the order
+    shape = content.images.shape[1:]
     if content.patients is None:
-        return Members(images[order], None)
+        return Members(shape, images[order], None)
     names = {name: _digest(name.encode(), key, b"patient") for name in set(content.patients.tolist())}
-    return Members(images[order], _rows(names[name] for name in content.patients.tolist())[order])
+    return Members(shape, images[order], _rows(names[name] for name in content.patients.tolist())[order])
 
 
 def _digest(data: bytes | memoryview, key: bytes, person: bytes) -> bytes:

@@ -60,6 +60,7 @@ from privacy.receipts import Correspondence  # noqa: E402
 from privacy.retention import SentArchive  # noqa: E402
 from privacy.revocation import LIST, LiveCredentials, revoke  # noqa: E402
 from privacy.stored_schema import StoredSchema  # noqa: E402
+from privacy.units import Content  # noqa: E402
 from privacy.verification import verify_evidence  # noqa: E402
 from privacy.withdrawal import History, Tombstone  # noqa: E402
 from protos.medsilo.v1 import coordinator_pb2 as wire  # noqa: E402
@@ -683,6 +684,24 @@ def ledger_files(folder: Path) -> Parser:
                 entry.describe()
 
     return Parser(read, [ledger.path.read_bytes()], JSON_TOKENS)
+
+
+@parser
+def unit_files(folder: Path) -> Parser:
+    """The hashes of images and patients beside a privacy ledger."""
+    images = np.arange(3, dtype=np.uint8)[:, None, None, None] + np.zeros((3, 2, 2, 1), np.uint8)
+    contents = {"train": Content(images, np.array(["a", "b", "b"]))}
+    purpose = Purpose(federation="test", run="r", plan_sha256="ab" * 32, round=0, phase="training")
+    for version in ("ab", "cd"):
+        ledger = Ledger(folder / "ledger", Subject(version * 32, "image"), contents)
+        ledger.charge(SampledGaussian(0.1, 2.0, 10), purpose, Budget(100.0, 1e-5))
+    path = folder / "ledger" / f"{ledger.subject.data_sha256}-train.units"
+
+    def read(data: bytes) -> None:
+        path.write_bytes(data)
+        Ledger(folder / "ledger", Subject("ab" * 32, "image"), contents).guarantee(1e-5)
+
+    return Parser(read, [path.read_bytes()], JSON_TOKENS)
 
 
 @parser

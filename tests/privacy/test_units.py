@@ -150,6 +150,12 @@ def test_what_one_budget_of_ten_allowed_twice_it_allows_once(tmp_path: Path) -> 
         charge(account(tmp_path, "v", FORMER, unit="patient"), event, budget)
 
 
+def test_images_of_another_size_may_be_the_same_ones_and_count_as_such(tmp_path: Path) -> None:
+    charge(account(tmp_path, "small", content("ab")))
+    larger = Content(np.repeat(content("yz").images, 2, axis=1), None)
+    assert spent(account(tmp_path, "larger", larger)) == epsilon([STEPS], delta=DELTA)
+
+
 def as_before(folder: Path) -> None:
     """An account as it was made before there were hashes."""
     for path in [*folder.glob(f"*{SUFFIX}"), folder / KEY]:
