@@ -29,6 +29,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from algorithms.scope import beyond, file_kind
 from privacy.durable import fsync_folder
 from privacy.errors import DataError
 from privacy.units import Content
@@ -98,8 +99,11 @@ class ImageSplit:
     def __post_init__(self) -> None:
         if self.images.dtype != np.uint8 or self.images.ndim != 4:
             raise DataError(
-                f"images are {self.images.dtype} of shape {list(self.images.shape)}; give uint8 of shape [n, H, W, C]"
+                f"images are {self.images.dtype} of shape {list(self.images.shape)}, not uint8 of shape [n, H, W, C]: "
+                + (_pixels_of(self.images) or beyond("this is no list of images"))
             )
+        if self.labels.ndim > 1 and (other := _labels_of(self.labels, len(self.images))) is not None:
+            raise DataError(f"labels are of shape {list(self.labels.shape)}: {other}")
         if self.labels.dtype != np.int64 or self.labels.shape != self.images.shape[:1]:
             raise DataError(
                 f"labels are {self.labels.dtype} of shape {list(self.labels.shape)}; "
@@ -276,6 +280,8 @@ def _opened(path: Path) -> Iterator[Any]:
                 f"{path}: there is no such file; check the path, make it from images with 'silo prepare', or cut "
                 "shards with 'silo shard'"
             )
+        if (kind := file_kind(path)) is not None:
+            raise DataError(f"{path}: {beyond(f'this is {kind}')}")
         arrays = np.load(path, allow_pickle=False)
     except (PermissionError, IsADirectoryError) as error:
         raise DataError(f"{path}: cannot be opened ({error.strerror}); give a file that this user may read") from error
@@ -314,8 +320,8 @@ def _read_array(path: Path, arrays: Any, key: str) -> npt.NDArray[Any]:
 
 def _read_split(path: Path, arrays: Any, split: str) -> ImageSplit:
     images = _read_array(path, arrays, f"{split}_images")
-    if images.dtype != np.uint8:
-        raise DataError(f"{path}: '{split}_images' is {images.dtype}; save the images as uint8 from 0 to 255")
+    if (other := _pixels_of(images)) is not None:
+        raise DataError(f"{path}: '{split}_images' is {images.dtype} of shape {list(images.shape)}: {other}")
     if images.ndim == 3:
         images = images[..., np.newaxis]
     if images.ndim != 4 or images.shape[-1] not in (1, 3) or 0 in images.shape[1:]:
@@ -324,8 +330,13 @@ def _read_split(path: Path, arrays: Any, split: str) -> ImageSplit:
             "save [n, H, W], or [n, H, W, C] with 1 or 3 channels"
         )
     labels = _read_array(path, arrays, f"{split}_labels")
+    if (other := _labels_of(labels, len(images))) is not None:
+        raise DataError(f"{path}: '{split}_labels' is {labels.dtype} of shape {list(labels.shape)}: {other}")
     if labels.dtype.kind not in "iu":
-        raise DataError(f"{path}: '{split}_labels' is {labels.dtype}; save the labels as integers from 0")
+        raise DataError(
+            f"{path}: '{split}_labels' is {labels.dtype}; a label is the number of its class, from 0, and "
+            "'class_names' says what the numbers stand for"
+        )
     labels = _as_column(path, f"{split}_labels", labels, len(images))
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < 1 << 16:
         raise DataError(
@@ -339,6 +350,37 @@ def _read_split(path: Path, arrays: Any, split: str) -> ImageSplit:
             raise DataError(f"{path}: '{split}_patients' is {patients.dtype}; save the patients as text or integers")
         patients = _as_column(path, f"{split}_patients", patients, len(images)).astype(np.str_)
     return ImageSplit(np.ascontiguousarray(images), labels.astype(np.int64), patients)
+
+
+def _pixels_of(images: npt.NDArray[Any]) -> str | None:
+    """What an array of images is, in words, if Medsilo does not work on such; else None."""
+    if images.ndim == 5 or (images.ndim == 4 and images.shape[-1] > 4 and images.shape[1] not in (1, 3)):
+        depth = images.shape[1]
+        return beyond(f"these are volumes (3-D, of {depth} slices), or images of many channels")
+    if images.ndim == 4 and images.shape[-1] in (2, 4):
+        return beyond(f"these are images of {images.shape[-1]} channels; they may have 1 (grey) or 3 (RGB)")
+    if images.dtype.kind in "iu" and images.dtype.itemsize > 1:
+        lowest, highest = (images.min(), images.max()) if images.size else (0, 0)
+        return beyond(f"these are images of {8 * images.dtype.itemsize} bits, here from {lowest} to {highest}")
+    if images.dtype.kind == "f":
+        return beyond("these are images of fractions, whose range and meaning Medsilo does not know")
+    if images.dtype != np.uint8:
+        return beyond(f"these are no pixels of 8 bits, but {images.dtype}")
+    return None
+
+
+def _labels_of(labels: npt.NDArray[Any], images: int) -> str | None:
+    """What an array of labels is, in words, if Medsilo does not work on such; else None."""
+    if labels.ndim >= 3:
+        return beyond("these are masks, a label for each pixel (segmentation)")
+    if labels.ndim == 2 and labels.shape[1] > 1 and len(labels) == images:
+        return beyond(f"these are {labels.shape[1]} labels for each image (multi-label)")
+    if labels.dtype.kind == "U" and any("|" in str(label) for label in labels.flat):
+        several = next(str(label) for label in labels.flat if "|" in str(label))
+        return beyond(f"{several!r:.80} names several labels of one image (multi-label)")
+    if labels.dtype.kind == "f":
+        return beyond("these are fractions: measurements (regression), or a probability for each image")
+    return None
 
 
 def _as_column(path: Path, key: str, array: npt.NDArray[Any], length: int) -> npt.NDArray[Any]:

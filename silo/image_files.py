@@ -20,6 +20,7 @@ import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from algorithms.datasets import Images
+from algorithms.scope import beyond, file_kind
 from privacy.errors import ConfigurationError, DataError
 
 if TYPE_CHECKING:
@@ -40,8 +41,14 @@ _SHOWN_BY = [
     *("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence", "WindowCenter", "WindowWidth", "VOILUTFunction"),
     *("VOILUTSequence", "RedPaletteColorLookupTableDescriptor", "GreenPaletteColorLookupTableDescriptor"),
     *("BluePaletteColorLookupTableDescriptor", "RedPaletteColorLookupTableData", "GreenPaletteColorLookupTableData"),
-    *("BluePaletteColorLookupTableData",),
+    *("BluePaletteColorLookupTableData", "SOPClassUID"),
 ]
+_SEGMENTATION = "1.2.840.10008.5.1.4.1.1.66.4"
+
+
+class OutOfScopeError(Exception):
+    """What a file is that Medsilo does not work on."""
+
 
 Window = tuple[float, float]
 """Centre and width of the values of a DICOM image, after rescaling, that are shown from black to white."""
@@ -73,22 +80,27 @@ def read_picture(path: Path, *, channels: int, height: int, width: int, window: 
     """A file's pixels, scaled to the given size.
 
     The picture is stretched to the size (bicubic, with anti-aliasing), colour becomes grey or grey three equal
-    channels as ``channels`` (1 or 3) says. Greys of 16 bits become 8 by the high byte.
+    channels as ``channels`` (1 or 3) says.
 
     A monochrome DICOM image is rescaled as it says (modality LUT), then what lies in ``window`` is shown from black to
     white; without one, in the file's own first window or VOI LUT; and if it has neither, from its smallest to its
     largest value (PS3.3, C.11.1 and C.11.2). MONOCHROME1 is turned round, so that small is black everywhere.
 
-    Raises ``DataError`` naming the file if it cannot be read, says that it has more than 50 million pixels, holds
-    several frames, or says that something is written into the image (BurnedInAnnotation).
+    Raises ``DataError`` naming the file if it cannot be read, says that it has more than 50 million pixels, is none of
+    what Medsilo works on (a volume or film, a mask, a picture with more than 8 bits a channel), or says that something
+    is written into the image (BurnedInAnnotation).
     """
     if channels not in (1, 3):
         raise DataError(f"pictures have 1 or 3 channels; this model takes {channels}: give an .npz")
+    if (kind := file_kind(path)) is not None:
+        raise DataError(f"{path}: {beyond(f'it is {kind}')}")
     dicom = path.suffix.lower() in DICOM or (not path.suffix and _is_dicom(path))
     try:
         picture = _dicom(path, window) if dicom else _picture(path)
         coloured = picture.convert("RGB").resize((width, height))
         scaled = picture.convert("L").resize((width, height)) if channels == 1 else coloured
+    except OutOfScopeError as error:
+        raise DataError(f"{path}: {beyond(str(error))}") from None
     except _UNREADABLE as error:
         raise DataError(f"{path}: cannot be read as a picture: {error}") from None
     pixels = np.asarray(scaled, dtype=np.uint8).reshape(height, width, channels)
@@ -116,16 +128,24 @@ def _picture(path: Path) -> Image.Image:
     with Image.open(path) as picture:
         # A small file can say that it is a very large picture, and unpacked it is one.
         _check_size(*picture.size)
+        # A camera's JPEG may have a preview beside the picture.
+        if (pages := getattr(picture, "n_frames", 1)) > 1 and picture.format != "MPO":
+            raise OutOfScopeError(f"it holds {pages} pictures (a volume, a film, or a slide in several sizes)")
+        if picture.mode == "F":
+            raise OutOfScopeError("its pixels are fractions, whose range and meaning Medsilo does not know")
+        # Of colours with 16 bits Pillow's mode is the one of 8; what is in the file, its decoder is told.
+        deep = any(";16" in str(tile.args) for tile in picture.tile) or 16 in _bits(picture)
+        if deep or picture.mode.startswith("I"):
+            raise OutOfScopeError(f"its pixels have more than 8 bits a channel (Pillow's mode {picture.mode})")
         upright = ImageOps.exif_transpose(picture)
-        if upright.mode == "F":
-            raise ValueError("its pixels are fractions, of which nobody knows the range; save 8 or 16 bits")
-        if upright.mode.startswith("I"):
-            values = np.asarray(upright).astype(np.int64)
-            if values.min() < 0 or values.max() > 0xFFFF:
-                raise ValueError("its pixels have more than 16 bits; save 8 or 16")
-            return Image.fromarray((values >> 8).astype(np.uint8))
         upright.load()
         return upright
+
+
+def _bits(picture: Image.Image) -> tuple[int, ...]:
+    """Bits of each channel, as a TIFF tells them; nothing of another picture."""
+    told = getattr(picture, "tag_v2", {}).get(258, ())
+    return told if isinstance(told, tuple) else (told,)
 
 
 def _check_size(width: int, height: int) -> None:
@@ -165,7 +185,9 @@ def _dicom(path: Path, window: Window | None) -> Image.Image:
                 raise ValueError(f"it is DICOM without {needed}, so no image")
         _check_size(found.Columns, found.Rows)
         if (frames := int(found.get("NumberOfFrames") or 1)) != 1:
-            raise ValueError(f"it holds {frames} frames; export each as a file of its own, with a label of its own")
+            raise OutOfScopeError(f"it holds {frames} frames (a volume or a film)")
+        if found.get("SOPClassUID") == _SEGMENTATION or found.BitsAllocated == 1:
+            raise OutOfScopeError("it is a mask (a DICOM segmentation)")
         if found.get("BurnedInAnnotation") == "YES":
             raise ValueError(
                 "it says that something is written into the image (BurnedInAnnotation), which may be a name; blank it "
@@ -178,10 +200,11 @@ def _dicom(path: Path, window: Window | None) -> Image.Image:
             pixels = (pixels >> (bits - 8)).astype(np.uint8)
         elif found.PhotometricInterpretation in ("MONOCHROME1", "MONOCHROME2"):
             pixels = _shown(pixels, found, window)
-        elif pixels.dtype != np.uint8 or pixels.shape[2:] != (3,):
+        elif pixels.dtype != np.uint8:
+            raise OutOfScopeError(f"its pixels are {found.PhotometricInterpretation} with more than 8 bits a channel")
+        elif pixels.shape[2:] != (3,):
             raise ValueError(
-                f"its pixels are {found.PhotometricInterpretation}, {pixels.dtype} of shape {list(pixels.shape)}; "
-                "export grey, or RGB with 8 bits"
+                f"its pixels are {found.PhotometricInterpretation} of shape {list(pixels.shape)}; export grey or RGB"
             )
     return Image.fromarray(pixels)
 

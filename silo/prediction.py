@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from algorithms.datasets import ImageDataset, Images, load_npz, to_tensor
 from algorithms.models import build
+from algorithms.scope import beyond, file_kind
 from privacy.errors import DataError
 from privacy.plan import ModelPlan
 from silo.image_files import PICTURES, Window, is_grey, is_image, read_picture
@@ -162,6 +163,9 @@ def _entries(images: Path) -> list[Entry]:
     """A file, a folder's files, or those of a folder for each class, then with labels."""
     if not images.is_dir():
         return [Entry(images, images.name, "")]
+    for path in sorted(images.iterdir()):
+        if (kind := file_kind(path)) is not None:
+            raise DataError(f"{path}: {beyond(f'it is {kind}')}")
     flat = sorted(path for path in images.iterdir() if path.is_file() and is_image(path))
     deep = [path for path in images.rglob("*") if path.is_file() and path.parent != images and is_image(path)]
     if not flat and not deep:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -20,12 +21,15 @@ from pathlib import Path
 import numpy as np
 
 from algorithms.datasets import ImageDataset, ImageSplit
+from algorithms.scope import beyond, file_kind
 from privacy.errors import DataError
 from silo.image_files import Window, is_image, read_image, read_patient
 
 SPLITS = ("train", "val", "test")
 _COLUMNS = ("file", "label", "patient", "split")
 _SHOWN = 5
+_MASKS = ("mask", "masks", "segmentation", "segmentations", "groundtruth", "ground_truth")
+_BETWEEN = re.compile(r"\s*[,;/+&]\s*")
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,8 @@ def listed(folder: Path, *, labels: Path | None = None, dicom_patients: bool = F
             and, where known, ``patient`` and ``split`` (train, val or test); files that it does not list are left out.
         dicom_patients: take patients from the DICOM files.
 
-    Raises ``DataError`` naming the file, and line, that is wrong.
+    Raises ``DataError`` naming the file, and line, that is wrong, or what the data are if they are of a kind that
+    Medsilo does not work on: volumes, masks, several labels for an image.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: there is no such folder")
@@ -71,11 +76,28 @@ def listed(folder: Path, *, labels: Path | None = None, dicom_patients: bool = F
     if not entries:
         raise DataError(f"{labels or folder}: names no images")
     entries.sort(key=lambda entry: entry.name)
+    _check_single(entries, labels or folder)
     if dicom_patients:
         if any(entry.patient for entry in entries):
             raise DataError(f"{labels}: names the patients already; leave the column out, or do not ask the files")
         entries = [replace(entry, patient=read_patient(entry.path)) for entry in entries]
     return entries
+
+
+def _check_single(entries: Sequence[Entry], where: Path) -> None:
+    """Raises ``DataError`` if a label is no single class."""
+    known = {entry.label for entry in entries}
+    for entry in entries:
+        parts = [part for part in _BETWEEN.split(entry.label) if part]
+        if "|" in entry.label or (len(parts) > 1 and known.issuperset(parts)):
+            kind = f"the label {entry.label!r} of {entry.name} names several classes (multi-label)"
+        elif is_image(Path(entry.label)) or file_kind(entry.label) is not None:
+            kind = f"the label {entry.label!r} of {entry.name} is a file: a mask, not a class (segmentation)"
+        elif entry.label.lower() in _MASKS:
+            kind = f"{entry.name} is labelled {entry.label!r}: masks are no class of images (segmentation)"
+        else:
+            continue
+        raise DataError(f"{where}: {beyond(kind)}")
 
 
 def passed_over(folder: Path) -> list[str]:
@@ -97,6 +119,8 @@ def _normal(name: str) -> str:
 def _in_folders(folder: Path) -> list[Entry]:
     entries = []
     for name, path in _files(folder):
+        if (kind := file_kind(path)) is not None:
+            raise DataError(f"{path}: {beyond(f'it is {kind}')}")
         if is_image(path):
             label, _, rest = name.partition("/")
             if not rest:
@@ -118,7 +142,8 @@ def _in_csv(folder: Path, labels: Path) -> list[Entry]:
             if not {"file", "label"} <= set(columns) <= set(_COLUMNS) or len(set(columns)) < len(columns):
                 raise DataError(
                     f"{labels}: its first line should name the columns file and label, and where known patient and "
-                    f"split, each once; it says {', '.join(columns)}. Rename or remove the others"
+                    f"split, each once, and no others; it says {', '.join(columns)}. If several of them are findings "
+                    f"that an image may have or not, {beyond('that is multi-label')}"
                 )
             rows.fieldnames = columns
             return _unrepeated(labels, [_entry(folder, labels, rows.line_num, row) for row in rows])
@@ -148,11 +173,14 @@ def _entry(folder: Path, labels: Path, line: int, row: dict[str, str | None]) ->
 
 
 def _unrepeated(labels: Path, entries: list[Entry]) -> list[Entry]:
-    seen: set[str] = set()
+    seen: dict[str, str] = {}
     for entry in entries:
-        if entry.name in seen:
-            raise DataError(f"{labels}: {entry.name} stands there twice; list every image once")
-        seen.add(entry.name)
+        if (first := seen.setdefault(entry.name, entry.label)) != entry.label:
+            two = f"{entry.name} stands there with the labels {first!r} and {entry.label!r} (multi-label)"
+            raise DataError(f"{labels}: {beyond(two)}")
+    if len(seen) < len(entries):
+        twice = next(name for name, times in Counter(entry.name for entry in entries).items() if times > 1)
+        raise DataError(f"{labels}: {twice} stands there twice; list every image once")
     return entries
 
 

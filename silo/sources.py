@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from algorithms.datasets import PATHMNIST_MD5, ImageDataset, load_npz, load_pathmnist
+from algorithms.scope import beyond, file_kind
 from privacy.errors import DataError
 from silo.synthetic import generate_tissue
 
@@ -25,6 +26,8 @@ def open_dataset(spec: str, *, seed: int = 0) -> ImageDataset:
         return load_pathmnist(size=int(size or 28))
     if spec == "synthetic":
         return generate_tissue(seed=seed)
+    if (other := file_kind(spec)) is not None:
+        raise DataError(f"{spec}: {beyond(f'this is {other}')}")
     if not spec.endswith(".npz"):
         raise DataError(
             f"{spec!r} is not a data set; give 'pathmnist', 'pathmnist_64' ('_128', '_224'), 'synthetic', or the path "

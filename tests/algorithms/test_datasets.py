@@ -203,7 +203,7 @@ def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
     ("key", "value", "said"),
     [
         ("train_images", np.zeros((27, 28, 28, 3), np.float32), "float32"),
-        ("train_images", np.zeros((27, 28, 28, 28), np.uint8), "1 or 3 channels"),
+        ("train_images", np.zeros((27, 28, 28, 28), np.uint8), "of 28 slices"),
         ("train_images", np.zeros((27, 28), np.uint8), "[27, 28]"),
         ("train_images", np.zeros((27, 0, 28, 3), np.uint8), "[27, 0, 28, 3]"),
         ("test_images", np.zeros((18, 14, 14, 3), np.uint8), "one shape"),
