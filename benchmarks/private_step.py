@@ -22,6 +22,7 @@ from algorithms.datasets import ImageDataset, ImageSplit
 from algorithms.local import Local
 from algorithms.models import build
 from privacy.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
+from privacy.sealed_keys import unsealed
 from silo.training import LocalSite
 
 MODELS = ("diversifed-cnn", "lenet5-gn", "resnet8-gn")
@@ -94,7 +95,7 @@ def site(model: str, images: int, batch: int, rate: float | None) -> LocalSite:
         privacy=privacy,
     )
     return LocalSite(
-        "silo", data, build(plan.model, seed=1), plan, device=torch.device("cpu"), charge=lambda *_: "free"
+        "silo", data, build(plan.model, seed=1), plan, device=torch.device("cpu"), charge=lambda *_: unsealed()
     )
 
 

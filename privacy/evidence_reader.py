@@ -20,7 +20,7 @@ from privacy.errors import JournalError, MedsiloError
 from privacy.exposure import SCHEMA_SHA256
 from privacy.findings import BrokenError, Finding, Verification
 from privacy.key_rotation import follow
-from privacy.ledger import Charges
+from privacy.ledger import LASTING, UPDATE, Charges
 from privacy.mask_keys import check_recorded
 from privacy.merkle import EMPTY_ROOT, MerkleTree, root_of
 from privacy.permission import Permissions
@@ -40,7 +40,7 @@ _HEX32 = re.compile(r"[0-9a-f]{64}")
 KINDS = frozenset(
     {
         *("key", "key-rotation", "peer-key", "foreign-peer", "schema", "segment"),
-        *("message", "refusal", "run", "consent", "approval", "withdrawal", "ledger", "roster"),
+        *("message", "refusal", "run", "consent", "approval", "withdrawal", "ledger", "roster", "void"),
     }
 )
 """The kinds of records that this release knows."""
@@ -53,6 +53,10 @@ class EvidenceReader:
         self.result = Verification(str(evidence.source))
         self.header = evidence.header
         self._charges = Charges()
+        self._charged: dict[str, tuple[int, dict[str, Any]]] = {}
+        """Charges by their hash: the record that told of each when it was made, and what that says."""
+        self._last_update = -1
+        """The last record of an update that was sent."""
         self.side: Side = side
         self.keys: list[tuple[int, bytes]] = []
         """(first size that it signs, key), in order."""
@@ -318,6 +322,9 @@ class EvidenceReader:
                 if "spent" in record:
                     most = record.get("unit_spent")
                     self._charges.say(record["charge"], record["spent"], record["index"], of_unit=most)
+                    self._charged[record["charge"]["sha256"]] = record["index"], record["charge"]
+            case "void" if whole:
+                self._void(record)
             case "consent":
                 self._permissions.consented(record)
             case "withdrawal":
@@ -347,8 +354,30 @@ class EvidenceReader:
             case kind if kind not in KINDS and len(self._unknown) < _MOST_REMARKS:
                 self._unknown.add(kind[:40])
 
+    def _void(self, record: dict[str, Any]) -> None:
+        """A charge counts no more only where nothing that it paid for can have left (see ``Account``)."""
+        charge = record["charge"]
+        told, made = self._charged.get(charge["sha256"], (None, None))
+        if told is None or (told, made) != (record["charged"], charge):
+            raise BrokenError(self._index, "it voids a charge, and the journal does not tell that this one was made")
+        if self._last_update > told:
+            raise BrokenError(
+                self._index,
+                f"it voids the charge of record {told}, but record {self._last_update} sent an update since",
+            )
+        if charge["event"]["kind"] in LASTING:
+            raise BrokenError(self._index, "it voids the charge of an average, which may be kept and sent in any run")
+        self._charges.void(charge, record["index"])
+        self.result.remarks.append(
+            f"Charge {charge['index']} of data set {charge['data_sha256'][:16]} ({charge['split']} split, round "
+            f"{charge['round'] + 1} of run {charge['run']}) was voided: no update was sent between record {told}, "
+            f"which tells of it, and record {record['index']}."
+        )
+
     def _take_message(self, record: dict[str, Any]) -> None:
         _check_form(record)
+        if record["rpc"] == UPDATE and record["direction"] == "sent":
+            self._last_update = record["index"]
         for charge in record["ledger"]:
             self._charges.add(charge)
         result, whole = self.result, self.result.whole

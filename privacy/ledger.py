@@ -21,6 +21,9 @@ an image is stands: who is named twice in it counts as two there.
 An account is a file of lines of canonical JSON, each with the hash of the line before it. A line that does not end was
 never completed, so nothing that waited for it has happened. Several processes may share a folder: each charge is made
 under its one lock, from what the files then hold.
+
+A charge of which a journal proves that nothing left may be voided, by a further line that names it, the journal's owner
+and the record; the charge's own line stays.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from privacy import accounting
-from privacy.accounting import Adjacency, Event, GroupedSteps, Guarantee, Unit, shown
+from privacy.accounting import Adjacency, Event, GaussianRelease, GroupedSteps, Guarantee, Unit, shown
 from privacy.canonical import write_canonical
 from privacy.durable import Appender
 from privacy.errors import BudgetError
@@ -62,6 +65,10 @@ _SPLITS = ("train", "test")
 _LOCK = "ledger.lock"
 _held = threading.local()
 """The folders whose lock this thread holds."""
+UPDATE = "SubmitUpdate"
+"""The call by which what was trained leaves."""
+LASTING = (GaussianRelease.kind,)
+"""Kinds of charges that are never voided: an average may be kept beside the ledger, and then leave in another run."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +133,8 @@ class Subject:
 
 @dataclass(frozen=True)
 class Entry:
-    """One charge. ``sha256`` is the hash of its line; ``index`` counts from 1, the ledger's first line being 0."""
+    """One charge. ``sha256`` is the hash of its line; ``index`` counts charges from 1. ``seal``: the hash of the file
+    with the release's key (``privacy.sealed_keys``); empty where none was sealed."""
 
     subject: Subject
     index: int
@@ -134,6 +142,7 @@ class Entry:
     purpose: Purpose
     event: Event
     sha256: str
+    seal: str = ""
 
     def describe(self) -> dict[str, Any]:
         """The charge as it stands in the journal."""
@@ -144,6 +153,15 @@ class Entry:
             **vars(self.purpose),
             "event": accounting.describe(self.event),
         }
+
+
+@dataclass(frozen=True)
+class Void:
+    """That a charge does not count: the journal of ``party`` proves it by the record with the number ``record``."""
+
+    charge: str
+    party: str
+    record: int
 
 
 @dataclass(frozen=True)
@@ -193,6 +211,7 @@ class Ledger:
         self._groups: tuple[dict[Subject, Members | None], list[Group]] | None = None
         self.path = folder / _name_of(subject)
         self._entries: list[Entry] = []
+        self._voids: dict[int, Void] = {}
         self._read_to = 0
         self._last = ""
         self._disk = Appender(folder)  # its errors are no BudgetErrors: those end the hospital's part in a run
@@ -200,8 +219,8 @@ class Ledger:
         if self.path.exists():
             self.entries()
 
-    def entries(self) -> Sequence[Entry]:
-        """All charges, in order."""
+    def entries(self, *, voided: bool = False) -> Sequence[Entry]:
+        """All charges that count, in order; with ``voided`` those that do not as well."""
         if not self.path.exists():
             # Not one that was there before: that is never deleted.
             if self._read_to:
@@ -213,7 +232,11 @@ class Ledger:
                 self._take(file)
             finally:
                 os.close(file)
-            return list(self._entries)
+            return list(self._entries) if voided else self._counting()
+
+    def voids(self) -> Mapping[int, Void]:
+        """The voids by the number of the charge, as of the last reading."""
+        return dict(self._voids)
 
     def counting(self, run: Run | None = None) -> list[Entry]:
         """The charges of this account that are added up, in order; those for a run alone if it is named."""
@@ -247,8 +270,8 @@ class Ledger:
         with self._alone():
             self._units.keep(self.subject.data_sha256, self._contents)
 
-    def charge(self, event: Event, purpose: Purpose, budget: Budget) -> Entry:
-        """Charges an event; when this returns, the charge is durable.
+    def charge(self, event: Event, purpose: Purpose, budget: Budget, *, seal: str = "") -> Entry:
+        """Charges an event; when this returns, the charge is durable. ``seal``: see ``Entry``.
 
         Raises ``BudgetError`` if that would overspend the budget (then nothing is charged), ``DiskError`` if the charge
         cannot be made durable (then it may be charged or not, and what it was for must not happen).
@@ -260,7 +283,24 @@ class Ledger:
             self._units.keep(self.subject.data_sha256, self._contents)
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             try:
-                return self._charge(file, event, purpose)
+                return self._charge(file, event, purpose, seal)
+            finally:
+                os.close(file)
+
+    def void(self, entry: Entry, *, party: str, record: int) -> None:
+        """Makes a charge count no more; ``record`` of ``party``'s journal proves that nothing that it paid for left.
+
+        Raises as ``charge`` does; and does nothing for a charge that is voided already.
+        """
+        with self._alone():
+            self._disk.check_usable()
+            file = os.open(self.path, os.O_RDWR | os.O_APPEND)
+            try:
+                if self._take(file):
+                    os.ftruncate(file, self._read_to)
+                if entry.index not in self._voids:
+                    void = {"kind": "void", "charge": entry.index, "sha256": entry.sha256}
+                    self._write(file, {**void, "party": party, "record": record}, index=len(self._entries))
             finally:
                 os.close(file)
 
@@ -274,7 +314,7 @@ class Ledger:
             told.setdefault(Subject.read(charge), {})[charge["index"]] = charge
         for subject, own in told.items():
             account = self if subject == self.subject else Ledger(self.folder, subject)
-            entries = {entry.index: entry.sha256 for entry in account.entries()}
+            entries = {entry.index: entry.sha256 for entry in account.entries(voided=True)}
             for index, charge in own.items():
                 if entries.get(index) != charge["sha256"]:
                     raise BudgetError(
@@ -353,29 +393,27 @@ class Ledger:
             f"{told_of(after)} Nothing was charged, and nothing is trained or sent"
         )
 
-    def _charge(self, file: int, event: Event, purpose: Purpose) -> Entry:
+    def _counting(self) -> list[Entry]:
+        return [entry for entry in self._entries if entry.index not in self._voids]
+
+    def _charge(self, file: int, event: Event, purpose: Purpose, seal: str) -> Entry:
         if self._take(file):
             os.ftruncate(file, self._read_to)
-        content = b""
-        line = self._last
+        charge = {"kind": "charge", **vars(purpose), "event": accounting.describe(event)}
+        self._write(file, {**charge, **({"seal": seal} if seal else {})}, index=len(self._entries) + 1)
+        return self._entries[-1]
+
+    def _write(self, file: int, content: Mapping[str, Any], *, index: int) -> None:
+        """Appends a line, after the ledger's first one where there is none yet, and takes it in."""
+        first, last = b"", self._last
         if self._read_to == 0:
             header = _line({"v": 1, "index": 0, "kind": "ledger", **self.subject.describe(), "previous": ""})
-            content, line = header + b"\n", hashlib.sha256(header).hexdigest()
-        charge = _line(
-            {
-                "v": 1,
-                "index": len(self._entries) + 1,
-                "kind": "charge",
-                "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-                **vars(purpose),
-                "event": accounting.describe(event),
-                "previous": line,
-            }
-        )
-        self._disk.append(file, content + charge + b"\n")
-        self._disk.sync(file, folder=self.folder if content else None)
+            first, last = header + b"\n", hashlib.sha256(header).hexdigest()
+        now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        line = _line({"v": 1, "index": index, "time": now, **content, "previous": last})
+        self._disk.append(file, first + line + b"\n")
+        self._disk.sync(file, folder=self.folder if first else None)
         self._take(file)
-        return self._entries[-1]
 
     def _take(self, file: int) -> bool:
         """Takes in what was written since the last time; returns whether a torn line follows it."""
@@ -392,19 +430,29 @@ class Ledger:
         number = len(self._entries) + 1 if self._read_to else 0
         try:
             content = json.loads(line)
+            if number and content["kind"] == "void":
+                number -= 1  # charges are numbered, and this is none
             if content["v"] != 1 or content["index"] != number or content["previous"] != self._last:
                 raise ValueError("it does not follow the line before it")
             sha256 = hashlib.sha256(line).hexdigest()
-            if number == 0:
+            if not self._read_to:
                 if content["kind"] != "ledger" or Subject.read(content) != self.subject:
                     raise ValueError("it is of another data set, unit or split")
+            elif content["kind"] == "void":
+                self._take_void(content)
             else:
                 purpose = Purpose(**{name: content[name] for name in Purpose.__dataclass_fields__})
-                event = accounting.read(content["event"])
-                self._entries.append(Entry(self.subject, number, content["time"], purpose, event, sha256))
+                event, seal = accounting.read(content["event"]), str(content.get("seal", ""))
+                self._entries.append(Entry(self.subject, number, content["time"], purpose, event, sha256, seal))
             self._last = sha256
         except (ValueError, KeyError, TypeError) as error:
             raise self._damaged(f"line {number + 1} is damaged ({error})") from None
+
+    def _take_void(self, content: Mapping[str, Any]) -> None:
+        index, void = content["charge"], Void(content["sha256"], str(content["party"]), int(content["record"]))
+        if index in self._voids or void.charge != {entry.index: entry.sha256 for entry in self._entries}.get(index):
+            raise ValueError("it voids no charge that counts")
+        self._voids[index] = void
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -543,6 +591,7 @@ class Charges:
 
     def __init__(self) -> None:
         self._events: dict[tuple[Subject, int], Event] = {}
+        self._voided: dict[tuple[Subject, int], int] = {}
         self._said: dict[Subject, tuple[int, float, float, int, float | None]] = {}
 
     def add(self, charge: Any) -> None:
@@ -556,6 +605,17 @@ class Charges:
             raise ValueError(f"the privacy ledger's charge has the number {index!r:.40}")
         if self._events.setdefault((subject, index), event) != event:
             raise ValueError(f"charge {index} of data set {subject.data_sha256[:16]} is told in two ways")
+
+    def void(self, charge: Any, record: int) -> None:
+        """From the record with this number on, a charge counts no more; raises ``ValueError`` for one that was not told
+        or is voided already."""
+        try:
+            which = Subject.read(charge), charge["index"]
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"the charge that is voided cannot be read ({error})") from None
+        if which not in self._events or which in self._voided:
+            raise ValueError(f"charge {which[1]!r:.40} of data set {which[0].data_sha256[:16]} is none to be voided")
+        self._voided[which] = record
 
     def say(self, charge: Any, spent: Any, record: int, *, of_unit: Any = None) -> None:
         """Takes in what a record says that all charges up to its own have cost, and what the most-spent image has, if
@@ -582,6 +642,7 @@ class Charges:
             told = {n: event for (one, n), event in self._events.items() if one == subject and n <= index}
             # Only as many as there are gaps to name: the number of a charge is the journal's word.
             untold = tuple(itertools.islice((n for n in range(1, index + 1) if n not in told), _MOST_NAMED))
+            told = {n: event for n, event in told.items() if self._voided.get((subject, n), record) >= record}
             spent = None
             if not untold and len(set(told.values())) <= _MOST_KINDS:
                 epsilon = accounting.epsilon(told.values(), delta=delta, adjacency=subject.adjacency)
@@ -592,16 +653,20 @@ class Charges:
     def events(self) -> dict[Subject, list[Event]]:
         """The events of each account, in order."""
         found: dict[Subject, list[Event]] = {}
-        for (subject, _), event in sorted(self._events.items(), key=lambda item: item[0][1]):
-            found.setdefault(subject, []).append(event)
+        for which, event in sorted(self._events.items(), key=lambda item: item[0][1]):
+            if which not in self._voided:
+                found.setdefault(which[0], []).append(event)
         return found
 
 
 def replay(records: Iterable[Mapping[str, Any]]) -> dict[Subject, list[Event]]:
     """The events of each data set's account, from a journal's records alone (see ``Charges``)."""
     told = Charges()
-    for charge in charges(records):
-        told.add(charge)
+    for record in records:
+        for charge in charges([record]):
+            told.add(charge)
+        if record["kind"] == "void":
+            told.void(record["charge"], record["index"])
     return told.events()
 
 

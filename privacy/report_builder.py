@@ -203,6 +203,8 @@ class _Sums:
             )
         else:
             self.charged += [{"kind": "ledger", "charge": charge} for charge in record.get("ledger", ())]
+        if kind == "void":
+            self.charged.append({"kind": "void", "charge": record["charge"], "index": record["index"]})
         if kind == "run":
             self.plans[record["run"]] = record["plan"], record["plan_sha256"]
         elif kind == "consent":

@@ -13,8 +13,21 @@ from privacy.errors import BudgetError, DataError, RefusedError
 from privacy.exposure import Exposure
 from privacy.journal import read_records
 from privacy.kept_releases import KeptReleases
-from privacy.ledger import Budget, Entry, Ledger, Purpose, Run, Subject, charges, describe_spent, told_of
+from privacy.ledger import (
+    LASTING,
+    UPDATE,
+    Budget,
+    Entry,
+    Ledger,
+    Purpose,
+    Run,
+    Subject,
+    charges,
+    describe_spent,
+    told_of,
+)
 from privacy.plan import PrivacyPlan, RunPlan
+from privacy.sealed_keys import Paid, SealedKeys
 
 _ROUNDING = 1e-3
 
@@ -85,13 +98,24 @@ def metrics_budget_of(consent: Consent, plan: PrivacyPlan) -> Budget | None:
 
 
 class Account:
-    """One run's charges to the ledger of a silo's images.
+    """One run's charges to the ledger of a silo's images. ``sealed``: where the keys are of what is charged.
 
     Raises ``BudgetError`` if the ledger is damaged, or older than the journal.
     """
 
-    def __init__(self, ledger: Ledger, plan: RunPlan, mechanism: PrivacyPlan, budget: Budget, door: Door) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        plan: RunPlan,
+        mechanism: PrivacyPlan,
+        budget: Budget,
+        door: Door,
+        sealed: SealedKeys,
+    ) -> None:
         self._ledger = ledger
+        self._sealed = sealed
+        self._taken_up: set[int] = set()
+        """Charges that this process has made or gone on with: a second training of one name is another release."""
         self._plan = plan
         self._mechanism = mechanism
         self._budget = budget
@@ -160,19 +184,58 @@ class Account:
                 found.append(release.event(times))
         return found
 
-    def charge(self, round_number: int, phase: str, event: Event) -> str:
+    def charge(self, round_number: int, phase: str, event: Event, reads: str) -> Paid:
         """Charges a training before its first step, or an average before it is drawn (see ``Ledger.charge``), and tells
-        the journal; returns the charge's hash."""
-        entry = self._ledger.charge(event, Purpose(*self._purpose, round_number, phase), self._budget)
-        delta, subject = self._budget.delta, self._ledger.subject
-        events = [one.event for one in self._ledger.entries()[: entry.index]]
-        spent = epsilon(events, delta=delta, adjacency=subject.adjacency)
-        told = {"spent": describe_spent(spent, delta)}
+        the journal.
+
+        ``reads``: the hash of all that the release is made from, besides what it draws. What was charged before a crash
+        and reads the same goes on under its key, at no cost. Where it does not, or the key is gone, the earlier charge
+        is voided if the journal proves that nothing has left since; else both count.
+        """
+        subject, purpose = self._ledger.subject, Purpose(*self._purpose, round_number, phase)
+        earlier = [
+            entry
+            for entry in self._own()
+            if (entry.purpose, entry.event) == (purpose, event) and entry.index not in self._taken_up
+        ]
+        key = self._sealed.find(subject, purpose)
+        for entry in earlier:
+            if key is not None and (entry.seal, reads) == (key.sha256, key.reads):
+                self._taken_up.add(entry.index)
+                return Paid(entry.sha256, key.key)
+        if earlier and event.kind not in LASTING:
+            self._void(earlier)
+        key = self._sealed.seal(subject, purpose, reads)
+        entry = self._ledger.charge(event, purpose, self._budget, seal=key.sha256)
+        self._taken_up.add(entry.index)
+        self._door.note("ledger", charge=entry.describe(), **self._spent(entry))
+        return Paid(entry.sha256, key.key)
+
+    def _void(self, earlier: list[Entry]) -> None:
+        """Voids the charges of which the journal told when they were made, and after which no update was sent."""
+        told: dict[str, int] = {}
+        for record in read_records(self._door.journal.directory):
+            if record["kind"] == "ledger" and "spent" in record:
+                told[record["charge"]["sha256"]] = record["index"]
+            elif record["kind"] == "message" and record["rpc"] == UPDATE and record["direction"] == "sent":
+                told.clear()
+        for entry in earlier:
+            if entry.sha256 in told:
+                number = self._door.note("void", charge=entry.describe(), charged=told[entry.sha256])
+                self._ledger.void(entry, party=self._door.identity, record=number)
+
+    def _spent(self, entry: Entry) -> dict[str, Any]:
+        """What all charges up to one have cost, as far as this journal proves that one of them does not count; and
+        beside it, which whoever has the journal can add up, what the most-spent image has where others count in."""
+        delta, adjacency = self._budget.delta, self._ledger.subject.adjacency
+        told = self._ledger.entries(voided=True)[: entry.index]
+        voids = {index for index, void in self._ledger.voids().items() if void.party == self._door.identity}
+        events = [one.event for one in told if one.index not in voids]
+        spent = epsilon(events, delta=delta, adjacency=adjacency)
+        found = {"spent": describe_spent(spent, delta)}
         if (most := self._ledger.spending(delta)).inherited:
-            # Beside what the account's own charges come to, which whoever has the journal can add up.
-            told["unit_spent"] = describe_spent(most.epsilon, delta)
-        self._door.note("ledger", charge=entry.describe(), **told)
-        return entry.sha256
+            found["unit_spent"] = describe_spent(max(most.epsilon, spent), delta)
+        return found
 
     def paid_by(self, call: Call) -> list[dict[str, Any]]:
         """The charges behind what a call sends: an update's round's."""
@@ -191,9 +254,28 @@ class Account:
         records = list(read_records(self._door.journal.directory))
         self._ledger.check_holds(records)
         known = {c["index"] for c in charges(records) if Subject.read(c) == self._ledger.subject}
-        for entry in self._ledger.entries():
+        entries = self._ledger.entries(voided=True)
+        for entry in entries:
             if entry.index not in known:
                 told = entry.describe()
                 if entry.purpose.federation != self._plan.federation:
                     told.update(federation=None, run=None, plan_sha256=None, round=None, phase=None)
                 self._door.note("ledger", charge=told)
+        self._catch_up_with_voids(records, {entry.sha256: entry for entry in entries})
+
+    def _catch_up_with_voids(self, records: list[dict[str, Any]], entries: dict[str, Entry]) -> None:
+        """Voids what the journal says is voided: a crash may have come in between. The other way round is no accident.
+
+        Raises ``BudgetError`` for a charge that the ledger says is voided by this journal, which does not say so.
+        """
+        proven = {record["charge"]["sha256"]: record["index"] for record in records if record["kind"] == "void"}
+        for index, void in self._ledger.voids().items():
+            if void.party == self._door.identity and proven.get(void.charge) != void.record:
+                raise BudgetError(
+                    f"{self._ledger.path}: charge {index} is voided by record {void.record} of this journal, which is "
+                    "no such record: one of them is an older copy, or was changed. What these images have cost is not "
+                    "known, and nothing is trained on them; restore the newest of both"
+                )
+        for sha256, number in proven.items():
+            if sha256 in entries:
+                self._ledger.void(entries[sha256], party=self._door.identity, record=number)

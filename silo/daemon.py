@@ -38,6 +38,7 @@ from privacy.mask_keys import CertifiedKey
 from privacy.pki import Credentials, load_audit_key
 from privacy.plan import RunPlan
 from privacy.retention import SentArchive
+from privacy.sealed_keys import SealedKeys
 from privacy.state_folder import keep_private
 from privacy.withdrawal import Cause, EndedError, History
 from protos.medsilo.v1 import coordinator_pb2 as wire
@@ -234,9 +235,15 @@ def _open_account(
     units = int(owners_of(dataset, plan.privacy.unit).max()) + 1
     check_enough(plan.privacy, consent.consent, units)
     ledger = Ledger(config.ledgers, Subject(dataset.fingerprint, plan.privacy.unit), dataset.contents)
-    account = Account(ledger, plan, plan.privacy, budget_of(consent.consent, plan.privacy), door)
+    budget, sealed = budget_of(consent.consent, plan.privacy), _sealed_keys(config, plan)
+    account = Account(ledger, plan, plan.privacy, budget, door, sealed)
     door.paid_by = account.paid_by
     return account
+
+
+def _sealed_keys(config: SiloConfig, plan: RunPlan) -> SealedKeys:
+    """Beside what is kept of the run: who takes that away takes them along, and trains anew under new ones."""
+    return SealedKeys(config.runs / plan.run / "sealed")
 
 
 def _open_counts(
@@ -258,7 +265,8 @@ def _open_counts(
         return None
     subject = Subject(dataset.fingerprint, plan.privacy.unit, split="test")
     ledger = Ledger(config.ledgers, subject, dataset.contents)
-    account, training = Account(ledger, plan, plan.privacy, budget, door), door.paid_by
+    account = Account(ledger, plan, plan.privacy, budget, door, _sealed_keys(config, plan))
+    training = door.paid_by
     door.paid_by = lambda call: [*training(call), *account.paid_by(call)]
     return PrivateCounts(plan.privacy.metrics, owners, account.charge)
 
@@ -340,6 +348,7 @@ class _Participation:
         self._plan = plan
         self._door = door
         self._counts = counts
+        self._sealed = _sealed_keys(config, plan)
         self._masking = masking
         self._uplink = uplink
         self._display = display
@@ -430,6 +439,11 @@ class _Participation:
             self._send(round_number, self._half.upload())
             return
         start, measured, upload = self._fit(round_number, payload)
+        if self._plan.privacy is not None:
+            # Nothing may leave that could come out in another way, after a crash, from another start or computer.
+            self._save(round_number, start, measured)
+            self._send(round_number, upload)
+            return
         # The results reach the disk while the update is on its way; its last message waits for them.
         with ThreadPoolExecutor(1, thread_name_prefix="save") as saver:
             saving = saver.submit(self._save, round_number, start, measured)
@@ -530,6 +544,7 @@ class _Participation:
         except LateError as late:
             self._display.notice(f"{late}; going on with the next task")
             taken = False
+        self._sealed.settle(round_number)
         self._display.sent(round_number, self._last.accuracy if self._last else None, self._uplink.bytes_sent)
         return taken
 

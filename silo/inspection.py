@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 
@@ -247,7 +248,7 @@ def _account(
     return ledger.spending(delta), ledger.spending(delta, extra=extra)
 
 
-def _no_training(*_: object) -> str:
+def _no_training(*_: object) -> NoReturn:
     raise AssertionError("an inspection trains nothing")
 
 

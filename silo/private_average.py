@@ -7,6 +7,7 @@ under zero-out adjacency): the Gaussian mechanism on a sum that blanking any one
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 
 import numpy as np
@@ -30,7 +31,7 @@ class PrivateAverages:
         plan: names the contents that may be released, each with its bound and noise.
         owners: whose each training image is, ``int64 [n]`` (see ``private_training.owners_of``).
         charge: is called before the noise is drawn.
-        noise: where that comes from.
+        noise: where that comes from; by default a source under the key that the charge gives.
         kept: where answers that last are kept; nowhere by default.
     """
 
@@ -46,7 +47,7 @@ class PrivateAverages:
         self._plan = plan
         self._owners = torch.from_numpy(owners)
         self._charge = charge
-        self._noise = noise or NoiseSource()
+        self._noise = noise
         self._kept = kept
 
     def average(self, content: str, parts: Iterable[Tensor], *, round_number: int, lasting: bool) -> Tensor:
@@ -68,11 +69,13 @@ class PrivateAverages:
         if lasting and self._kept is not None and (numbers := self._kept.find(release)) is not None:
             return torch.tensor(numbers, dtype=torch.float64)
         total = clipped_unit_sum(torch.cat(list(parts)), self._owners, release.bound)
-        charge = self._charge(round_number, content, release.event(1))
-        noise = self._noise.gaussian(tuple(total.shape), release.noise_multiplier * release.bound)
+        reads = hashlib.sha256(f"{release!r} {len(total)}\n".encode() + total.numpy().tobytes()).hexdigest()
+        paid = self._charge(round_number, content, release.event(1), reads)
+        source = self._noise or NoiseSource(paid.key)
+        noise = source.gaussian(tuple(total.shape), release.noise_multiplier * release.bound)
         answer = (total + torch.from_numpy(noise)) / int(self._owners.max() + 1)
         if lasting and self._kept is not None:
-            self._kept.keep(release, answer.tolist(), charge=charge)
+            self._kept.keep(release, answer.tolist(), charge=paid.charge)
         return answer
 
 

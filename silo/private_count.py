@@ -10,6 +10,8 @@ measuring costs concern different patients.
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import numpy.typing as npt
 
@@ -56,7 +58,7 @@ class PrivateCounts:
         plan: the ε of a release.
         owners: whose each test image is, ``int64 [m]`` (see ``held_out_owners``).
         charge: is called before the noise is drawn.
-        noise: where it comes from.
+        noise: where it comes from; by default a source under the key that the charge gives.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class PrivateCounts:
     ) -> None:
         self._plan = plan
         self._charge = charge
-        self._noise = noise or NoiseSource()
+        self._noise = noise
         order = np.argsort(owners, kind="stable")
         self._images_of = np.split(order, np.flatnonzero(np.diff(owners[order])) + 1)
 
@@ -79,11 +81,12 @@ class PrivateCounts:
         ``right``: on which test images it is right, ``bool [m]``. Raises ``BudgetError`` if the account does not allow
         it.
         """
-        count = self.count(right)
-        self._charge(round_number, "accuracy", self._plan.event(1))
-        noised = count + self._noise.discrete_laplace(self._plan.epsilon)
+        reads = hashlib.sha256(f"{self._plan!r} {len(right)}\n".encode() + right.tobytes()).hexdigest()
+        paid = self._charge(round_number, "accuracy", self._plan.event(1), reads)
+        source = self._noise or NoiseSource(paid.key)
+        noised = self.count(right, source) + source.discrete_laplace(self._plan.epsilon)
         return min(max(noised / len(self._images_of), 0.0), 1.0)
 
-    def count(self, right: npt.NDArray[np.bool_]) -> int:
+    def count(self, right: npt.NDArray[np.bool_], source: NoiseSource) -> int:
         """Of how many units the one image that is looked at is right; no unit changes it by more than 1."""
-        return sum(int(right[own[self._noise.shuffled(len(own))[0]]]) for own in self._images_of)
+        return sum(int(right[own[source.shuffled(len(own))[0]]]) for own in self._images_of)

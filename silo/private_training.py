@@ -13,9 +13,14 @@ every round. Not covered: how long a step takes, and rounding in 32-bit sums.
 
 from __future__ import annotations
 
+import hashlib
+import platform
+import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +30,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from algorithms.datasets import ImageDataset
-from algorithms.method import Watch
+from algorithms.method import Correction, Watch
 from privacy.accounting import Event, Unit
+from privacy.console import medsilo_version
 from privacy.errors import ConfigurationError, DataError
 from privacy.noise import NoiseSource
 from privacy.plan import AugmentationPlan, PrivacyPlan
+from privacy.sealed_keys import Paid
 from silo.augmentation import Augmenter
 
 IMAGES_PER_PATIENT = 16
@@ -42,9 +49,9 @@ _GRADIENT_NUMBERS = 1 << 26
 _LARGEST_BATCH = 256
 _MARGIN = 1 - 1e-6
 
-Charge = Callable[[int, str, Event], str]
-"""Charges a release (round, phase, its cost) to the account, and returns the charge's hash; raises ``BudgetError`` if
-it may not happen."""
+Charge = Callable[[int, str, Event, str], Paid]
+"""Charges a release to the account (round, phase, its cost, the hash of what it reads: see ``Account.charge``), and
+gives the key of all that it draws; raises ``BudgetError`` if it may not happen."""
 
 
 def owners_of(dataset: ImageDataset, unit: Unit) -> npt.NDArray[np.int64]:
@@ -69,7 +76,7 @@ class PrivateTrainer:
         plan: the mechanism.
         owners: whose each training image is, ``int64 [n]`` (see ``owners_of``).
         charge: is called before a training's first step.
-        noise: where everything random comes from.
+        noise: where everything random comes from; by default a source under the key that the charge gives.
     """
 
     def __init__(
@@ -82,7 +89,7 @@ class PrivateTrainer:
     ) -> None:
         self.plan = plan
         self._charge = charge
-        self._noise = noise or NoiseSource()
+        self._noise = noise
         order = np.argsort(owners, kind="stable")
         self._images_of = np.split(order, np.flatnonzero(np.diff(owners[order])) + 1)
 
@@ -101,6 +108,7 @@ class PrivateTrainer:
         round_number: int,
         phase: str,
         steps: int,
+        reads: str,
         correct: Callable[[], None],
         progress: Callable[[int, float], None],
         augmentation: Sequence[AugmentationPlan] = (),
@@ -113,6 +121,7 @@ class PrivateTrainer:
             round_number: for the account.
             phase: for the account.
             steps: at least 1.
+            reads: the hash of all that the training is made from, besides what it draws: for the account.
             correct: adds to the noised gradients what does not depend on data.
             progress: is told the number of the step, from 1, and the mean cross entropy of its images (0 for none);
                 that number is not noised and must stay here.
@@ -130,19 +139,20 @@ class PrivateTrainer:
         images, labels = data
         parameters = list(chosen.values())
         bound, scale = self.plan.clipping_norm, self.plan.sampling_rate * self.units
-        self._charge(round_number, phase, self.plan.training(steps))
-        augment = Augmenter(augmentation, lambda count: torch.from_numpy(self._noise.uniform((count, 2))))
-        torch.manual_seed(self._noise.seed())  # dropout and the like
+        paid = self._charge(round_number, phase, self.plan.training(steps), reads)
+        source = self._noise or NoiseSource(paid.key)
+        augment = Augmenter(augmentation, lambda count: torch.from_numpy(source.uniform((count, 2))))
+        torch.manual_seed(source.seed())  # dropout and the like
         with per_image_gradients(model):
             for step in range(1, steps + 1):
                 sums = [torch.zeros_like(parameter) for parameter in parameters]
                 loss, count = 0.0, 0
-                for index, groups in self._batches(parameters):
+                for index, groups in self._batches(parameters, source):
                     where = torch.from_numpy(index).to(labels.device)
                     found, part = clipped_sum(model, parameters, augment(images[where]), labels[where], groups, bound)
                     torch._foreach_add_(sums, found)
                     loss, count = loss + part, count + len(index)
-                noises = self._noises(parameters)
+                noises = self._noises(parameters, source)
                 for parameter, total, noise in zip(parameters, sums, noises, strict=True):
                     parameter.grad = ((total.double() + noise) / scale).to(parameter.dtype)
                 if watch is not None:
@@ -151,14 +161,14 @@ class PrivateTrainer:
                 optimizer.step()
                 progress(step, loss / max(count, 1))
 
-    def _noises(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    def _noises(self, parameters: Sequence[nn.Parameter], source: NoiseSource) -> list[Tensor]:
         deviation = self.plan.noise_multiplier * self.plan.clipping_norm
         sizes = [parameter.numel() for parameter in parameters]
-        drawn = torch.split(torch.from_numpy(self._noise.gaussian((sum(sizes),), deviation)), sizes)
+        drawn = torch.split(torch.from_numpy(source.gaussian((sum(sizes),), deviation)), sizes)
         return [noise.to(p.device).reshape(p.shape) for noise, p in zip(drawn, parameters, strict=True)]
 
     def _batches(
-        self, parameters: Sequence[nn.Parameter]
+        self, parameters: Sequence[nn.Parameter], source: NoiseSource
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         """A step's sample: indices of images, and the number of each one's unit within its batch, from 0.
 
@@ -168,10 +178,10 @@ class PrivateTrainer:
         largest = max(1, min(_LARGEST_BATCH, _GRADIENT_NUMBERS // max(numbers, 1)))
         index: list[npt.NDArray[np.int64]] = []
         size = 0
-        for unit in self._noise.sample(self.units, self.plan.sampling_rate):
+        for unit in source.sample(self.units, self.plan.sampling_rate):
             own = self._images_of[unit]
             if len(own) > IMAGES_PER_PATIENT:
-                own = own[self._noise.shuffled(len(own))[:IMAGES_PER_PATIENT]]
+                own = own[source.shuffled(len(own))[:IMAGES_PER_PATIENT]]
             if index and size + len(own) > largest:
                 yield _batch(index)
                 index, size = [], 0
@@ -179,6 +189,54 @@ class PrivateTrainer:
             size += len(own)
         if index:
             yield _batch(index)
+
+
+def reads_of(
+    model: nn.Module,
+    chosen: Mapping[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    correction: Correction | None,
+    steps: int,
+) -> str:
+    """The hash (SHA-256, hex) of all that a training is made from besides plan, data set, round and phase (of these the
+    charge itself speaks) and what it draws: where it begins, what pulls it, and how the machine computes.
+
+    Where the same could come out with other bits, as on a GPU or after an upgrade, no two hashes are the same.
+    """
+    found = hashlib.sha256()
+    remembered = {
+        f"{kind}/{name}": value
+        for name, parameter in chosen.items()
+        for kind, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
+    centre, linear = (correction.centre, correction.linear) if correction is not None else ({}, {})
+    for group in (model.state_dict(), remembered, centre, linear):
+        found.update(f"{len(group)}\n".encode())
+        for name in sorted(group):
+            tensor = group[name].detach().to("cpu").contiguous()
+            found.update(f"{name!r} {tensor.dtype} {list(tensor.shape)}\n".encode())
+            found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    strength = correction.strength if correction is not None else 0.0
+    alike = all(parameter.device.type == "cpu" for parameter in model.parameters())
+    found.update(f"{list(chosen)!r} {strength!r} {steps} {_computes() if alike else secrets.token_hex()}".encode())
+    return found.hexdigest()
+
+
+def _computes() -> str:
+    """What the last bits of a computation on this machine's CPU depend on."""
+    model = next((line for line in _read("/proc/cpuinfo").splitlines() if line.startswith("model name")), "")
+    versions = [version(name) for name in ("torch", "numpy", "randomgen", "opacus")]
+    capability = torch.backends.cpu.get_cpu_capability()
+    built, threads = torch.__config__.show(), torch.__config__.parallel_info()
+    return "\n".join([medsilo_version(), *versions, platform.machine(), model, capability, built, threads])
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
 
 
 def _batch(units: Sequence[npt.NDArray[np.int64]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

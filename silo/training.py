@@ -102,9 +102,9 @@ class LocalSite:
     """One silo's data, model and training, as the methods' silo halves see them (``algorithms.method.Site``).
 
     The order of images follows from the run's seed, the silo's name and the round, so that a round repeated after
-    a crash gives the same model. A plan with privacy is trained with DP-SGD, whose samples and noise nobody can repeat:
-    ``charge`` is called before each training and each average, and raises if the account does not allow it; images are
-    given to nobody. ``noise`` is where the noise comes from, a source of its own by default; ``kept`` is where noised
+    a crash gives the same model. A plan with privacy is trained with DP-SGD: ``charge`` is called before each training
+    and each average, gives the key of all that it draws (the same after a crash), and raises if the account does not
+    allow it; images are given to nobody. ``noise``: where it is drawn from instead; ``kept`` is where noised
     averages that last are kept. ``precision``: in which numbers ``fit`` computes; parameters, gradients, the
     optimiser and measurements stay float32 (automatic mixed precision). Raises ``ConfigurationError`` for another than
     float32 with privacy. ``place``: this process's among those that train the silo's model together (see
@@ -260,6 +260,8 @@ class LocalSite:
         phase: str,
         watch: Watch | None,
     ) -> int:
+        from silo.private_training import reads_of
+
         chosen = self._chosen(trainable)
         optimizer = self._optimizer(list(chosen.values()), chosen, phase)
         epochs = epochs or self.training.epochs
@@ -287,6 +289,7 @@ class LocalSite:
                 round_number=round_number,
                 phase=phase,
                 steps=steps,
+                reads=reads_of(self._model, chosen, optimizer, correction, steps),
                 correct=correction.bind(chosen) if correction is not None else _nothing,
                 progress=progress,
                 augmentation=self.training.augmentation,

@@ -22,6 +22,7 @@ from privacy.accounting import Event, GaussianRelease, Guarantee, SampledGaussia
 from privacy.errors import BudgetError, ConfigurationError, DataError
 from privacy.exposure import Exposure
 from privacy.plan import RunPlan
+from privacy.sealed_keys import Paid, unsealed
 from silo.training import LocalSite, Measurement
 from simulation.batched import Engine, train_round
 from simulation.checkpoint import CheckpointReader, CheckpointWriter
@@ -135,8 +136,8 @@ class Simulation:
         }
 
     def _charger(self, silo: str) -> Charge:
-        def charge(round_number: int, phase: str, event: Event) -> str:
-            del round_number, phase
+        def charge(round_number: int, phase: str, event: Event, reads: str) -> Paid:
+            del round_number, phase, reads
             own, planned = [*self._charges[silo], event], self.plan.privacy
             assert planned is not None
             if sum(one.steps for one in own if isinstance(one, SampledGaussian)) > planned.steps:
@@ -145,7 +146,7 @@ class Simulation:
             if averages > sum(release.times for release in planned.releases):
                 raise BudgetError(f"{silo} would release more averages than the plan's")
             self._charges[silo] = own
-            return ""
+            return unsealed()
 
         return charge
 

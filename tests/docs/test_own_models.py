@@ -17,6 +17,7 @@ from algorithms.private_methods import check_model
 from privacy.errors import ConfigurationError
 from privacy.exposure import Exposure
 from privacy.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
+from privacy.sealed_keys import unsealed
 from silo.training import LocalSite
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own-data-and-models.md").read_text(encoding="utf-8")
@@ -68,7 +69,7 @@ def test_the_pages_network_trains_with_differential_privacy_and_its_classifier_c
         privacy=PrivacyPlan(epsilon=8, delta=1e-5, clipping_norm=1, noise_multiplier=1, sampling_rate=0.5, steps=2),
     )
     dataset = ImageDataset("h", "random images", True, ("a", "b", "c"), split, None, split)
-    site = LocalSite("h", dataset, model, run, device=torch.device("cpu"), charge=lambda *_: "")
+    site = LocalSite("h", dataset, model, run, device=torch.device("cpu"), charge=lambda *_: unsealed())
     half = FedPer().silo_half(site)
     half.begin({name: tensor.clone() for name, tensor in model.state_dict().items()})
     half.train(0, {})

@@ -25,6 +25,7 @@ from privacy.journal import Journal, read_records
 from privacy.kept_releases import KeptReleases
 from privacy.ledger import Budget, Ledger, Purpose, Subject, replay
 from privacy.plan import MethodPlan, MetricsPlan, PrivacyPlan, RunPlan, TrainingPlan
+from privacy.sealed_keys import SealedKeys
 from privacy.units import Content
 from silo.account import Account, budget_of, check_enough, check_promise, metrics_budget_of
 
@@ -141,12 +142,12 @@ def test_averages_belong_to_what_is_left_of_a_run_and_one_that_is_kept_does_not(
     found = mechanism(plan)
     identifier, choice = found.releases
     assert account._left(method) == [*found.events[:1], identifier.event(1), choice.event(4)]
-    charge = account.charge(0, "training", found.training(10))
-    charge = account.charge(0, "identifier", identifier.event(1))
+    account.charge(0, "training", found.training(10), "")
+    charge = account.charge(0, "identifier", identifier.event(1), "").charge
     assert account._left(method)[1:] == [identifier.event(1), choice.event(4)], "charged, but it may be lost"
     account.kept.keep(identifier, [0.5], charge=charge)
-    account.charge(1, "choice", choice.event(1))
-    account.charge(1, "choice", choice.event(1))  # the round was repeated after a crash
+    account.charge(1, "choice", choice.event(1), "")
+    account.charge(1, "choice", choice.event(1), "")  # the round was repeated after a crash
     assert account._left(method) == [found.training(40), choice.event(3)]
     door.journal.close()
     again, _, door = opened(tmp_path, plan.model_copy(update={"run": "another"}), BUDGET)
@@ -275,7 +276,7 @@ def opened(
     journal = Journal(folder / "journal", key=KEY, origin="o")
     door = Door(journal, identity="i", federation="test", gate=PlanGate(Exposure))
     ledger = Ledger(folder / "ledger", Subject(data[0], plan.privacy.unit), data[1])
-    return Account(ledger, plan, plan.privacy, budget, door), ledger, door
+    return Account(ledger, plan, plan.privacy, budget, door, SealedKeys(folder / "sealed")), ledger, door
 
 
 KEY = Ed25519PrivateKey.generate()
@@ -293,7 +294,7 @@ def test_a_run_is_covered_as_long_as_the_rest_of_it_fits(tmp_path: Path) -> None
     event = mechanism(plan).training(10)
     for number in range(5):
         account.check_covers(method)
-        account.charge(number, "training", event)
+        account.charge(number, "training", event, "")
     account.check_covers(method)
     door.journal.close()
     again, _, door = opened(tmp_path, plan.model_copy(update={"run": "another"}), BUDGET)
@@ -302,7 +303,7 @@ def test_a_run_is_covered_as_long_as_the_rest_of_it_fits(tmp_path: Path) -> None
     charged = 0
     with pytest.raises(BudgetError, match="refused"):  # noqa: PT012 the one that is too many
         for number in range(5):
-            again.charge(number, "training", event)
+            again.charge(number, "training", event, "")
             charged += 1
     assert 0 < charged < 5
     assert ledger.guarantee(1e-5).epsilon <= 5
@@ -312,7 +313,7 @@ def test_a_run_is_covered_as_long_as_the_rest_of_it_fits(tmp_path: Path) -> None
 def test_the_journal_is_told_of_charges_that_a_crash_kept_from_it(tmp_path: Path) -> None:
     plan = run_plan()
     account, ledger, door = opened(tmp_path, plan, BUDGET)
-    account.charge(0, "training", mechanism(plan).training(10))
+    account.charge(0, "training", mechanism(plan).training(10), "")
     # A crash between the ledger's fsync and the journal's record; and a run of another federation.
     ledger.charge(mechanism(plan).training(10), Purpose("test", "r", plan.sha256.hex(), 1, "training"), BUDGET)
     ledger.charge(mechanism(plan).training(10), Purpose("secret", "their-run", "ff", 0, "training"), BUDGET)
@@ -329,7 +330,7 @@ def test_the_journal_is_told_of_charges_that_a_crash_kept_from_it(tmp_path: Path
 def test_a_ledger_from_a_backup_is_refused_by_the_journal(tmp_path: Path) -> None:
     plan = run_plan()
     account, ledger, door = opened(tmp_path, plan, BUDGET)
-    account.charge(0, "training", mechanism(plan).training(10))
+    account.charge(0, "training", mechanism(plan).training(10), "")
     door.journal.close()
     ledger.path.unlink()
     with pytest.raises(BudgetError, match="an older copy"):

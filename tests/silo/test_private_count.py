@@ -12,6 +12,7 @@ from privacy.accounting import DiscreteLaplace, Event
 from privacy.errors import BudgetError, DataError
 from privacy.noise import NoiseSource
 from privacy.plan import MetricsPlan
+from privacy.sealed_keys import Paid, unsealed
 from silo.private_count import PrivateCounts, held_out_owners
 
 PLAN = MetricsPlan(epsilon=0.5, releases=4)
@@ -28,8 +29,8 @@ class First(NoiseSource):
         return 0
 
 
-def free(*_: object) -> str:
-    return ""
+def free(*_: object) -> Paid:
+    return unsealed()
 
 
 def shard(train: list[str] | None = None, test: list[str] | None = None, *, same: bool = False) -> ImageDataset:
@@ -54,7 +55,7 @@ def test_no_unit_moves_the_count_by_more_than_one(owners: list[int]) -> None:
         right = np.random.default_rng(seed).random(9) < 0.7
         for unit in range(max(owners) + 1):
             blanked = np.where(owner == unit, False, right)
-            moved.add(counts.count(right) - counts.count(blanked))
+            moved.add(counts.count(right, First()) - counts.count(blanked, First()))
     assert moved == {0, 1}
 
 
@@ -82,9 +83,9 @@ def test_every_release_is_charged_before_noise_is_drawn_and_the_account_may_refu
             assert charged
             return 0
 
-    def charge(*what: object) -> str:
-        charged.append(what)  # type: ignore[arg-type]
-        return ""
+    def charge(*what: object) -> Paid:
+        charged.append(what[:3])  # type: ignore[arg-type]
+        return unsealed()
 
     PrivateCounts(PLAN, np.arange(9), charge, noise=Watched()).accuracy(np.ones(9, dtype=np.bool_), round_number=3)
     assert charged == [(3, "accuracy", DiscreteLaplace(0.5))]
@@ -93,7 +94,7 @@ def test_every_release_is_charged_before_noise_is_drawn_and_the_account_may_refu
         def discrete_laplace(self, epsilon: float) -> int:
             raise AssertionError("nothing is drawn without a charge")
 
-    def refuse(*_: object) -> str:
+    def refuse(*_: object) -> Paid:
         raise BudgetError("nothing left")
 
     with pytest.raises(BudgetError):

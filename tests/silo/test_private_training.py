@@ -20,6 +20,7 @@ from privacy.accounting import SampledGaussian, Unit
 from privacy.errors import BudgetError, ConfigurationError, DataError, RefusedError
 from privacy.noise import NoiseSource
 from privacy.plan import ModelPlan, PrivacyPlan, RunPlan
+from privacy.sealed_keys import Paid, unsealed
 from silo import private_training
 from silo.private_training import clipped_sum, per_image_gradients
 from silo.training import LocalSite
@@ -72,7 +73,7 @@ def with_patients(data: ImageDataset, patients: list[str]) -> ImageDataset:
 
 
 def private_site(run: RunPlan, data: ImageDataset | None = None, **options: Any) -> LocalSite:
-    options.setdefault("charge", lambda *_: None)
+    options.setdefault("charge", lambda *_: unsealed())
     return LocalSite("h", data or dataset(), build(run.model, seed=1), run, device=CPU, **options)
 
 
@@ -248,7 +249,12 @@ def test_the_noise_has_the_plans_deviation_over_the_expected_number() -> None:
 def test_empty_samples_are_steps_all_the_same() -> None:
     run = private_plan(rate=0.25)
     charged: list[SampledGaussian] = []
-    site = private_site(run, noise=Empty(), charge=lambda _round, _phase, event: charged.append(event))
+
+    def charge(_round: int, _phase: str, event: Any, _reads: str) -> Paid:
+        charged.append(event)
+        return unsealed()
+
+    site = private_site(run, noise=Empty(), charge=charge)
     centre = {name: tensor + 1 for name, tensor in state_of(site.model).items()}
     steps = site.fit(0, correction=Correction(0.1, centre))
     assert steps == 4
@@ -414,7 +420,7 @@ def test_whether_a_unit_is_in_a_sample_cannot_be_told_from_what_is_drawn_for_the
 
     def first_step(noise: NoiseSource, round_number: int) -> Tensor:
         seen: list[Tensor] = []
-        site = LocalSite("h", data, model(), run, device=CPU, charge=lambda *_: "", noise=noise)
+        site = LocalSite("h", data, model(), run, device=CPU, charge=lambda *_: unsealed(), noise=noise)
         site._train[0][0] = float("inf")  # has no gradient, as the blanked unit of zero-out adjacency
         site.fit(round_number, watch=lambda found: seen.append(torch.cat([g.flatten() for g in found.values()])))
         return seen[0]

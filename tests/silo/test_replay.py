@@ -19,6 +19,7 @@ from privacy.journal import Journal, read_records
 from privacy.ledger import Budget, Ledger, Purpose, Subject
 from privacy.loss import privacy_losses
 from privacy.pki import Identity
+from privacy.sealed_keys import SealedKeys
 from privacy.verification import verify_evidence
 from silo.account import Account
 
@@ -35,7 +36,9 @@ class Told:
         door = Door(self.journal, identity=PARTY.uri, federation="test", gate=PlanGate(Exposure))
         self.plan = run_plan()
         self.ledger = Ledger(folder / "ledger", Subject("ab" * 32, "image"))
-        self.account = Account(self.ledger, self.plan, mechanism(self.plan), Budget(9.0, 1e-5), door)
+        self.account = Account(
+            self.ledger, self.plan, mechanism(self.plan), Budget(9.0, 1e-5), door, SealedKeys(folder / "sealed")
+        )
 
     def verified(self, *, bundle: bool = False) -> Verification:
         self.journal.checkpoint()
@@ -49,7 +52,7 @@ class Told:
 
 def charge(told: Told, *events: Event) -> None:
     for number, event in enumerate(events):
-        told.account.charge(number, "training", event)
+        told.account.charge(number, "training", event, "")
 
 
 @pytest.mark.parametrize("bundle", [False, True], ids=["journal", "bundle"])
