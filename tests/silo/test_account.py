@@ -193,7 +193,7 @@ def test_a_run_stops_before_it_exceeds_its_promise_however_its_rounds_are_repeat
     charged = 0
     with pytest.raises(BudgetError, match="run r promises ε = 4 "):  # noqa: PT012 the one that is too many
         for number in (*range(5), 5, 6, 7):
-            account.charge(number, "training", mechanism(plan).training(10))
+            account.charge(number, "training", mechanism(plan).training(10), "")
             charged += 1
     assert charged == 5
     assert 3.9 < ledger.guarantee(1e-5).epsilon <= 4
@@ -206,7 +206,7 @@ def test_a_run_that_is_held_to_its_promise_alone_is_told_what_was_spent_before(t
     account, ledger, door = opened(tmp_path, plan, promise)
     assert account.notice() is None
     for number in range(5):
-        account.charge(number, "training", mechanism(plan).training(10))
+        account.charge(number, "training", mechanism(plan).training(10), "")
     assert account.notice() is None, "that was the run itself"
     door.journal.close()
     again, _, door = opened(tmp_path, plan.model_copy(update={"run": "another"}), promise)
@@ -231,16 +231,16 @@ def test_the_next_version_of_the_images_pays_from_the_same_budget_and_says_so(tm
     plan, method = run_plan(), make("fedavg", {})
     account, _, door = opened(tmp_path, plan, BUDGET, version(1, [1, 2]))
     for number in range(5):
-        account.charge(number, "training", mechanism(plan).training(10))
+        account.charge(number, "training", mechanism(plan).training(10), "")
     door.journal.close()
     further = plan.model_copy(update={"run": "another"})
     corrected, ledger, door = opened(tmp_path, further, BUDGET, version(2, [2, 3]))
     with pytest.raises(BudgetError, match=r"from 3\.997 to ε = 5\..* 5 on data set 0{16} .unit image, split train"):
         corrected.check_covers(method)
-    corrected.charge(0, "training", mechanism(plan).training(10))
+    corrected.charge(0, "training", mechanism(plan).training(10), "")
     with pytest.raises(BudgetError, match=r"refused: the privacy budget .* 5 on data set 0{16}"):  # noqa: PT012
         for number in range(1, 5):
-            corrected.charge(number, "training", mechanism(plan).training(10))
+            corrected.charge(number, "training", mechanism(plan).training(10), "")
     most = ledger.guarantee(1e-5).epsilon
     assert 4 < most <= 5
     (told,) = [
@@ -261,7 +261,7 @@ def test_what_was_charged_to_an_earlier_version_of_the_images_is_no_more_to_be_c
     plan, method = run_plan(), make("fedavg", {})
     account, _, door = opened(tmp_path, plan, BUDGET, version(1, [1, 2]))
     for number in range(3):
-        account.charge(number, "training", mechanism(plan).training(10))
+        account.charge(number, "training", mechanism(plan).training(10), "")
     door.journal.close()
     corrected, _, door = opened(tmp_path, plan, budget_of(Consent(), mechanism(plan)), version(2, [2, 3]))
     assert corrected._left(method) == [mechanism(plan).training(20)]
