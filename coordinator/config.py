@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from coordinator.store import has_password
-from privacy.accounting import Event, SampledGaussian, Unit, noise_multiplier_for
+from privacy.accounting import DiscreteGaussian, Event, SampledGaussian, Unit, noise_multiplier_for
 from privacy.configuration import HIDDEN, FilePath, Name, StrictModel
 from privacy.endpoint import Address, Host, is_loopback
 from privacy.errors import ConfigurationError
@@ -94,7 +95,12 @@ class PrivacyConfig(StrictModel):
         if self.metrics_epsilon is None:
             return None
         # One a round, and one of what is handed out at the end.
-        return MetricsPlan(epsilon=self.metrics_epsilon / (rounds + 1), releases=rounds + 1)
+        target, releases = self.metrics_epsilon, rounds + 1
+        deviation, each = _deviation(target, self.delta, releases), target / releases
+        if math.sqrt(2 * math.exp(-each)) / -math.expm1(-each) <= deviation:
+            # Of a few releases, that is less noise: its cost has no δ, but adds up.
+            return MetricsPlan(epsilon=each, releases=releases)
+        return MetricsPlan(mechanism="discrete-gaussian", epsilon=target, deviation=deviation, releases=releases)
 
 
 @lru_cache(maxsize=64)
@@ -104,6 +110,11 @@ def _noise_multiplier(
     return noise_multiplier_for(
         epsilon, delta=delta, events=lambda noise: [SampledGaussian(sampling_rate, noise, steps), *fixed]
     )
+
+
+@lru_cache(maxsize=64)
+def _deviation(epsilon: float, delta: float, releases: int) -> float:
+    return noise_multiplier_for(epsilon, delta=delta, events=lambda noise: [DiscreteGaussian(noise, releases)])
 
 
 class SecureAggregationConfig(StrictModel):

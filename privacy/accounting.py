@@ -106,7 +106,25 @@ class DiscreteLaplace:
         _check(self.releases >= 1, "releases", self.releases, "at least 1")
 
 
-Event = SampledGaussian | GaussianRelease | DiscreteLaplace
+@dataclass(frozen=True)
+class DiscreteGaussian:
+    """Counts with discrete Gaussian noise (Canonne, Kamath and Steinke 2020); one unit changes a count by at most 1.
+
+    Attributes:
+        deviation: σ ≥ 0.1, in units: a whole number k is drawn with probability proportional to exp(-k²/2σ²).
+        releases: how often.
+    """
+
+    kind: ClassVar[str] = "discrete-gaussian"
+    deviation: float
+    releases: int = 1
+
+    def __post_init__(self) -> None:
+        _check(0.1 <= self.deviation < math.inf, "deviation", self.deviation, "at least 0.1")
+        _check(self.releases >= 1, "releases", self.releases, "at least 1")
+
+
+Event = SampledGaussian | GaussianRelease | DiscreteLaplace | DiscreteGaussian
 
 
 @dataclass(frozen=True)
@@ -124,7 +142,18 @@ class GroupedSteps:
     size: int
 
 
-_KINDS: dict[str, type[Event]] = {kind.kind: kind for kind in (SampledGaussian, GaussianRelease, DiscreteLaplace)}
+@dataclass(frozen=True)
+class GroupedCounts:
+    """Counts as a group of ``size`` of their units bears them, by as much as that. Charged nowhere, only added up."""
+
+    count: DiscreteGaussian
+    size: int
+
+
+Grouped = GroupedSteps | GroupedCounts
+_KINDS: dict[str, type[Event]] = {
+    kind.kind: kind for kind in (SampledGaussian, GaussianRelease, DiscreteLaplace, DiscreteGaussian)
+}
 
 
 def describe(event: Event) -> dict[str, Any]:
@@ -172,7 +201,7 @@ def shown(epsilon: float) -> str:
     return "∞" if math.isinf(epsilon) else f"{math.ceil(epsilon * 1000 - 1e-6) / 1000:.3f}"
 
 
-def as_group(event: Event, size: int | None) -> Event | GroupedSteps | None:
+def as_group(event: Event, size: int | None) -> Event | Grouped | None:
     """What an event costs a group of its units together; ``None`` for no bound, or where the size is not known."""
     if size == 1:
         return event
@@ -187,22 +216,22 @@ def as_group(event: Event, size: int | None) -> Event | GroupedSteps | None:
             return GaussianRelease(event.noise_multiplier / size, event.releases)
         case DiscreteLaplace():
             return DiscreteLaplace(event.epsilon * size, event.releases)
+        case DiscreteGaussian():
+            return GroupedCounts(event, size)
 
 
-def epsilon(
-    events: Iterable[Event | GroupedSteps], *, delta: float, adjacency: Adjacency = Adjacency.ZERO_OUT
-) -> float:
+def epsilon(events: Iterable[Event | Grouped], *, delta: float, adjacency: Adjacency = Adjacency.ZERO_OUT) -> float:
     """The ε at which the composition of all events is (ε, δ)-differentially private; 0 for none.
 
-    Discrete Laplace events are added by basic composition: PLD knows continuous Laplace noise, which is not the same.
-    Under replace-one they count twice: one unit is taken out, and another put in. A group's steps are those of a
-    mixture of Gaussians, one for each number of its units in a sample (Ganesh, "Tight group-level DP guarantees for
-    DP-SGD with sampling via mixture of Gaussians mechanisms", 2024).
+    Discrete Laplace events are added by basic composition, as earlier journals say that they were. Under replace-one
+    counts change by two: one unit is taken out, and another put in. A group's steps are those of a mixture of
+    Gaussians, one for each number of its units in a sample (Ganesh, "Tight group-level DP guarantees for DP-SGD with
+    sampling via mixture of Gaussians mechanisms", 2024).
     ``math.inf`` for a composition that is so far from private that its distribution would fill the memory, and for
     groups under replace-one. Raises ``ValueError`` for a δ outside (0, 1).
     """
     _check(0 < delta < 1, "delta", delta, "in (0, 1)")
-    merged: dict[Event | GroupedSteps, int] = {}
+    merged: dict[Event | Grouped, int] = {}
     for event in events:
         alone = _with_times(event, 1)
         merged[alone] = merged.get(alone, 0) + _times(event)
@@ -210,41 +239,58 @@ def epsilon(
 
 
 @lru_cache(maxsize=4096)
-def _epsilon(events: tuple[Event | GroupedSteps, ...], delta: float, adjacency: Adjacency) -> float:
+def _epsilon(events: tuple[Event | Grouped, ...], delta: float, adjacency: Adjacency) -> float:
     # Takes a second to load, and most commands do without it.
-    import dp_accounting
-    from dp_accounting.pld import PLDAccountant
+    from dp_accounting import NeighboringRelation
+    from dp_accounting.pld import privacy_loss_distribution as pld
 
-    relations = {
-        Adjacency.ZERO_OUT: dp_accounting.NeighboringRelation.REPLACE_SPECIAL,
-        Adjacency.ADD_REMOVE: dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
-        Adjacency.REPLACE_ONE: dp_accounting.NeighboringRelation.REPLACE_ONE,
-    }
+    relation = {
+        Adjacency.ZERO_OUT: NeighboringRelation.REPLACE_SPECIAL,
+        Adjacency.ADD_REMOVE: NeighboringRelation.ADD_OR_REMOVE_ONE,
+        Adjacency.REPLACE_ONE: NeighboringRelation.REPLACE_ONE,
+    }[adjacency]
     if sum(_central_limit(event) ** 2 for event in events) > _HOPELESS**2:
         return math.inf
-    accountant = PLDAccountant(relations[adjacency], value_discretization_interval=DISCRETISATION)
-    pure, gaussian = 0.0, False
+
+    def gaussian(deviation: float, rate: float = 1.0) -> pld.PrivacyLossDistribution:
+        return pld.from_gaussian_mechanism(
+            deviation,
+            sampling_prob=rate,
+            neighboring_relation=relation,
+            value_discretization_interval=DISCRETISATION,
+        )
+
+    def counted(count: DiscreteGaussian, sensitivity: int) -> pld.PrivacyLossDistribution:
+        return pld.from_discrete_gaussian_mechanism(
+            count.deviation, sensitivity, value_discretization_interval=DISCRETISATION
+        ).self_compose(count.releases)
+
+    units = 2 if adjacency is Adjacency.REPLACE_ONE else 1
+    pure, total = 0.0, None
     for event in events:
         match event:
-            case SampledGaussian():
-                noise = dp_accounting.GaussianDpEvent(event.noise_multiplier)
-                sampled = dp_accounting.PoissonSampledDpEvent(event.sampling_rate, noise)
-                accountant.compose(noise if event.sampling_rate == 1 else sampled, event.steps)
-                gaussian = True
-            case GaussianRelease():
-                accountant.compose(dp_accounting.GaussianDpEvent(event.noise_multiplier), event.releases)
-                gaussian = True
+            case SampledGaussian(rate, noise, steps) if rate < 1:
+                found = gaussian(noise, rate).self_compose(steps)
+            case SampledGaussian(_, noise, times) | GaussianRelease(noise, times):
+                # So many sums are one with less noise.
+                found = gaussian(noise / math.sqrt(times))
+            case DiscreteGaussian():
+                found = counted(event, units)
+            case GroupedCounts():
+                found = counted(event.count, event.size * units)
             case DiscreteLaplace():
-                pure += event.epsilon * event.releases * (2 if adjacency is Adjacency.REPLACE_ONE else 1)
+                pure += event.epsilon * event.releases * units
+                continue
             case GroupedSteps():
                 if adjacency is Adjacency.REPLACE_ONE:
                     return math.inf
                 sizes, chances = _in_a_sample(event)
-                noise = event.steps_of_one.noise_multiplier
-                mixture = dp_accounting.dp_event.MixtureOfGaussiansDpEvent(noise, sizes, chances)
-                accountant.compose(mixture, event.steps_of_one.steps)
-                gaussian = True
-    return pure + (float(accountant.get_epsilon(delta)) if gaussian else 0.0)
+                mixture = pld.from_mixture_gaussian_mechanism(
+                    event.steps_of_one.noise_multiplier, sizes, chances, value_discretization_interval=DISCRETISATION
+                )
+                found = mixture.self_compose(event.steps_of_one.steps)
+        total = found if total is None else total.compose(found)
+    return pure + (float(total.get_epsilon_for_delta(delta)) if total is not None else 0.0)
 
 
 def _in_a_sample(event: GroupedSteps) -> tuple[list[float], list[float]]:
@@ -256,7 +302,7 @@ def _in_a_sample(event: GroupedSteps) -> tuple[list[float], list[float]]:
     )
 
 
-def _central_limit(event: Event | GroupedSteps) -> float:
+def _central_limit(event: Event | Grouped) -> float:
     """μ of the Gaussian mechanism that an event resembles (Bu et al., "Deep Learning with Gaussian DP", 2020)."""
     match event:
         case SampledGaussian():
@@ -264,6 +310,10 @@ def _central_limit(event: Event | GroupedSteps) -> float:
             return event.sampling_rate * math.sqrt(event.steps * math.expm1(exponent))
         case GaussianRelease():
             return math.sqrt(event.releases) / event.noise_multiplier
+        case DiscreteGaussian():
+            return math.sqrt(event.releases) / event.deviation
+        case GroupedCounts():
+            return math.sqrt(event.count.releases) * event.size / event.count.deviation
         case DiscreteLaplace():
             return 0.0
         case GroupedSteps():
@@ -310,17 +360,19 @@ def noise_multiplier_for(
     return round(high * tolerance, 9)
 
 
-def _times(event: Event | GroupedSteps) -> int:
+def _times(event: Event | Grouped) -> int:
     match event:
         case SampledGaussian():
             return event.steps
         case GroupedSteps():
             return event.steps_of_one.steps
+        case GroupedCounts():
+            return event.count.releases
         case _:
             return event.releases
 
 
-def _with_times(event: Event | GroupedSteps, times: int) -> Event | GroupedSteps:
+def _with_times(event: Event | Grouped, times: int) -> Event | Grouped:
     match event:
         case SampledGaussian():
             return SampledGaussian(event.sampling_rate, event.noise_multiplier, times)
@@ -330,6 +382,10 @@ def _with_times(event: Event | GroupedSteps, times: int) -> Event | GroupedSteps
             return DiscreteLaplace(event.epsilon, times)
         case GroupedSteps():
             return GroupedSteps(replace(event.steps_of_one, steps=times), event.size)
+        case GroupedCounts():
+            return GroupedCounts(replace(event.count, releases=times), event.size)
+        case DiscreteGaussian():
+            return DiscreteGaussian(event.deviation, times)
 
 
 def _check(condition: bool, name: str, value: float, wanted: str) -> None:

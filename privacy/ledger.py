@@ -45,7 +45,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from privacy import accounting
-from privacy.accounting import Adjacency, Event, GaussianRelease, GroupedSteps, Guarantee, Unit, shown
+from privacy.accounting import Adjacency, Event, GaussianRelease, Grouped, Guarantee, Unit, shown
 from privacy.canonical import write_canonical
 from privacy.durable import Appender
 from privacy.errors import BudgetError
@@ -177,7 +177,7 @@ class Spending:
 
     guarantee: Guarantee
     accounts: Mapping[Subject, int]
-    course: Sequence[Event | GroupedSteps | None]
+    course: Sequence[Event | Grouped | None]
     adjacency: Adjacency
 
     @property
@@ -523,7 +523,7 @@ def _name_of(subject: Subject) -> str:
     return f"{subject.data_sha256}-{subject.unit}-{subject.split}{_SUFFIX}"
 
 
-def _cost(events: Sequence[Event | GroupedSteps | None], delta: float, adjacency: Adjacency) -> float:
+def _cost(events: Sequence[Event | Grouped | None], delta: float, adjacency: Adjacency) -> float:
     """The ε of the composition; without bound if one of the events has none."""
     known = [event for event in events if event is not None]
     return accounting.epsilon(known, delta=delta, adjacency=adjacency) if len(known) == len(events) else math.inf

@@ -87,7 +87,10 @@ class NoiseSource:
         """
         if not 0 < epsilon < float("inf"):
             raise ValueError(f"epsilon is {epsilon}; it must be above 0, and finite")
-        s, t = Fraction(epsilon).as_integer_ratio()
+        return self._laplace(*Fraction(epsilon).as_integer_ratio())
+
+    def _laplace(self, s: int, t: int) -> int:
+        """A whole number k with probability proportional to exp(-|k|·s/t) (Algorithm 2)."""
         while True:
             start = self._below(t)
             if not self._happens_with_exponential(start, t):
@@ -99,6 +102,25 @@ class NoiseSource:
             negative = self._below(2)
             if not (negative and size == 0):
                 return -size if negative else size
+
+    def discrete_gaussian(self, deviation: float) -> int:
+        """A whole number k with probability proportional to exp(-k²/2σ²), exactly (the same paper's Algorithm 3).
+
+        Args:
+            deviation: σ above 0 and finite; the standard deviation, but for very small ones.
+        """
+        if not 0 < deviation < float("inf"):
+            raise ValueError(f"the noise's deviation is {deviation}; it must be above 0, and finite")
+        variance = Fraction(deviation) ** 2
+        scale = int(deviation) + 1
+        while True:
+            drawn = self._laplace(1, scale)
+            exponent = (abs(drawn) - variance / scale) ** 2 / (2 * variance)
+            whole, rest = divmod(exponent, 1)
+            if all(self._happens_with_exponential(1, 1) for _ in range(int(whole))) and self._happens_with_exponential(
+                *rest.as_integer_ratio()
+            ):
+                return drawn
 
     def _happens_with_exponential(self, numerator: int, denominator: int) -> bool:
         """True with probability exp(-numerator/denominator), where that is at most 1 (the paper's Algorithm 1)."""

@@ -17,7 +17,16 @@ from pydantic import (
     model_validator,
 )
 
-from privacy.accounting import Adjacency, DiscreteLaplace, Event, GaussianRelease, Guarantee, SampledGaussian, Unit
+from privacy.accounting import (
+    Adjacency,
+    DiscreteGaussian,
+    DiscreteLaplace,
+    Event,
+    GaussianRelease,
+    Guarantee,
+    SampledGaussian,
+    Unit,
+)
 from privacy.canonical import write_canonical
 from privacy.configuration import Name, StrictModel, explain
 from privacy.errors import RefusedError
@@ -148,17 +157,37 @@ class ReleasePlan(StrictModel):
 
 
 class MetricsPlan(StrictModel):
-    """Accuracies on a silo's held-out test units, as counts with discrete Laplace noise.
+    """Accuracies on a silo's held-out test units, as counts with whole numbers as noise.
 
-    ``epsilon``: what one of them costs those units; its δ is 0. ``releases``: how many in the run.
+    ``mechanism``: of the noise, discrete Gaussian or, which is less noise in runs of a few rounds, discrete Laplace.
+    ``deviation``: σ of the former, in units. ``epsilon``: with the former, what all of them together cost those units
+    at the run's δ, at most; with the latter, what one of them costs, at a δ of 0. ``releases``: how many in the run.
     """
 
+    mechanism: Literal["discrete-laplace", "discrete-gaussian"] = "discrete-laplace"
     epsilon: float = Field(gt=0, allow_inf_nan=False)
+    deviation: float | None = Field(default=None, ge=0.1, allow_inf_nan=False)
     releases: int = Field(ge=1, lt=2**31)
 
-    def event(self, times: int) -> DiscreteLaplace:
+    @model_validator(mode="after")
+    def _has_its_noise(self) -> MetricsPlan:
+        if (self.deviation is None) != (self.mechanism == "discrete-laplace"):
+            raise ValueError("a deviation belongs to the discrete Gaussian, and to nothing else")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A plan with discrete Laplace noise is written, and hashed, as before there was any other."""
+        content: dict[str, Any] = serialise(self)
+        if self.deviation is None:
+            del content["mechanism"], content["deviation"]
+        return content
+
+    def event(self, times: int) -> DiscreteGaussian | DiscreteLaplace:
         """What so many of them cost."""
-        return DiscreteLaplace(self.epsilon, times)
+        if self.deviation is None:
+            return DiscreteLaplace(self.epsilon, times)
+        return DiscreteGaussian(self.deviation, times)
 
 
 class PrivacyPlan(StrictModel):
@@ -405,5 +434,7 @@ def _privacy_fields(message: plan_pb2.Privacy) -> dict[str, Any]:
         {name: getattr(release, name) for name in ReleasePlan.model_fields} for release in message.releases
     )
     metrics = {name: getattr(message.metrics, name) for name in MetricsPlan.model_fields}
+    # With discrete Laplace noise, plans do not say them.
+    metrics |= {"mechanism": metrics["mechanism"] or "discrete-laplace", "deviation": metrics["deviation"] or None}
     fields["metrics"] = metrics if message.HasField("metrics") else None
     return fields

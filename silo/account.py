@@ -48,6 +48,14 @@ def check_promise(plan: RunPlan, method: Method) -> None:
             f"the plan counts {found.metrics.releases} accuracies, but its {plan.rounds} rounds and its end "
             f"take {plan.rounds + 1}"
         )
+    if found.metrics is not None and found.metrics.deviation is not None:
+        cost = epsilon([found.metrics.event(found.metrics.releases)], delta=found.delta)
+        if cost > found.metrics.epsilon + _ROUNDING:
+            raise RefusedError(
+                f"the plan promises ε = {found.metrics.epsilon:g} at δ = {found.delta:g} for its "
+                f"{found.metrics.releases} accuracies, but with noise of deviation "
+                f"{found.metrics.deviation:g} they cost {shown(cost)}"
+            )
     needed = planned_steps(method, plan.training, plan.rounds, found.sampling_rate)
     if found.steps < needed:
         raise RefusedError(f"the plan counts {found.steps} steps, but its {plan.rounds} rounds take {needed}")

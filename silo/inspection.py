@@ -211,7 +211,7 @@ def privacy_loss(plan: RunPlan, method: Method, exposure: Exposure, paid: Collec
     if plan.privacy is None:
         return PrivacyLoss(math.inf, "no noise")
     if exposure == Exposure.LOCAL_METRICS and (metrics := plan.privacy.metrics) is not None:
-        return PrivacyLoss(metrics.epsilon * metrics.releases, COUNTED)
+        return PrivacyLoss(epsilon([metrics.event(metrics.releases)], delta=plan.privacy.delta), COUNTED)
     if exposure == Exposure.MASKED_UPDATE:
         # Masks hide who sent what; what the sum tells is limited by what limits the updates.
         return max((privacy_loss(plan, method, e, paid) for e in method.uploads), key=lambda loss: loss.epsilon)

@@ -1,8 +1,9 @@
 """The accuracy that a silo reports under differential privacy: a noisy count over its held-out test images.
 
 A unit counts 1 where the model is right on it and 0 where it is not; blanking it (zero-out adjacency) changes the count
-by at most 1, and discrete Laplace noise on the count gives (ε, 0). With the image as unit every image counts; with the
-patient as unit one image of each patient does, drawn anew each time. The number of units is public.
+by at most 1, and the plan's noise is added to it: discrete Gaussian, or discrete Laplace. With the image as unit every
+image counts; with the patient as unit one image of each patient does, drawn anew each time. The number of units is
+public.
 
 No held-out unit may be a training one, so these releases have an account of their own: what training costs and what
 measuring costs concern different patients.
@@ -55,7 +56,7 @@ class PrivateCounts:
     """Measures with noise.
 
     Args:
-        plan: the ε of a release.
+        plan: the noise of a release.
         owners: whose each test image is, ``int64 [m]`` (see ``held_out_owners``).
         charge: is called before the noise is drawn.
         noise: where it comes from; by default a source under the key that the charge gives.
@@ -84,8 +85,13 @@ class PrivateCounts:
         reads = hashlib.sha256(f"{self._plan!r} {len(right)}\n".encode() + right.tobytes()).hexdigest()
         paid = self._charge(round_number, "accuracy", self._plan.event(1), reads)
         source = self._noise or NoiseSource(paid.key)
-        noised = self.count(right, source) + source.discrete_laplace(self._plan.epsilon)
+        noised = self.count(right, source) + self._drawn(source)
         return min(max(noised / len(self._images_of), 0.0), 1.0)
+
+    def _drawn(self, source: NoiseSource) -> int:
+        if self._plan.deviation is None:
+            return source.discrete_laplace(self._plan.epsilon)
+        return source.discrete_gaussian(self._plan.deviation)
 
     def count(self, right: npt.NDArray[np.bool_], source: NoiseSource) -> int:
         """Of how many units the one image that is looked at is right; no unit changes it by more than 1."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -32,6 +32,8 @@ MODEL = "model.safetensors"
 DESCRIPTION = "model.json"
 RESULTS = "results.json"
 _PROGRESS = "progress.json"
+_ORDER = "order"
+"""What safetensors files hold the names' order by: they sort tensors themselves."""
 
 
 class Measured(BaseModel):
@@ -131,8 +133,8 @@ class RunState:
         memory: Memory = {}
         for group, name in self._progress.files.items():
             try:
-                memory[group] = load_file(self.folder / name)
-            except (OSError, SafetensorError) as error:
+                memory[group] = _in_order(self.folder / name)
+            except (OSError, SafetensorError, ValueError, KeyError) as error:
                 raise self._damaged(self.folder / name, str(error)) from None
         return memory
 
@@ -233,7 +235,8 @@ class RunState:
     def _write(self, name: str, state: Mapping[str, Tensor]) -> None:
         path = self.folder / name
         try:
-            save_file({key: tensor.contiguous() for key, tensor in state.items()}, path)
+            order = {_ORDER: json.dumps(list(state))}
+            save_file({key: tensor.contiguous() for key, tensor in state.items()}, path, metadata=order)
         except SafetensorError as error:
             if number := re.search(r"os error (\d+)", str(error)):
                 raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
@@ -283,6 +286,15 @@ def read_progress(folder: Path) -> Progress | None:
         return Progress.model_validate_json((folder / _PROGRESS).read_bytes())
     except (OSError, ValueError):
         return None
+
+
+def _in_order(path: Path) -> dict[str, Tensor]:
+    """A file's tensors in the order in which they were given to be saved: an update that is made from them again must
+    have the first one's bytes."""
+    found = load_file(path)
+    with safe_open(path, framework="pt") as file:
+        order = (file.metadata() or {}).get(_ORDER)
+    return found if order is None else {name: found[name] for name in json.loads(order)}
 
 
 def has_ended(folder: Path, plan_sha256: str) -> bool:

@@ -11,6 +11,7 @@ from scipy.stats import binom, norm
 
 from privacy.accounting import (
     Adjacency,
+    DiscreteGaussian,
     DiscreteLaplace,
     Event,
     GaussianRelease,
@@ -152,3 +153,55 @@ def test_events_survive_writing_and_reading(event: Event) -> None:
 def test_damaged_events_are_refused(damaged: object) -> None:
     with pytest.raises(ValueError):
         read(damaged)
+
+
+@pytest.mark.parametrize("deviation", [0.5, 1.0, 3.0])
+def test_one_discrete_gaussian_costs_what_its_two_neighbouring_distributions_say(deviation: float) -> None:
+    """δ(ε) of a count and the count less one, summed up number by number."""
+    found = epsilon([DiscreteGaussian(deviation)], delta=1e-5)
+    weights = [math.exp(-(k**2) / (2 * deviation**2)) for k in range(-60, 61)]
+    total = sum(weights)
+
+    def delta(value: float) -> float:
+        pairs = zip(weights, [0.0, *weights[:-1]], strict=True)
+        return sum(max(0.0, p - math.exp(value) * q) for p, q in pairs) / total
+
+    assert delta(found) <= 1e-5 <= delta(found - 0.01)
+
+
+def test_discrete_gaussians_compose_as_one_budget_with_whatever_else_there_is() -> None:
+    counts = DiscreteGaussian(9.18, releases=21)
+    assert epsilon([counts], delta=1e-5) == pytest.approx(epsilon([GaussianRelease(9.18, 21)], delta=1e-5), abs=0.02)
+    assert epsilon([counts], delta=1e-5) == epsilon([DiscreteGaussian(9.18)] * 21, delta=1e-5) <= 2.0
+    both = epsilon([counts, PLAN], delta=1e-5)
+    assert epsilon([PLAN], delta=1e-5) < both < epsilon([PLAN], delta=1e-5) + epsilon([counts], delta=1e-5)
+    assert epsilon([counts, DiscreteLaplace(0.5)], delta=1e-5) == epsilon([counts], delta=1e-5) + 0.5
+    assert read(describe(counts)) == counts
+    with pytest.raises(ValueError, match="deviation"):
+        DiscreteGaussian(0.05)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_group_bears_a_count_that_changes_by_its_size(size: int) -> None:
+    """δ at the ε that is claimed, summed over the two distributions themselves; under replace-one as of twice as many."""
+    deviation = 6.0
+    counts = DiscreteGaussian(deviation)
+    group = as_group(counts, size)
+    assert group is not None
+    claimed = epsilon([group], delta=1e-5)
+    k = np.arange(-200, 201)
+
+    def chances(shift: int) -> np.ndarray:
+        weights = np.exp(-((k - shift) ** 2) / (2 * deviation**2))
+        return weights / weights.sum()
+
+    def delta(value: float) -> float:
+        return float(np.maximum(chances(size) - math.exp(value) * chances(0), 0).sum())
+
+    assert delta(claimed) <= 1e-5 * (1 + 1e-6) <= delta(claimed - 0.01)
+    assert epsilon([counts], delta=1e-5, adjacency=Adjacency.REPLACE_ONE) == epsilon(
+        [as_group(counts, 2) or PLAN], delta=1e-5
+    )
+    assert epsilon([group, group], delta=1e-5) == epsilon(
+        [as_group(DiscreteGaussian(deviation, 2), size) or PLAN], delta=1e-5
+    )

@@ -110,3 +110,40 @@ def test_a_source_can_be_neither_copied_nor_saved() -> None:
 def test_a_deviation_that_gives_no_noise_is_refused(deviation: float) -> None:
     with pytest.raises(ValueError, match="standard deviation"):
         NoiseSource().gaussian((2,), deviation)
+
+
+@pytest.mark.parametrize("deviation", [0.3, 1.0, 2.5, 9.18])
+def test_gaussian_noise_on_counts_is_the_discrete_gaussian(deviation: float) -> None:
+    source = NoiseSource()
+    drawn = np.array([source.discrete_gaussian(deviation) for _ in range(6000)])
+    weights = {k: math.exp(-(k**2) / (2 * deviation**2)) for k in range(-200, 201)}
+    edge = max(1, round(2 * deviation))
+    shares = np.array([weights[k] for k in range(-edge, edge + 1)]) / sum(weights.values())
+    seen = np.array([(drawn == value).sum() for value in range(-edge, edge + 1)])
+    test = stats.chisquare([*seen, len(drawn) - seen.sum()], len(drawn) * np.array([*shares, 1 - shares.sum()]))
+    assert test.pvalue > 1e-6
+
+
+@pytest.mark.parametrize("deviation", [0.0, -1.0, float("inf"), float("nan")])
+def test_gaussian_noise_on_counts_needs_a_deviation(deviation: float) -> None:
+    with pytest.raises(ValueError, match="deviation"):
+        NoiseSource().discrete_gaussian(deviation)
+
+
+def test_the_same_key_gives_the_same_numbers_of_every_kind_and_another_none_of_them() -> None:
+    def draw(source: NoiseSource) -> list[object]:
+        return [
+            source.gaussian((3,), 1.0).tolist(),
+            source.sample(50, 0.3).tolist(),
+            source.shuffled(20).tolist(),
+            source.uniform((4,)).tolist(),
+            source.seed(),
+            [source.discrete_laplace(0.01) for _ in range(3)],
+            [source.discrete_gaussian(100.0) for _ in range(3)],
+        ]
+
+    one = draw(NoiseSource(b"k" * 32))
+    assert draw(NoiseSource(b"k" * 32)) == one
+    assert not [here for here, there in zip(draw(NoiseSource(b"l" * 32)), one, strict=True) if here == there]
+    with pytest.raises(ValueError, match="31 bytes"):
+        NoiseSource(b"k" * 31)

@@ -15,7 +15,7 @@ from test_private_training import private_plan
 from algorithms.method import Method
 from algorithms.registry import make
 from coordinator.config import PrivacyConfig, RunConfig
-from privacy.accounting import Unit, epsilon
+from privacy.accounting import DiscreteLaplace, Unit, epsilon
 from privacy.consent import Consent, ConsentFile
 from privacy.door import Door
 from privacy.errors import BudgetError, DataError, RefusedError
@@ -24,10 +24,12 @@ from privacy.gate import PlanGate
 from privacy.journal import Journal, read_records
 from privacy.kept_releases import KeptReleases
 from privacy.ledger import Budget, Ledger, Purpose, Subject, replay
+from privacy.noise import NoiseSource
 from privacy.plan import MethodPlan, MetricsPlan, PrivacyPlan, RunPlan, TrainingPlan
-from privacy.sealed_keys import SealedKeys
+from privacy.sealed_keys import SealedKeys, unsealed
 from privacy.units import Content
 from silo.account import Account, budget_of, check_enough, check_promise, metrics_budget_of
+from silo.private_count import PrivateCounts
 
 
 def run_plan(
@@ -375,3 +377,47 @@ def test_a_private_run_asks_for_accuracies_only_with_what_they_may_cost(
     RunConfig.model_validate(run)
     plan = PrivacyConfig.model_validate(privacy).plan(make("fedavg", {}), TrainingPlan(epochs=1), 3)
     assert plan.metrics == (None if epsilon is None else MetricsPlan(epsilon=0.5, releases=4))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "mechanism", "deviation"), [(2, "discrete-laplace", 2.1), (20, "discrete-gaussian", 9.2)]
+)
+def test_accuracies_have_the_least_noise_that_keeps_to_what_they_may_cost(
+    rounds: int, mechanism: str, deviation: float
+) -> None:
+    """ε = 2 for all: 21 counts, each with its share of it and discrete Laplace noise, would have one of 14.8."""
+    config = PrivacyConfig(epsilon=4.0, delta=1e-5, sampling_rate=0.1, metrics_epsilon=2.0)
+    plan = config.plan(make("fedavg", {}), TrainingPlan(epochs=1), rounds)
+    assert plan.metrics is not None
+    assert plan.metrics.mechanism == mechanism
+    event = plan.metrics.event(rounds + 1)
+    assert epsilon([event], delta=1e-5) <= 2.0 + 1e-9
+    source = NoiseSource()
+    counts = PrivateCounts(plan.metrics, np.arange(1000), lambda *_: unsealed(), noise=source)
+    right = np.arange(1000) < 500
+    spread = np.std([1000 * counts.accuracy(right, round_number=0) for _ in range(1500)])
+    assert spread == pytest.approx(deviation, rel=0.1)
+    again = PrivacyPlan.model_validate_json(plan.model_dump_json())
+    assert again == plan
+
+
+def test_a_plan_from_before_the_discrete_gaussian_has_the_hash_that_it_had() -> None:
+    content = MetricsPlan(epsilon=0.5, releases=4).model_dump(mode="json")
+    assert content == {"epsilon": 0.5, "releases": 4}
+    assert MetricsPlan.model_validate(content).event(1) == DiscreteLaplace(0.5)
+    for wrong in ({"mechanism": "discrete-gaussian"}, {"deviation": 3.0}):
+        with pytest.raises(ValidationError, match="a deviation belongs to the discrete Gaussian"):
+            MetricsPlan.model_validate({**content, **wrong})
+
+
+def test_accuracies_that_cost_more_than_they_are_said_to_are_refused() -> None:
+    plan = run_plan()
+    for deviation, good in ((5.0, True), (4.0, False)):
+        metrics = MetricsPlan(mechanism="discrete-gaussian", epsilon=2.0, deviation=deviation, releases=6)
+        asking = plan.model_copy(update={"privacy": mechanism(plan).model_copy(update={"metrics": metrics})})
+        assert RunPlan.from_message(asking.to_message()) == asking
+        if good:
+            check_promise(asking, make("fedavg", {}))
+            continue
+        with pytest.raises(RefusedError, match=r"promises ε = 2 .* 6 accuracies, but with noise of deviation 4 .* 2\."):
+            check_promise(asking, make("fedavg", {}))

@@ -20,6 +20,7 @@ from algorithms.datasets import ImageDataset, ImageSplit, save_npz
 from algorithms.local import Local
 from algorithms.method import PERSONAL, Memory
 from algorithms.models import build, state_of
+from algorithms.tensors import Part
 from privacy.durable import on_disk
 from privacy.errors import DataError, DiskError
 from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
@@ -418,3 +419,19 @@ def test_a_run_is_found_by_name_or_as_the_only_one(trained: Path, tmp_path: Path
         find_model(trained.parent, "other")
     with pytest.raises(DataError, match="no run has left a model"):
         find_model(tmp_path / "nowhere")
+
+
+def test_an_update_that_is_made_again_after_a_restart_has_the_first_ones_bytes(tmp_path: Path) -> None:
+    """Files sort what they hold; FedDFQ's gradient came back with its names in another order, and was refused."""
+    memory = {
+        PERSONAL: {"w": torch.ones(2), "b": torch.zeros(1)},
+        "gradient": {"head.weight": torch.ones(3), "head.bias": torch.zeros(2), "count": torch.tensor(3)},
+    }
+    run, data = plan(), dataset()
+    RunState(tmp_path, run, "h", data).save(memory, trained_rounds=1, measurements={})
+    found = RunState(tmp_path, run, "h", data).memory()
+    assert {group: list(tensors) for group, tensors in found.items()} == {
+        PERSONAL: ["w", "b"],
+        "gradient": ["head.weight", "head.bias", "count"],
+    }
+    assert Part.of(found["gradient"]).specs == Part.of(memory["gradient"]).specs

@@ -114,12 +114,16 @@ class Privacy(_message.Message):
     def __init__(self, epsilon: _Optional[float] = ..., delta: _Optional[float] = ..., unit: _Optional[str] = ..., adjacency: _Optional[str] = ..., accountant: _Optional[str] = ..., clipping_norm: _Optional[float] = ..., noise_multiplier: _Optional[float] = ..., sampling_rate: _Optional[float] = ..., steps: _Optional[int] = ..., releases: _Optional[_Iterable[_Union[Release, _Mapping]]] = ..., metrics: _Optional[_Union[Metrics, _Mapping]] = ...) -> None: ...
 
 class Metrics(_message.Message):
-    __slots__ = ("epsilon", "releases")
+    __slots__ = ("epsilon", "releases", "mechanism", "deviation")
     EPSILON_FIELD_NUMBER: _ClassVar[int]
     RELEASES_FIELD_NUMBER: _ClassVar[int]
+    MECHANISM_FIELD_NUMBER: _ClassVar[int]
+    DEVIATION_FIELD_NUMBER: _ClassVar[int]
     epsilon: float
     releases: int
-    def __init__(self, epsilon: _Optional[float] = ..., releases: _Optional[int] = ...) -> None: ...
+    mechanism: str
+    deviation: float
+    def __init__(self, epsilon: _Optional[float] = ..., releases: _Optional[int] = ..., mechanism: _Optional[str] = ..., deviation: _Optional[float] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ("content", "bound", "noise_multiplier", "times")
