@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from algorithms.fedgh import class_sums, linear_shape
 from algorithms.method import (
+    ONE_FOR_ALL,
     PERSONAL,
     TRAINED,
     CoordinatorHalf,
@@ -68,6 +69,7 @@ class FedDBE(Method):
     """
 
     name: ClassVar[str] = "feddbe"
+    common: ClassVar[frozenset[Exposure]] = ONE_FOR_ALL
     downloads_last: ClassVar[bool] = True
     measures_received: ClassVar[bool] = True
     mean_weight: float = 50.0

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from algorithms.method import (
+    ONE_FOR_ALL,
     PERSONAL,
     CoordinatorHalf,
     Downloads,
@@ -56,6 +57,7 @@ class FedGH(Method):
     """
 
     name: ClassVar[str] = "fedgh"
+    common: ClassVar[frozenset[Exposure]] = ONE_FOR_ALL
     server_learning_rate: float = 0.01
     passes: int = 1
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.method import (
+    ONE_FOR_ALL,
     PERSONAL,
     TRAINED,
     CoordinatorHalf,
@@ -59,6 +60,7 @@ class FedPDC(Method):
     """
 
     name: ClassVar[str] = "fedpdc"
+    common: ClassVar[frozenset[Exposure]] = ONE_FOR_ALL
     downloads_last: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
     measures_received: ClassVar[bool] = True

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from algorithms.method import (
+    ONE_FOR_ALL,
     PERSONAL,
     CoordinatorHalf,
     Downloads,
@@ -61,6 +62,7 @@ class FedProto(Method):
     """
 
     name: ClassVar[str] = "fedproto"
+    common: ClassVar[frozenset[Exposure]] = ONE_FOR_ALL
     prototype_weight: float = 1.0
     weighting: Literal["uniform", "counts"] = "uniform"
 

@@ -321,6 +321,9 @@ class CoordinatorHalf(ABC):
         return kept
 
 
+ONE_FOR_ALL = frozenset({Exposure.INITIAL_MODEL, Exposure.PEER_DERIVED})
+"""``Method.common`` where what the coordinator makes of a round is one thing, given to all."""
+
 LATER = {"later": True}
 """Metadata of a hyper-parameter that a method did not have from the beginning."""
 
@@ -334,7 +337,8 @@ class Method(ABC):
     hands out (one global model), so that a round's outcome is measured with what its aggregation gave, not right
     after local training. ``made_at_end``: whether it is made only after the last round, by ``finish``: what is measured
     in the rounds is then another model. ``own_steps``: whether it trains by steps of its own
-    (``Site.batches``) and not by ``Site.fit``.
+    (``Site.batches``) and not by ``Site.fit``. ``common``: the classes of what silos are given that are the
+    same for all silos of a round, the starting model always: these alone can two silos hold against each other.
     """
 
     name: ClassVar[str]
@@ -343,6 +347,7 @@ class Method(ABC):
     measures_received: ClassVar[bool] = False
     made_at_end: ClassVar[bool] = False
     own_steps: ClassVar[bool] = False
+    common: ClassVar[frozenset[Exposure]] = frozenset({Exposure.INITIAL_MODEL})
 
     @property
     @abstractmethod

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from algorithms.method import (
     LATER,
+    ONE_FOR_ALL,
     PERSONAL,
     TRAINED,
     CoordinatorHalf,
@@ -55,6 +56,7 @@ class PartialSharing(Method):
         trim: the share of silos to leave out at either end of a trimmed mean, in (0, 0.5).
     """
 
+    common: ClassVar[frozenset[Exposure]] = ONE_FOR_ALL
     shared_classes: ClassVar[tuple[Exposure, ...]] = (Exposure.MODEL_PARAMETERS_EXTRACTOR,)
     personal_model: ClassVar[Literal["trained", "averaged"]] = "trained"
     takes_robust: ClassVar[bool] = True

@@ -95,6 +95,7 @@ class CoordinatorService:
         self._open_calls: Counter[str] = Counter()
         self._counting = threading.Lock()
         self._patience = Patience(config.message_seconds)
+        self._common = config.make_method().common
 
     def handler(self) -> Any:
         """The service's methods over raw bytes."""
@@ -216,6 +217,7 @@ class CoordinatorService:
         with self._rounds.task(silo, timeout, context.is_active, holds_model=holds_model, key=key) as (order, payload):
             self._store.check_serving()
             call.round = order.round
+            call.common = self._common
             task = wire.Task(nonce=nonce(), kind=order.kind, round=order.round, parts=manifest(payload))
             task.roster.extend(stated.to_message() for stated in order.roster)
             if order.kind == wire.TASK_KIND_FINISH and (early := self._rounds.early_end) is not None:

@@ -1,9 +1,10 @@
 """Verifies an evidence bundle without Medsilo's software: with Python's standard library and ``cryptography``.
 
-    python verify_by_hand.py BUNDLE [PUBLIC_KEY_HEX]
+    python verify_by_hand.py BUNDLE_OR_PROOF [PUBLIC_KEY_HEX]
 
 It shows that the records are those that their owner signed, that no byte of a message is unaccounted for, and, in a
-bundle of a whole journal, which messages have the other side's signed receipt. It ends with 0 if all of that holds.
+bundle of a whole journal, which messages have the other side's signed receipt; or that a proof, as `audit verify
+--proof` writes it, is one. It ends with 0 if all of that holds.
 ``docs/audit.md`` says what each step means. It is short, to be read; ``audit verify`` checks more.
 """
 
@@ -84,10 +85,67 @@ def receipts(records: list[dict]) -> tuple[int, int]:
     return sum(map(len, sent.values())), sum(acknowledged.values())
 
 
+def stretches(view: dict, size: int) -> dict[tuple[int, int], bytes]:
+    """RFC 6962, section 2.1.2: the hashes over records start to end from which a proof makes up the root over all."""
+    found: dict[tuple[int, int], bytes] = {}
+    proof = [bytes.fromhex(digest) for digest in view["proof"]]
+
+    def walk(count: int, start: int, end: int, whole: bool) -> bytes:
+        if count == end - start:
+            found[start, end] = bytes.fromhex(view["root"]) if whole else proof.pop(0)
+            return found[start, end]
+        middle = start + (1 << (end - start - 1).bit_length() - 1)
+        if start + count <= middle:
+            left = walk(count, start, middle, whole)
+            right = found[middle, end] = proof.pop(0)
+        else:
+            right = walk(start + count - middle, middle, end, False)
+            left = found[start, middle] = proof.pop(0)
+        found[start, end] = node(left, right)
+        return found[start, end]
+
+    if 0 < view["size"] < size:
+        walk(view["size"], 0, size, True)
+    assert not proof, "a proof has more hashes than it needs"
+    return found
+
+
+def check_proof(proof: dict, known_key: str | None) -> None:
+    """Two signed checkpoints of one journal that cannot both be of one history."""
+    party, keys = proof["party"], [proof["public_key"]]
+    for change in proof["rotations"]:
+        document = open_envelope(change, bytes.fromhex(keys[-1]))
+        assert document["party"] == party
+        open_envelope(change, bytes.fromhex(document["new_key"]))
+        keys.append(document["new_key"])
+    assert known_key is None or known_key in keys, "it is signed with another key than the one you know"
+    seen = []
+    for view in proof["views"]:
+        text, _, signatures = view["checkpoint"].partition("\n\n")
+        names = {key: hashlib.sha256(f"{text.split(chr(10))[0]}\n\1".encode() + bytes.fromhex(key)) for key in keys}
+        blobs = [base64.b64decode(line.rsplit(" ", 1)[1])[:4] for line in signatures.splitlines()]
+        (key,) = [key for key in keys if names[key].digest()[:4] in blobs]
+        origin, size, root = check_checkpoint(view["checkpoint"], bytes.fromhex(key))
+        assert f"spiffe://{origin.removeprefix('medsilo/')}" == party
+        found = stretches(view, size)
+        assert found.setdefault((0, size), root) == root, "a proof does not hold for the root that was signed"
+        seen.append(found)
+    different = [span for span in seen[0] if seen[1].get(span, seen[0][span]) != seen[0][span]]
+    assert different, "the two checkpoints can be of one history"
+    start, end = min(different, key=lambda span: (span[1] - span[0], span))
+    shown = " and to ".join(view["shown_to"] for view in proof["views"])
+    print(f"{party} has signed two histories of its journal, shown to {shown}.")
+    print(f"They differ in records {start} to {end - 1}: {seen[0][start, end].hex()}, {seen[1][start, end].hex()}")
+    print(f"Key: {keys[-1]}\nits fingerprint: {hashlib.sha256(bytes.fromhex(keys[-1])).hexdigest()}")
+
+
 def main(path: str, known_key: str | None) -> None:
     with open(path, "rb") as file:
         content = file.read()
     bundle = json.loads(content)
+    if bundle.get("form") == "medsilo-two-histories":
+        check_proof(bundle, known_key)
+        return
     header, records = bundle["header"], bundle["records"]
     lines = [line.removesuffix(b",") for line in content.split(b"\n")[3:-2]]
     assert [json.loads(line) for line in lines] == records
@@ -121,5 +179,5 @@ if __name__ == "__main__":
         main(sys.argv[1], sys.argv[2].lower() if len(sys.argv) > 2 else None)
     except InvalidSignature:
         sys.exit("NOT SOUND: a signature does not hold")
-    except (AssertionError, KeyError, ValueError) as error:
+    except (AssertionError, IndexError, KeyError, ValueError) as error:
         sys.exit(f"NOT SOUND: {error or type(error).__name__}")

@@ -7,15 +7,16 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from privacy.bundle import Selection, UnreadableError, export, sha256_of
 from privacy.console import output
 from privacy.crate import write_crate
-from privacy.errors import ConfigurationError, MedsiloError
+from privacy.errors import ConfigurationError, JournalError, MedsiloError
 from privacy.findings import Verification
+from privacy.fork_proof import ForkProof, read_fork_proof
 from privacy.party import PartyConfig
 from privacy.pki import load_audit_public
 from privacy.state_folder import keep_private
@@ -33,23 +34,37 @@ def audit_app(read: Callable[[Path], PartyConfig]) -> typer.Typer:
     @app.command()
     def verify(
         bundle: Annotated[
-            Path | None, typer.Argument(help="A bundle or a journal's folder; by default this party's own journal.")
+            Path | None,
+            typer.Argument(help="A bundle, a journal's folder or a proof; by default this party's own journal."),
         ] = None,
         config: Annotated[Path | None, typer.Option("--config", "-c", help="This party's configuration.")] = None,
-        peer: Annotated[Path | None, typer.Option("--peer", help="The other side's bundle, to compare with.")] = None,
+        peer: Annotated[
+            Path | None, typer.Option("--peer", help="The other side's bundle, or another hospital's, to compare with.")
+        ] = None,
         key: Annotated[
             Path | None, typer.Option("--key", help="The owner's public audit key (audit.pub), if you have it.")
+        ] = None,
+        proof: Annotated[
+            Path | None, typer.Option("--proof", help="Write what --peer proves against a third party to this file.")
         ] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")] = False,
     ) -> None:
         """Check that records are complete, unchanged, signed, and acknowledged by the other side.
 
-        Needs no keys and no daemon. Ends with 0 if the evidence is sound, 1 if it is broken, 2 if it cannot be read.
+        Needs no keys and no daemon. Ends with 0 if the evidence is sound, 1 if it is broken or something was found, 2
+        if it cannot be read. Of a proof that `--proof` wrote: 0 if it holds.
         """
         own = read(config) if config is not None else None
         source = bundle or (own.journal if own else None)
         if source is None:
             raise ConfigurationError("what to verify: give a bundle, or --config for this party's own journal")
+        if proof is not None and peer is None:
+            raise ConfigurationError("--proof: give with --peer the evidence that the proof is to come of")
+        if (claim := read_fork_proof(source)) is not None:
+            if peer is not None:
+                raise ConfigurationError(f"{source}: is a proof, which is checked by itself, without --peer")
+            _check_proof(claim, source, load_audit_public(key) if key else None, as_json=as_json)
+            return
         trusted = key or (own.keys / "audit.pub" if own is not None and bundle is None else None)
         try:
             result = verify_evidence(source, peer=peer, key=load_audit_public(trusted) if trusted else None)
@@ -58,7 +73,14 @@ def audit_app(read: Callable[[Path], PartyConfig]) -> typer.Typer:
             _say(as_json, {"sound": False, "readable": False, **asdict(unread)}, [str(error)])
             raise typer.Exit(UNREADABLE) from None
         content = {"sound": result.sound, "readable": True, **asdict(result)}
-        _say(as_json, content, [str(source), *result.sentences()])
+        lines = [str(source), *result.sentences()]
+        if proof is not None:
+            if result.proof is None:
+                lines.append("Nothing is proven against a third party: no proof was written.")
+            else:
+                _write_proof(result.proof, proof)
+                lines.append(f"Proof written: {proof}. Anyone checks it with `audit verify {proof.name}`.")
+        _say(as_json, content, lines)
         raise typer.Exit(SOUND if result.sound else BROKEN)
 
     @app.command("export")
@@ -94,6 +116,26 @@ def audit_app(read: Callable[[Path], PartyConfig]) -> typer.Typer:
         )
 
     return app
+
+
+def _check_proof(claim: ForkProof, source: Path, key: bytes | None, *, as_json: bool) -> None:
+    """Says whether a proof holds; ends with 1 if it does not."""
+    try:
+        found = claim.check(key)
+    except JournalError as error:
+        _say(as_json, {"holds": False, "problem": str(error)}, [f"{source}: this proves NOTHING: {error}."])
+        raise typer.Exit(BROKEN) from None
+    said = [f"PROOF: {found.sentence()}.", f"The two were shown to {' and to '.join(v.shown_to for v in claim.views)}."]
+    if key is None:
+        said.append("The proof is as good as that the key is the party's: hold it against its audit.pub (--key).")
+    _say(as_json, {"holds": True, **asdict(found), "shown_to": [v.shown_to for v in claim.views]}, [str(source), *said])
+
+
+def _write_proof(content: dict[str, Any], path: Path) -> None:
+    try:
+        ForkProof.model_validate(content).write(path)
+    except OSError as error:
+        raise MedsiloError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def _rounds(text: str | None) -> tuple[int | None, int | None]:

@@ -22,8 +22,8 @@ Side = Literal["own", "peer"]
 _BATCH = 2000
 _SAME = ("rpc", "message_type", "length", "fields", "classes")
 """What both sides must say of the same bytes."""
+_PRAGMAS = "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA temp_store=FILE;"
 _SCHEMA = """
-PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA temp_store=FILE;
 CREATE TABLE message (side, direction, call, frame, sha256, content, schema, word, seen, position, given, time);
 CREATE TABLE root (side, size, root, PRIMARY KEY (side, size)) WITHOUT ROWID;
 CREATE TABLE seen (side, size, root, position);
@@ -114,6 +114,8 @@ class Comparison:
     """Takes both sides' messages as they are read, then says where they differ."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
+        for statement in _SCHEMA.split(";"):
+            connection.execute(statement)
         self._connection = connection
         self._messages: list[tuple[Any, ...]] = []
         self._roots: list[tuple[Any, ...]] = []
@@ -259,13 +261,13 @@ class Comparison:
 
 
 @contextmanager
-def comparing() -> Iterator[Comparison]:
-    """A comparison, whose database is gone afterwards."""
+def comparing() -> Iterator[sqlite3.Connection]:
+    """A database for a comparison, which is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="medsilo-verify-") as folder:
         connection = sqlite3.connect(Path(folder) / "messages.db", isolation_level=None)
         try:
-            connection.executescript(_SCHEMA + "BEGIN;")
-            yield Comparison(connection)
+            connection.executescript(_PRAGMAS + "BEGIN;")
+            yield connection
         finally:
             connection.close()
 

@@ -53,7 +53,9 @@ class Call:
     """One RPC as the journal knows it. ``call_id`` is the nonce of the call's first message, as hex.
 
     ``attempt`` counts the tries of the same upload; ``round`` is None outside rounds. ``peer`` may be empty at first;
-    then ``name_peer`` tells it from the first message. Once it is ``over`` nothing more is sent in it.
+    then ``name_peer`` tells it from the first message. Once it is ``over`` nothing more is sent in it. ``common``: the
+    classes of tensors that all silos of a round are given alike; of these the records tell a digest of the content, so
+    that two silos can hold against each other what they were given.
     """
 
     rpc: str
@@ -66,6 +68,8 @@ class Call:
     attempt: int = 1
     call_id: str | None = None
     name_peer: Callable[[Message], str] | None = None
+    common: frozenset[Exposure] = frozenset()
+    contents: dict[Exposure, tuple[int, hashlib._Hash]] = field(default_factory=dict)
     frames: dict[str, int] = field(default_factory=lambda: {"sent": 0, "received": 0})
     over: bool = False
 
@@ -358,6 +362,8 @@ class Door:
             "classes": {exposure.value: count for exposure, count in attribution.classes.items()},
             "ledger": self.paid_by(call) if direction == "sent" and frame == 0 else [],
         }
+        for exposure in call.common.intersection(attribution.classes):
+            record["content"] = _told_content(_content(message), exposure, call)
         if tensors := _manifest(message):
             record["tensors"] = tensors
         if (envelope := _attestation(message)) is not None:
@@ -404,6 +410,16 @@ def _content(message: Message) -> Any:
     """The message, or the frame inside it."""
     frame = message.WhichOneof("frame") if "frame" in message.DESCRIPTOR.oneofs_by_name else None
     return getattr(message, frame) if frame else message
+
+
+def _told_content(chunk: Message, exposure: Exposure, call: Call) -> dict[str, Any]:
+    """The digest of a class's tensors as far as the call has brought them: without the nonces, which differ."""
+    length, digest = call.contents.get(exposure) or (0, hashlib.sha256())
+    data: bytes = getattr(chunk, exposure.chunk_field)
+    digest.update(data)
+    length += len(data)
+    call.contents[exposure] = length, digest
+    return {"class": exposure.value, "bytes": length, "sha256": digest.hexdigest()}
 
 
 def _attestation(message: Message) -> journal_pb2.Envelope | None:

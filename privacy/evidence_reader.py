@@ -26,6 +26,7 @@ from privacy.merkle import EMPTY_ROOT, MerkleTree, root_of
 from privacy.permission import Permissions
 from privacy.receipts import Attestation
 from privacy.stored_schema import StoredSchema
+from privacy.testimony import Testimony, Witness
 from privacy.times import Clockwork
 
 _REMEMBERED = 1 << 13
@@ -87,6 +88,7 @@ class EvidenceReader:
         self._index: int | None = None
         self._comparison: Comparison | None = None
         self._compared = ""
+        self._testimony: Testimony | None = None
         self._seen = 0
         self._backwards = 0
         """The first record whose time is before that of the one before it."""
@@ -99,6 +101,14 @@ class EvidenceReader:
     def compare_with(self, comparison: Comparison, party: str) -> None:
         """While it is read, gives the comparison what was exchanged with that party."""
         self._comparison, self._compared = comparison, party
+
+    def testify(self, testimony: Testimony) -> None:
+        """While it is read, gives away what others told its party, to be held against what they told another one."""
+        self._testimony = testimony
+
+    def witness(self) -> Witness:
+        """Whose testimony it is."""
+        return Witness(self.side, self.result.party, tuple(key for _, key in self.keys))
 
     def verify(self, key: bytes | None) -> Verification:
         """Reads it all; ``key``: the owner's, if it is known."""
@@ -334,8 +344,12 @@ class EvidenceReader:
                 self._permissions.masked(record)
                 if "/silo/" in record["self"]:
                     check_recorded(record, [key for _, key in self.keys] if whole else ())
+                    if self._testimony is not None:
+                        self._testimony.roster(self.side, record)
             case "run" if whole:
                 self._permissions.joined(record)
+                if self._testimony is not None:
+                    self._testimony.plan(self.side, record)
             case "schema":
                 schema = StoredSchema(record["files"])
                 if schema.sha256 != record["schema_sha256"]:
@@ -395,16 +409,21 @@ class EvidenceReader:
             self._take_unsigned(record)
         elif whole:
             dialogue = self._dialogue(record["peer"])
+            before = dialogue.correspondence.seen
             document = dialogue.take(record, self._key_for(self._tree.size))
             if document is not None and sent:
                 self._check_given(document, record["call_id"])
             elif not sent and record["call_id"] in self._unlisted:
                 raise self._not_listed(record["call_id"])
+            if document is not None and not sent and self._testimony is not None:
+                self._testimony.checkpoint(self.side, record["peer"], before, document, record["index"])
             if document is not None and not sent and (witnessed := document.witnessed) is not None:
                 # What the other side signed the document with covers the line in it.
                 self._clockwork.signed(record["peer"], witnessed.size, time_of(witnessed.cosignature))
         elif record.get("attestation") is not None:
             document = Attestation.model_validate(read_canonical(from_json(record["attestation"]).payload))
+        if self._testimony is not None:
+            self._testimony.given(self.side, record)
         if self._comparison is not None and record["peer"] == self._compared:
             if document is not None and not sent:
                 shown = read_note(document.checkpoint)
@@ -557,6 +576,8 @@ class EvidenceReader:
         if known is not None and known != new:
             raise BrokenError(self._index, f"{record['peer']} has another audit key without a signed change")
         correspondence.peer_key = new
+        if self._testimony is not None:
+            self._testimony.key(self.side, record["peer"], new, record["rotations"])
 
     def _dialogue(self, peer: str) -> Dialogue:
         found = self._dialogues.get(peer)

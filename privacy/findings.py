@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from privacy.errors import MedsiloError
 from privacy.times import Times
@@ -51,7 +51,8 @@ class Verification:
     ``index``: the first bad record's; with ``until``, the first and last of those among which it is. ``peer``: the
     other side's identity, if it was compared; ``peers_problem``: why it could not be, because its own evidence is not
     sound or ends too early, while nothing was found against this one. ``times``: what the other side's signed times say
-    of the records'. ``findings``: what is proven, or contradicted, while the evidence itself is as it was signed.
+    of the records'. ``findings``: what is proven, or contradicted, while the evidence itself is as it was signed;
+    ``proof``: of a finding that is proven, what anyone can check (``ForkProof``).
     """
 
     source: str
@@ -77,6 +78,7 @@ class Verification:
     peers_problem: str = ""
     times: Times = field(default_factory=Times)
     findings: list[Finding] = field(default_factory=list)
+    proof: dict[str, Any] | None = None
 
     @property
     def sound(self) -> bool:

@@ -25,6 +25,7 @@ from tenacity import (
     wait_exponential_jitter,
 )
 
+from algorithms.registry import make
 from algorithms.tensors import Payload
 from algorithms.transfer import MemorySink, Receiver, check_finite, manifest, read_manifest, send
 from privacy.consent import Missing
@@ -236,9 +237,12 @@ class Uplink:
         is already trained here are not fetched again.
         """
 
+        common = make(plan.method.name, plan.method.parameters).common
+
         def ask(attempt: int) -> tuple[wire.Task, Payload] | None:
             self._keep_step(plan, attempt)
             with self._calling("GetTask", attempt, "waiting for a task") as call:
+                call.common = common
                 request = wire.GetTaskRequest(
                     nonce=nonce(),
                     silo=self._config.name,

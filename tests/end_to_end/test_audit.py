@@ -42,6 +42,15 @@ def test_evidence_of_real_daemons(federation: Callable[..., Federation], tmp_pat
         assert found["acknowledged"] == found["sent"] > 0
         assert found["peer"] == "spiffe://test/coordinator/coordinator"
         assert verify(theirs, "--peer", bundles[silo])["sound"]
+    first, *others = one.silos
+    for silo in others:
+        found = verify(bundles[first], "--peer", bundles[silo])
+        assert found["sound"], found
+        assert found["findings"] == [], "what personalised methods give to each differs, and is no finding"
+        assert found["times"]["confirmed"] > found["records"] / 2
+        assert found["times"]["contradicted"] == 0
+    told = [record for record in json.loads(bundles[first].read_text())["records"] if "content" in record]
+    assert {record["content"]["class"] for record in told} == {"INITIAL_MODEL"}
     for bundle in (*bundles.values(), part):
         validator.validate(json.loads(bundle.read_text()))
         done = subprocess.run(
@@ -64,3 +73,48 @@ def test_evidence_of_real_daemons(federation: Callable[..., Federation], tmp_pat
         assert not found["sound"]
         assert found["problem"]
         verify(theirs, "--peer", bundles["hospital1"], expect=code)
+
+
+def test_hospitals_of_a_common_model_hold_what_they_were_given_against_each_other(
+    federation: Callable[..., Federation], tmp_path: Path
+) -> None:
+    """Two honest hospitals are sound, also with the masks of a round, and when one has exported before the end."""
+    one = federation(
+        run={
+            "rounds": 3,
+            "method": {"name": "fedavg", "weighting": "uniform"},
+            "secure_aggregation": {},
+        },
+        exposures=["PROTOCOL", "IDENTITY", "MASKED_UPDATE", "PEER_DERIVED", "LOCAL_METRICS"],
+    )
+    coordinator = one.start_coordinator()
+    one.wait_to_say("coordinator", "listening")
+    silos = [one.start_silo(name) for name in one.silos]
+    early = tmp_path / "early.json"
+    one.wait_for("a round", lambda: [r for r in one.messages("hospital1", "sent") if r["round"] == 1])
+    one.command("silo", "audit", "export", "--config", "hospital1.yaml", "--out", str(early))
+    one.finish(*silos, coordinator)
+    bundles = {name: tmp_path / f"{name}.json" for name in one.silos}
+    for name, path in bundles.items():
+        one.command("silo", "audit", "export", "--config", f"{name}.yaml", "--out", str(path))
+    first, *others = bundles.values()
+    for own in (first, early):
+        for other in others:
+            for pair in ((own, other), (other, own)):
+                said = one.command("silo", "audit", "verify", str(pair[0]), "--peer", str(pair[1]), "--json")
+                found = json.loads(said)
+                assert found["sound"], found
+                assert any("one and the same journal of spiffe://test/coordinator/" in r for r in found["remarks"])
+
+    def given(party: str, direction: str) -> dict[tuple[Any, ...], set[str]]:
+        told: dict[tuple[Any, ...], set[str]] = {}
+        for record in one.messages(party, direction):
+            if "content" in record:
+                content = record["content"]
+                what = (content["class"], record["round"], content["bytes"])
+                told.setdefault(what, set()).add(content["sha256"])
+        return told
+
+    assert given("hospital1", "received") == given("hospital2", "received") == given("coordinator", "sent")
+    assert {what for what, *_ in given("hospital1", "received")} == {"INITIAL_MODEL", "PEER_DERIVED"}
+    assert all(len(digests) == 1 for digests in given("coordinator", "sent").values())

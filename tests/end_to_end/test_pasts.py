@@ -137,3 +137,42 @@ def test_a_hospital_whose_journal_was_put_back_is_stopped_before_anything_else_l
     # What the coordinator said stays in the hospital's journal, as evidence of what is missing from it.
     (refusal,) = (r for r in one.records("hospital1") if r["kind"] == "refusal")
     assert json.dumps(refusal["attestation"])
+
+
+def test_a_coordinator_that_shows_two_hospitals_two_journals_is_convicted_by_their_evidence(federation: Make) -> None:
+    one = federation()
+    first, second = one.silos[:2]
+
+    def meet(*names: str) -> None:
+        coordinator = one.start_coordinator()
+        one.wait_to_say("coordinator", "listening")
+        before = {name: len(one.messages(name, "sent")) for name in names}
+        silos = [one.start_silo(name) for name in names]
+        for name in names:
+            one.wait_for(
+                f"{name} waiting for its task",
+                lambda name=name: (one.messages(name, "sent")[before[name] :] or [{"rpc": ""}])[-1]["rpc"] == "GetTask",
+            )
+        for process in (*silos, coordinator):
+            stop(process)
+            one.processes.remove(process)
+
+    def verify(*words: str, expect: int) -> str:
+        bundles = [f"{name}.evidence.json" for name in (first, second)]
+        for name, bundle in zip((first, second), bundles, strict=True):
+            one.command("silo", "audit", "export", "--config", f"{name}.yaml", "--out", bundle)
+        return one.command("silo", "audit", "verify", bundles[0], "--peer", bundles[1], *words, expect=expect)
+
+    meet(first, second)
+    verify(expect=0)
+    copy = backup(one, "coordinator")
+    meet(first)
+    restore(one, "coordinator", copy)
+    meet(second)  # neither has noticed anything
+    for name in (first, second):
+        one.command("silo", "audit", "verify", "--config", f"{name}.yaml")
+    said = verify("--proof", "proof.json", expect=1)
+    assert "PROOF: spiffe://test/coordinator/coordinator has signed two histories of its journal" in said
+    shutil.copy(one.keys("coordinator") / "audit.pub", one.folder / "coordinator.pub")
+    shutil.rmtree(one.folder / "state")
+    one.command("silo", "audit", "verify", "proof.json", "--key", "coordinator.pub")

@@ -125,6 +125,9 @@ class Exchange:
     plan: RunPlan = PLAN
     cut: str = ""
     in_step: bool = False
+    given: bytes = b"d" * 100
+    """What is in each chunk of a task."""
+    common: frozenset[Exposure] = frozenset({Exposure.PEER_DERIVED})
 
     def begin(self) -> None:
         """A session of the silo, up to its joining."""
@@ -185,11 +188,12 @@ class Exchange:
                 attestation=self.silo.door.attest(COORDINATOR),
             )
             self._up([request], mine, theirs)
-            theirs.round = round_number
+            mine.round = theirs.round = round_number
+            mine.common = theirs.common = self.common
             word = self.coordinator.door.attest(self.silo.identity)
             task = wire.Task(nonce=nonce(), kind=wire.TASK_KIND_TRAIN, round=round_number, attestation=word)
             answers = [wire.GetTaskResponse(task=task)]
-            answers += [wire.GetTaskResponse(chunk=_chunk(peer_derived=b"d" * 100)) for _ in range(chunks)]
+            answers += [wire.GetTaskResponse(chunk=_chunk(peer_derived=self.given)) for _ in range(chunks)]
             self._down(answers, mine, theirs)
             self.silo.door.check_receipt(mine)
 

@@ -183,7 +183,7 @@ def test_discrete_gaussians_compose_as_one_budget_with_whatever_else_there_is() 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_group_bears_a_count_that_changes_by_its_size(size: int) -> None:
-    """δ at the ε that is claimed, summed over the two distributions themselves; under replace-one as of twice as many."""
+    """δ at the ε that is claimed, summed over the two distributions; under replace-one as of twice as many."""
     deviation = 6.0
     counts = DiscreteGaussian(deviation)
     group = as_group(counts, size)

@@ -159,7 +159,7 @@ def test_a_crash_while_a_tensor_file_is_written_leaves_the_round_before(
     state = open_state(tmp_path)
     save(state, 1)
 
-    def crash(*_: object) -> None:
+    def crash(*_: object, **__: object) -> None:
         (tmp_path / "personal-000002.safetensors").write_bytes(b"half")
         raise CrashError
 
