@@ -49,13 +49,15 @@ VERSION = 1
 class Verification:
     """Whether a journal is what its owner signed, in sentences; ``first_bad_record`` is an index, where known.
 
-    ``signed``: how many records, from the first, its last signature covers, where known.
+    ``signed``: how many records, from the first, its last signature covers, where known. ``contradicted``: where the
+    journal is what its owner signed, and others have signed what contradicts it.
     """
 
     sound: bool
     sentences: list[str]
     first_bad_record: int | None = None
     signed: int | None = None
+    contradicted: list[str] = field(default_factory=list)
 
 
 @dataclass

@@ -48,7 +48,8 @@ _OPEN_CALLS = 1024  # more than can be open at once; calls that belong to no rou
 def verify_journal(journal: Path, public_key: bytes) -> Verification:
     """What ``audit verify`` finds in a journal of the owner of that audit key."""
     found = verify_evidence(journal, key=public_key)
-    return Verification(found.sound, found.sentences(), found.index, found.signed)
+    contradicted = [finding.sentence() for finding in found.findings]
+    return Verification(not found.problem, found.sentences(), found.index, found.signed, contradicted)
 
 
 def make_report(

@@ -10,10 +10,12 @@ import torch
 from tiny_federation import run_plan, shard
 
 import simulation.federation as federation
+from algorithms.masked_methods import digest
 from algorithms.models import build, state_of
 from algorithms.public_set import PublicImages
 from algorithms.registry import METHODS, make
 from algorithms.tensors import Payload
+from privacy.exposure import Exposure
 
 MODELS = dict.fromkeys(("fedap", "fedbn"), "lenet5")
 """FedAP and FedBN are about batch normalisation."""
@@ -98,6 +100,36 @@ def test_hospitals_that_come_late_leave_or_join_near_the_end_stop_nobody(name: s
         Attendance("ac", late="c"),
     ]
     assert_all_have_models(attended(name, rounds, silos=3))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_a_method_calls_common_is_given_to_all_hospitals_of_a_round_alike(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two hospitals hold it against each other: what differs here would accuse an honest coordinator."""
+    common = METHODS[name].common
+    given: list[set[bytes]] = []
+    seen: set[Exposure] = set()
+    ordinary = federation.Simulation._received_bytes
+
+    def noted(self: federation.Simulation, silo: str, payload: Payload) -> object:
+        shared = {exposure: part for exposure, part in payload.items() if exposure in common}
+        seen.update(shared)
+        given[-1].add(digest(shared))
+        return ordinary(self, silo, payload)
+
+    step = federation.Simulation.step
+
+    def stepped(self: federation.Simulation) -> object:
+        given.append(set())
+        return step(self)
+
+    monkeypatch.setattr(federation.Simulation, "_received_bytes", noted)
+    monkeypatch.setattr(federation.Simulation, "step", stepped)
+    rounds = [Attendance("ab"), Attendance("abc"), Attendance("bc", late="c"), Attendance("abc"), Attendance("abc")]
+    attended(name, rounds, silos=3)
+    assert [len(digests) for digests in given] == [1] * len(rounds)
+    assert seen == common - {Exposure.INITIAL_MODEL}
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -16,6 +16,8 @@ from privacy import journal as journal_module
 from privacy.audit_commands import audit_app
 from privacy.bundle import Selection, export
 from privacy.party import PartyConfig
+from privacy.report_builder import make_report
+from privacy.report_page_one import answers, warnings
 from privacy.times import TOLERANCE_SECONDS, Clockwork
 from privacy.verification import verify_evidence
 
@@ -197,3 +199,15 @@ def test_the_command_says_and_writes_it(tmp_path: Path) -> None:
     done = CliRunner().invoke(audit_app(none), ["verify", str(exchange.silo.folder), "--json"])
     assert '"first_contradicted"' in done.output
     assert '"tolerance_seconds": 300' in done.output
+
+
+def test_a_report_says_that_the_times_are_contradicted_and_not_that_something_was_changed(tmp_path: Path) -> None:
+    exchange = parted(tmp_path, -YEAR)
+    report = make_report(exchange.silo.folder, key=exchange.silo.public)
+    assert report.verification.sound
+    (said,) = report.verification.contradicted
+    assert said.startswith("CONTRADICTION: the times of")
+    assert said in warnings(report)
+    assert not any("NOT sound" in warning for warning in warnings(report))
+    (answer,) = [answer for answer in answers(report) if answer.question == "Is the record sound?"]
+    assert answer.tone == "attention"

@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,16 +18,20 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from exchanging import COORDINATOR, PLAN, Exchange, Party, key_of
 from typer.testing import CliRunner
 
+from privacy import testimony
 from privacy.audit_commands import audit_app
 from privacy.bundle import Selection, UnreadableError, export
 from privacy.checkpoint import Checkpoint
+from privacy.envelope import seal, to_json
 from privacy.errors import JournalError
 from privacy.findings import Verification
 from privacy.fork_proof import ForkProof, View, read_fork_proof
+from privacy.mask_keys import VOUCHER
 from privacy.merkle import ProvingTree, leaf_hash, proven_subtrees
 from privacy.party import PartyConfig
 from privacy.pki import _write_audit_public
 from privacy.plan import RunPlan
+from privacy.testimony import Witness
 from privacy.verification import verify_evidence
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -370,6 +375,41 @@ def test_another_key_at_the_same_time_is_a_contradiction_and_a_changed_key_is_no
     assert found.sound, found.sentences()
     found = verify_evidence(early, peer=paths[1])
     assert kinds(found) == [], found.sentences()
+
+
+def rosters(*told: tuple[str, str, list[str], str]) -> testimony.Testimony:
+    """Rosters as the journals of both hospitals hold them: (side, party, silos, audit key of each but the party)."""
+    found = testimony.Testimony(sqlite3.connect(":memory:"))
+    for side, party, silos, key in told:
+        documents = [
+            {"v": 1, "silo": silo, "audit_key": key if silo != party else "11" * 32, "certificate": ""}
+            for silo in silos
+        ]
+        vouchers = [to_json(seal(document, VOUCHER, key_of(9))) for document in documents]
+        found.roster(
+            "own" if side == "own" else "peer",
+            {
+                **{"run": "run1", "plan_sha256": "ab" * 32, "round": 4, "index": 7},
+                "silos": [silo.rpartition("/")[2] for silo in silos],
+                "statements": [{"voucher": voucher} for voucher in vouchers],
+            },
+        )
+    return found
+
+
+def test_other_rosters_of_one_round_and_invented_hospitals_are_contradictions() -> None:
+    one = Witness("own", HOSPITALS[0], (bytes.fromhex("11" * 32), bytes.fromhex("22" * 32)))
+    other = Witness("peer", HOSPITALS[1], (bytes.fromhex("22" * 32), bytes.fromhex("11" * 32)))
+    pair, three = list(HOSPITALS), [*HOSPITALS, "spiffe://test/silo/hospital3"]
+    for theirs, key, words in (
+        (pair, "22" * 32, []),
+        (three, "22" * 32, ["masked round 5 of run run1"]),
+        (pair, "33" * 32, ["which is none of that hospital's"]),
+    ):
+        told = rosters(("own", HOSPITALS[0], pair, "22" * 32), ("peer", HOSPITALS[1], theirs, key))
+        found, _ = told.contradictions(one, other)
+        assert [finding.kind for finding in found] == ["contradiction"] * len(words)
+        assert all(word in finding.what for word, finding in zip(words, found, strict=True))
 
 
 def test_what_two_hospitals_cannot_compare_is_unreadable(tmp_path: Path) -> None:
