@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -118,17 +118,19 @@ def test_what_a_method_calls_common_is_given_to_all_hospitals_of_a_round_alike(
         given[-1].add(digest(shared))
         return ordinary(self, silo, payload)
 
-    step = federation.Simulation.step
+    def counted(method: Callable[[federation.Simulation], object]) -> Callable[[federation.Simulation], object]:
+        def called(self: federation.Simulation) -> object:
+            given.append(set())
+            return method(self)
 
-    def stepped(self: federation.Simulation) -> object:
-        given.append(set())
-        return step(self)
+        return called
 
     monkeypatch.setattr(federation.Simulation, "_received_bytes", noted)
-    monkeypatch.setattr(federation.Simulation, "step", stepped)
+    for method in ("step", "finish"):
+        monkeypatch.setattr(federation.Simulation, method, counted(getattr(federation.Simulation, method)))
     rounds = [Attendance("ab"), Attendance("abc"), Attendance("bc", late="c"), Attendance("abc"), Attendance("abc")]
     attended(name, rounds, silos=3)
-    assert [len(digests) for digests in given] == [1] * len(rounds)
+    assert [len(digests) for digests in given] == [1] * (len(rounds) + 1)
     assert seen == common - {Exposure.INITIAL_MODEL}
 
 
