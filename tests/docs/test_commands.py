@@ -23,6 +23,10 @@ from typer.main import get_command
 
 from algorithms.datasets import ImageDataset, save_npz
 from coordinator.cli import app as coordinator_app
+from privacy.checkpoint import Checkpoint
+from privacy.fork_proof import ForkProof, View
+from privacy.merkle import EMPTY_ROOT
+from privacy.pki import load_audit_key, load_audit_public
 from silo.cli import app as silo_app
 from silo.shard_command import shard
 from silo.sharding import PracticalGroups, cut
@@ -395,6 +399,8 @@ def follow_the_pages_after_a_run(everyone: Reader, source: Path, shards: list[Im
         shutil.copy(reader.folder / "state/hospital3/keys/audit.pub", reader.folder)
         for page in ("docs/audit.md", "docs/report.md", "docs/rehearsal.md"):
             for command in reader.reads(page):
+                if "proof.json" in command.words[:4]:
+                    prove_two_histories(reader.folder)
                 if command.words[0] == "python3":
                     shutil.copy(ROOT / "docs" / command.words[1], reader.folder)
                     shutil.copy(reader.folder / "hospital3-evidence.json", reader.folder / "bundle.json")
@@ -406,6 +412,26 @@ def follow_the_pages_after_a_run(everyone: Reader, source: Path, shards: list[Im
                 reader.types(command, answers="y" if changes else None, again=bool(changes))
     finally:
         one.kill_everything()
+
+
+def prove_two_histories(folder: Path) -> None:
+    """What ``--proof`` writes against a coordinator that has signed two roots for one size: the demo's is honest."""
+    keys = folder / "state" / "coordinator" / "keys"
+    shutil.copy(keys / "audit.pub", folder / "coordinator.pub")
+    one, other = (
+        View(
+            shown_to=f"spiffe://test/silo/hospital{number}",
+            checkpoint=Checkpoint("medsilo/test/coordinator/coordinator", 9, bytes([number]) * 32).sign(
+                load_audit_key(keys / "audit.key")
+            ),
+            size=0,
+            root=EMPTY_ROOT.hex(),
+            proof=(),
+        )
+        for number in (1, 3)
+    )
+    party, key = "spiffe://test/coordinator/coordinator", load_audit_public(keys / "audit.pub").hex()
+    ForkProof(party=party, public_key=key, views=(one, other)).write(folder / "proof.json")
 
 
 def made_like_the_demo(folder: Path, shards: list[ImageDataset]) -> Federation:
