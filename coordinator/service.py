@@ -134,7 +134,7 @@ class CoordinatorService:
         self._door.enrol(call.peer, request.audit_key, request.rotations)
         missing = [Exposure.from_number(number).value for number in request.missing_classes]
         if request.missing_method:
-            missing.insert(0, f"method {self._plan.method.name}")
+            missing.insert(0, f"method {self._plan.method.name} (or its training)")
         if request.missing_rounds:
             missing.append(f"{self._plan.rounds} rounds")
         if request.missing_privacy:

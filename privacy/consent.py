@@ -16,7 +16,7 @@ from privacy.configuration import Name, StrictModel, load
 from privacy.errors import ConsentError, IdentityError
 from privacy.exposure import Exposure, expand
 from privacy.pki import Identity
-from privacy.plan import Proposal
+from privacy.plan import Proposal, steps_of
 
 
 def today() -> date:
@@ -105,22 +105,77 @@ class SecureAggregationConsent(StrictModel):
         return tuple(lines)
 
 
+_RATES = ("learning_rate", "inner_rate")
+"""How the names of methods' own learning rates end."""
+
+
+class TrainingConsent(StrictModel):
+    """The most that one round may train on the hospital's images.
+
+    ``epochs``: passes over the images, of each training in a round. ``steps``: of the optimiser, of all trainings of a
+    round together. ``learning_rate``: the largest, the method's own rates included. The defaults are far above what
+    trains well, and keep out what is absurd.
+    """
+
+    epochs: int = Field(default=200, ge=1)
+    steps: int = Field(default=100_000, ge=1)
+    learning_rate: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+
+    @classmethod
+    def of(cls, plan: Proposal) -> TrainingConsent:
+        """What a plan needs, with the steps of a hospital of usual size."""
+        epochs, rates = _epochs_and_rates(plan)
+        return cls(epochs=epochs, learning_rate=max(rates))
+
+    def missing_for(self, plan: Proposal, images: int | None) -> tuple[str, ...]:
+        """What a plan needs beyond this, each in words with the line that would allow it. ``images``: how many the
+        hospital trains on; where that is not known, steps are not looked at."""
+        if plan.training is None:
+            return ()
+        epochs, rates = _epochs_and_rates(plan)
+        lines = []
+        if epochs > self.epochs:
+            lines.append(f"{epochs} epochs a round (`training: epochs: {epochs}`)")
+        if images is not None:
+            each = steps_of(1, plan.privacy.sampling_rate) if plan.privacy else -(-images // plan.training.batch_size)
+            if (steps := each * plan.training.epochs) > self.steps:
+                lines.append(f"{steps} steps a round (`training: steps: {steps}`)")
+        for rate in rates:
+            if not rate <= self.learning_rate:  # as what is no number is not
+                lines.append(f"a learning rate of {rate:g} (`training: learning_rate: {rate:g}`)")
+        return tuple(lines)
+
+
+def _epochs_and_rates(plan: Proposal) -> tuple[int, list[float]]:
+    """The most epochs of a training, and all learning rates, that a plan names for its training or its method's own."""
+    assert plan.training is not None
+    numbers = {name: value for name, value in plan.method.parameters.items() if isinstance(value, int | float)}
+    epochs = [int(value) for name, value in numbers.items() if name.endswith("epochs")]
+    rates = [float(value) for name, value in numbers.items() if name.endswith(_RATES)]
+    return max(plan.training.epochs, *epochs, 1), [plan.training.learning_rate, *rates]
+
+
 class Consent(StrictModel):
     """What a silo agrees to. An empty file agrees to nothing, not even to ask for a plan.
 
     ``coordinator``: identity of the only coordinator that the silo speaks to. ``methods``: methods it takes part
     in. ``exposures``: classes of bytes that may leave (``MODEL_PARAMETERS`` stands for extractor and classifier).
-    ``rounds``: most rounds of one run. ``expires``: last day (UTC) on which anything may leave. ``approval``: with
-    ``required`` each run waits for ``silo approve`` before it is joined. ``privacy``: a budget for it.
-    ``secure_aggregation``: demands masks.
+    ``rounds``: most rounds of one run. ``total_rounds``: of all runs together; no limit by default. ``training``: the
+    most that one round may train. ``expires``: last day (UTC) on which anything may leave. ``approval``: which runs
+    wait for ``silo approve`` before they are joined: each (``required``), those with another plan than the one that
+    this consent was given for (``changes``), ``none``. ``plan_sha256``: of that plan; by default the first one that is
+    joined with this file as it stands. ``privacy``: a budget for it. ``secure_aggregation``: demands masks.
     """
 
     coordinator: str | None = None
     methods: tuple[str, ...] = ()
     exposures: tuple[str, ...] = ()
     rounds: int = Field(default=0, ge=0)
+    total_rounds: int | None = Field(default=None, ge=0)
+    training: TrainingConsent = TrainingConsent()
     expires: date | None = None
-    approval: Literal["none", "required"] = "none"
+    approval: Literal["none", "changes", "required"] = "changes"
+    plan_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     privacy: PrivacyConsent | None = None
     secure_aggregation: SecureAggregationConsent | None = None
 
@@ -164,10 +219,13 @@ class Missing:
     expired: date | None = None
     privacy: tuple[str, ...] = ()
     masks: tuple[str, ...] = ()
+    total_rounds: int | None = None
+    training: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        rounds = self.rounds is not None
-        return any((self.classes, self.method, self.coordinator, rounds, self.expired, self.privacy, self.masks))
+        rounds = self.rounds is not None or self.total_rounds is not None
+        words = (self.privacy, self.masks, self.training)
+        return any((self.classes, self.method, self.coordinator, rounds, self.expired, *words))
 
     def lines(self) -> list[str]:
         """Each thing that is missing, in words, with the line that would allow it."""
@@ -180,8 +238,10 @@ class Missing:
             lines.append(f"method {self.method} (`methods: [{self.method}]`)")
         if self.rounds is not None:
             lines.append(f"{self.rounds} rounds (`rounds: {self.rounds}`)")
+        if self.total_rounds is not None:
+            lines.append(f"{self.total_rounds} rounds of all runs together (`total_rounds: {self.total_rounds}`)")
         lines += [f"exposure class {exposure} (under `exposures:`)" for exposure in self.classes]
-        return [*lines, *self.privacy, *self.masks]
+        return [*lines, *self.training, *self.privacy, *self.masks]
 
 
 @dataclass(frozen=True)
@@ -209,10 +269,17 @@ class ConsentFile:
         needed = (Exposure.PROTOCOL, Exposure.IDENTITY)
         return self._missing(coordinator, needed, day)
 
-    def missing_for(self, plan: Proposal, *, day: date | None = None) -> Missing:
-        """What is missing to take part in a run; ``day``: today by default."""
+    def missing_for(
+        self, plan: Proposal, *, day: date | None = None, images: int | None = None, earlier_rounds: int = 0
+    ) -> Missing:
+        """What is missing to take part in a run.
+
+        ``day``: today by default. ``images``: how many the hospital trains on, where that is known. ``earlier_rounds``:
+        how many rounds of other runs with this coordinator it has taken part in.
+        """
         consent = self.consent
         base = self._missing(plan.coordinator_identity, plan.required, day)
+        total = earlier_rounds + (plan.rounds or 0)
         return Missing(
             classes=base.classes,
             method=None if plan.method.name in consent.methods else plan.method.name,
@@ -221,6 +288,8 @@ class ConsentFile:
             expired=base.expired,
             privacy=consent.privacy.missing_for(plan) if consent.privacy is not None else (),
             masks=consent.secure_aggregation.missing_for(plan) if consent.secure_aggregation is not None else (),
+            total_rounds=total if consent.total_rounds is not None and total > consent.total_rounds else None,
+            training=consent.training.missing_for(plan, images),
         )
 
     def refusal(self, missing: Missing, purpose: str) -> ConsentError:

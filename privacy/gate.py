@@ -41,6 +41,7 @@ class ConsentGate:
         withdrawal: a file that exists while the consent is withdrawn.
         changed: called with a changed consent file, and with what is wrong with it if it cannot be used.
         rounds: rounds of the run for which something was sent already.
+        earlier_rounds: how many rounds of other runs with this coordinator something was sent for.
         day: tells the day, UTC.
     """
 
@@ -53,6 +54,7 @@ class ConsentGate:
         withdrawal: Path | None = None,
         changed: Changed = lambda _file, _problem: None,
         rounds: Iterable[int] = (),
+        earlier_rounds: int = 0,
         day: Callable[[], date] = today,
     ) -> None:
         self.file = file
@@ -61,13 +63,15 @@ class ConsentGate:
         self._withdrawal = withdrawal
         self._changed = changed
         self._rounds = set(rounds)
+        self._earlier_rounds = earlier_rounds
+        self._steps: dict[int, int] = {}
         self._day = day
         self._lock = threading.RLock()
         self._current = file
         self._problem: str | None = None
         self._mark = self._first_mark()
 
-    def joining(self, plan: Proposal, *, rounds: Iterable[int]) -> ConsentGate:
+    def joining(self, plan: Proposal, *, rounds: Iterable[int], earlier_rounds: int = 0) -> ConsentGate:
         """The gate of a run."""
         return ConsentGate(
             self.file,
@@ -76,6 +80,7 @@ class ConsentGate:
             withdrawal=self._withdrawal,
             changed=self._changed,
             rounds=rounds,
+            earlier_rounds=earlier_rounds,
             day=self._day,
         )
 
@@ -116,7 +121,37 @@ class ConsentGate:
                     f"refused: the consent in {self.file.path} allows {most} rounds of one run, and the hospital has "
                     f"taken part in {len(self._rounds)}; nothing of round {number + 1} is sent",
                 )
+            taken = self._earlier_rounds + len(self._rounds)
+            total = min((t for c in self._consents if (t := c.total_rounds) is not None), default=None)
+            if total is not None and taken >= total:
+                raise EndedError(
+                    Cause.ROUNDS,
+                    f"refused: the consent in {self.file.path} allows {total} rounds of all runs together, and the "
+                    f"hospital has taken part in {taken}; nothing of round {number + 1} is sent",
+                )
             self._rounds.add(number)
+
+    def begin_steps(self, round_number: int, steps: int) -> None:
+        """Counts steps of local training that are about to be taken in a round.
+
+        Raises ``EndedError`` if they are more than the consent allows in a round.
+        """
+        with self._lock:
+            self.check(())
+            taken = self._steps.get(round_number, 0) + steps
+            most = min(consent.training.steps for consent in self._consents)
+            if taken > most:
+                raise EndedError(
+                    Cause.NARROWED,
+                    f"refused: the consent in {self.file.path} allows {most} steps of training in a round "
+                    f"(`training: steps:`), and round {round_number + 1} goes on to {taken}; nothing of it is sent",
+                )
+            self._steps[round_number] = taken
+
+    @property
+    def _consents(self) -> tuple[Consent, Consent]:
+        """As it was read first, and as it is now; of each bound the smaller holds."""
+        return self.file.consent, self._current.consent
 
     def _check_withdrawal(self) -> None:
         if self._withdrawal is not None and self._withdrawal.exists():
@@ -133,7 +168,8 @@ class ConsentGate:
             if expired := file.missing_to_ask(self.coordinator, day=day).expired:
                 raise EndedError(Cause.EXPIRED, str(file.refusal(Missing(expired=expired), "this message")))
         if self.plan is not None and self._current.sha256 != self.file.sha256:
-            missing = dataclasses.replace(self._current.missing_for(self.plan, day=day), rounds=None)
+            missing = self._current.missing_for(self.plan, day=day)
+            missing = dataclasses.replace(missing, rounds=None, total_rounds=None)  # these end it when they are reached
             if missing:
                 error = self._current.refusal(missing, f"run {self.plan.run} any more")
                 raise EndedError(Cause.NARROWED, str(error))

@@ -31,6 +31,7 @@ class _Consent:
     coordinator: str | None
     methods: frozenset[str]
     rounds: int
+    total_rounds: int | None
     last_moment: datetime | None
 
     @classmethod
@@ -42,6 +43,7 @@ class _Consent:
             coordinator=content["coordinator"],
             methods=frozenset(content["methods"]),
             rounds=int(content["rounds"]),
+            total_rounds=content.get("total_rounds"),
             last_moment=None if end is None else datetime.combine(end, datetime.max.time(), UTC) + _MIDNIGHT,
         )
 
@@ -67,6 +69,7 @@ class Permissions:
     _plans: dict[str, _Plan] = field(default_factory=dict)
     _rosters: dict[tuple[str, int], frozenset[str]] = field(default_factory=dict)
     _sums: dict[str, frozenset[str]] = field(default_factory=dict)
+    _rounds_with: dict[str, int] = field(default_factory=dict)
 
     @property
     def _is_silo(self) -> bool:
@@ -198,3 +201,7 @@ class Permissions:
             raise ConsentError(
                 f"updates of {plan.rounds_begun} rounds left; the consent holds {self._consent.rounds} rounds of a run"
             )
+        self._rounds_with[record["peer"]] = taken = self._rounds_with.get(record["peer"], 0) + 1
+        total = None if self._consent is None else self._consent.total_rounds
+        if total is not None and taken > total:
+            raise ConsentError(f"updates of {taken} rounds left; the consent holds {total} rounds of all runs together")

@@ -280,6 +280,10 @@ class Proposal(Protocol):
     def method(self) -> MethodPlan: ...
 
     @property
+    def training(self) -> TrainingPlan | None:
+        """How a round is trained; None where another system decides that."""
+
+    @property
     def rounds(self) -> int | None:
         """How many rounds it has; None where the other system decides that on the way."""
 

@@ -83,7 +83,8 @@ class Tombstone(StrictModel):
 class Part:
     """A silo's part in one run, as its journal tells it. Rounds are counted from 0.
 
-    ``sent``: rounds of which an update was begun to be sent. ``acknowledged``: those whose update the coordinator has.
+    ``coordinator``: who leads it. ``sent``: rounds of which an update was begun to be sent.
+    ``acknowledged``: those whose update the coordinator has.
     ``ended``: the run's end was taken in. ``withdrawal``: the record that ended the part early; ``told``: the
     coordinator has acknowledged it.
     """
@@ -91,6 +92,7 @@ class Part:
     run: str
     plan_sha256: str
     rounds: int
+    coordinator: str | None = None
     sent: set[int] = field(default_factory=set)
     acknowledged: set[int] = field(default_factory=set)
     ended: bool = False
@@ -129,13 +131,16 @@ class History:
     """What a silo's journal tells of its consent.
 
     ``parts``: by plan hash, the run that was joined last at the end. ``withdrawal``: the record of a withdrawal that is
-    in force. ``approved``: hashes of approved plans. ``masked``: every sum, of all runs, that an update was masked for.
+    in force. ``approved``: hashes of approved plans. ``first_plans``: by a consent file's hash, the hash of the plan
+    that was joined first with it. ``masked``: every sum, of all runs, that an update was masked for.
     """
 
     parts: dict[str, Part] = field(default_factory=dict)
     withdrawal: Mapping[str, Any] | None = None
     approved: set[str] = field(default_factory=set)
+    first_plans: dict[str, str] = field(default_factory=dict)
     masked: dict[MaskedSum, None] = field(default_factory=dict)
+    _consent: str | None = None
 
     @classmethod
     def read(cls, journal: Path) -> History:
@@ -156,11 +161,20 @@ class History:
         """The part in the run that was joined last."""
         return next(reversed(self.parts.values()), None)
 
+    def rounds_with(self, coordinator: str, *, beside: str) -> int:
+        """In how many rounds of runs that a coordinator led the silo has taken part, those of a plan's run apart."""
+        parts = (part for plan, part in self.parts.items() if plan != beside)
+        return sum(len(part.sent) for part in parts if part.coordinator == coordinator)
+
     def _take(self, record: Mapping[str, Any]) -> None:
         kind = record["kind"]
         if kind == "run":
             plan = record["plan_sha256"]
-            part = self.parts.pop(plan, None) or Part(record["run"], plan, record["plan"]["rounds"])
+            part = self.parts.pop(plan, None) or Part(
+                record["run"], plan, record["plan"]["rounds"], _coordinator_of(record["plan"])
+            )
+            if self._consent is not None:
+                self.first_plans.setdefault(self._consent, plan)
             part.withdrawal, part.told = None, False
             self.parts[plan] = part
         elif kind == "message" and record["plan_sha256"] in self.parts:  # None outside runs
@@ -176,8 +190,10 @@ class History:
             if record["cause"] == Cause.WITHDRAWN:
                 self.withdrawal = record
                 self.approved.clear()
-        elif kind == "consent" and record.get("given"):
-            self.withdrawal = None
+        elif kind == "consent":
+            self._consent = record.get("consent", {}).get("sha256")
+            if record.get("given"):
+                self.withdrawal = None
 
     @staticmethod
     def _take_message(part: Part, record: Mapping[str, Any]) -> None:
@@ -189,6 +205,12 @@ class History:
                 part.ended = True
         elif rpc == "Withdraw" and received:
             part.told = True
+
+
+def _coordinator_of(plan: Mapping[str, Any]) -> str | None:
+    """The identity of who leads a run, by its plan as it stands in a record; None for a plan that names nobody."""
+    federation, name = plan.get("federation"), plan.get("coordinator")
+    return None if federation is None or name is None else f"spiffe://{federation}/coordinator/{name}"
 
 
 def timestamp() -> str:

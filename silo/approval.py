@@ -1,4 +1,4 @@
-"""A run that waits for a person: with ``approval: required`` nothing of it leaves before ``silo approve``."""
+"""A run that waits for a person: nothing of it leaves before ``silo approve``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 
+from privacy.consent import Consent, ConsentFile
 from privacy.door import Door
 from privacy.durable import write_atomically
 from privacy.gate import ConsentGate
@@ -22,6 +23,23 @@ def approve(config: SiloConfig, plan: RunPlan) -> None:
     write_atomically(config.approval, json.dumps(content).encode())
 
 
+def waits(consent: ConsentFile, plan: RunPlan, history: History) -> bool:
+    """Whether nothing of a run may leave, not even yes or no, before a person has said yes to its plan.
+
+    With ``approval: changes`` that is so for another plan than the one that the consent was given for: which one that
+    is the file says (``plan_sha256``), or the journal, where it is the first one that was joined with the file as it
+    stands. A plan that was joined before has been let in already.
+    """
+    digest = plan.sha256.hex()
+    approval = consent.consent.approval
+    if approval == "none" or digest in history.approved:
+        return False
+    if approval == "required":
+        return True
+    given_for = consent.consent.plan_sha256 or history.first_plans.get(consent.sha256)
+    return given_for not in (None, digest) and digest not in history.parts
+
+
 def await_approval(
     config: SiloConfig,
     plan: RunPlan,
@@ -35,12 +53,12 @@ def await_approval(
     An approval holds for a plan, not for a process: it is asked for once, however often the daemon starts.
     """
     digest = plan.sha256.hex()
-    if gate.file.consent.approval == "none" or digest in history.approved:
+    if not waits(gate.file, plan, history):
         return
     approved_at = _approved_at(config, digest)
     if approved_at is None:
         notice(
-            f"run {plan.run} waits for approval; nothing of it has left. What would leave:\n"
+            f"run {plan.run} waits for approval{_why(gate.file.consent)}; nothing of it has left. What would leave:\n"
             f"  silo inspect --config FILE\nTo let it begin:\n  silo approve --config FILE --plan-sha256 {digest}"
         )
     while approved_at is None:
@@ -50,6 +68,12 @@ def await_approval(
     door.note("approval", run=plan.run, plan_sha256=digest, approved_at=approved_at)
     config.approval.unlink(missing_ok=True)
     notice(f"run {plan.run} is approved")
+
+
+def _why(consent: Consent) -> str:
+    if consent.approval == "required":
+        return ""
+    return ": its plan is not the one that the consent was given for (`approval: changes`)"
 
 
 def _approved_at(config: SiloConfig, digest: str) -> str | None:

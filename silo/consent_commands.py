@@ -27,6 +27,11 @@ out = output()
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The hospital's configuration (YAML).")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+_APPROVAL = {
+    "none": "none: no run waits",
+    "changes": "changes: a run with another plan than the one that the consent was given for waits",
+    "required": "required: each run waits",
+}
 DAEMON_SECONDS = 120.0
 """How long ``withdraw`` waits for a running daemon to end."""
 
@@ -52,9 +57,11 @@ def show_consent(
         ("methods", ", ".join(content["methods"]) or "none"),
         ("may leave", "\n".join(f"{item['class']}: {item['meaning']}" for item in content["classes"]) or "nothing"),
         ("rounds of a run", f"at most {content['rounds']}"),
+        ("rounds of all runs", "no limit" if (most := content["total_rounds"]) is None else f"at most {most}"),
         ("rounds taken part in", "\n".join(runs) or "none"),
+        ("training in a round", _training(content["training"])),
         ("last day (UTC)", f"{content['expires'] or 'no end'}{days}"),
-        ("approval of each run", content["approval"]),
+        ("approval of runs", _APPROVAL[content["approval"]]),
         ("file", f"{content['file'] or 'none (key `consent:`)'}\nSHA-256 {content['sha256']}"),
     ):
         table.add_row(name, value)
@@ -188,10 +195,13 @@ def consent_content(settings: SiloConfig) -> dict[str, Any]:
         "methods": list(consent.methods),
         "classes": [{"class": e.value, "meaning": MEANING[e]} for e in Exposure if e in consent.classes],
         "rounds": consent.rounds,
+        "total_rounds": consent.total_rounds,
+        "training": consent.training.model_dump(),
         "rounds_of_runs": {part.run: sorted(part.sent) for part in history.parts.values()},
         "expires": consent.expires.isoformat() if consent.expires else None,
         "days_left": days,
         "approval": consent.approval,
+        "plan_sha256": consent.plan_sha256,
         "withdrawal": _withdrawal(settings, history) if withdrawn else None,
     }
 
@@ -206,6 +216,13 @@ def _withdrawal(settings: SiloConfig, history: History) -> dict[str, Any]:
         "rounds_acknowledged": list(record["rounds_acknowledged"]) if record else [],
         "coordinator_told": part.told if part else None,
     }
+
+
+def _training(bounds: dict[str, Any]) -> str:
+    return (
+        f"at most {bounds['epochs']} epochs and {bounds['steps']} steps, learning rates up to "
+        f"{bounds['learning_rate']:g}"
+    )
 
 
 def _withdrawn(found: dict[str, Any]) -> str:

@@ -43,7 +43,7 @@ from privacy.state_folder import keep_private
 from privacy.withdrawal import Cause, EndedError, History
 from protos.medsilo.v1 import coordinator_pb2 as wire
 from silo.account import Account, budget_of, check_enough, check_promise, metrics_budget_of
-from silo.approval import await_approval
+from silo.approval import await_approval, waits
 from silo.config import SiloConfig
 from silo.display import Display
 from silo.ending import Ending, conclude_alone, refuse_withdrawn
@@ -193,17 +193,18 @@ def _agree(
         )
     check_promise(plan, method)
     consent = gate.file
-    missing = consent.missing_for(plan)
+    earlier = history.rounds_with(plan.coordinator_identity.uri, beside=plan.sha256.hex())
+    missing = consent.missing_for(plan, images=len(dataset.train), earlier_rounds=earlier)
     part = history.parts.get(plan.sha256.hex())
     if part and part.is_open:
         # A cap that was lowered on the way ends the run when it is reached, not before.
-        missing = dataclasses.replace(missing, rounds=None)
+        missing = dataclasses.replace(missing, rounds=None, total_rounds=None)
     if missing:
         error = consent.refusal(missing, f"run {plan.run} ({plan.method.name})")
         door.note("refusal", **_summary(plan), reason=str(error))
         if part and part.is_open:
             raise EndedError(Cause.NARROWED, str(error))
-        if consent.consent.approval == "none":
+        if not waits(consent, plan, history):
             uplink.answer(plan, missing)
         raise error
     try:
@@ -217,10 +218,10 @@ def _agree(
         door.note("refusal", **_summary(plan), reason=str(error))
         if part and part.is_open:
             raise EndedError(Cause.BUDGET, str(error)) from None
-        if consent.consent.approval == "none":
+        if not waits(consent, plan, history):
             uplink.answer(plan, Missing(privacy=(str(error),)))
         raise
-    joining = gate.joining(plan, rounds=part.sent if part else ())
+    joining = gate.joining(plan, rounds=part.sent if part else (), earlier_rounds=earlier)
     uplink.use(door.through(joining), plan)
     return joining, account, counts
 
@@ -363,6 +364,7 @@ class _Participation:
             device=processes.device,
             precision=config.precision,
             progress=self._progress,
+            permit=gate.begin_steps,
             charge=account.charge if account is not None else None,
             kept=account.kept if account is not None else None,
             place=processes.place,

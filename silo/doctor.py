@@ -44,8 +44,10 @@ from privacy.journal import Journal
 from privacy.pki import Credentials, identity_of_certificate, load_audit_key
 from privacy.plan import RunPlan
 from privacy.protocol import agreed, newer, spoken_instead
+from privacy.withdrawal import History
 from protos.medsilo.v1 import coordinator_pb2 as wire
 from protos.versions import PROTOCOL_VERSION
+from silo.approval import waits
 from silo.channel import channel_credentials, connect, open_channel
 from silo.config import SiloConfig
 from silo.plans import keep_plan, known_plan
@@ -300,9 +302,11 @@ def _check_plan(config: SiloConfig, plan: RunPlan | None) -> list[Finding]:
         return []
     what = f"run {plan.run} ({plan.method.name}, {plan.rounds} rounds)"
     try:
-        missing = ConsentFile.read(config.consent).missing_for(plan)
-    except (ConfigurationError, OSError):
-        return []
+        file, history = ConsentFile.read(config.consent), History.read(config.journal)
+    except (MedsiloError, OSError):
+        return []  # the consent's and the journal's own findings tell
+    earlier = history.rounds_with(plan.coordinator_identity.uri, beside=plan.sha256.hex())
+    missing = file.missing_for(plan, earlier_rounds=earlier)
     if missing:
         return [
             notice(
@@ -312,6 +316,9 @@ def _check_plan(config: SiloConfig, plan: RunPlan | None) -> list[Finding]:
                 declines=True,
             )
         ]
+    if waits(file, plan, history):
+        remedy = "look at it (`silo inspect`), and let it begin if the hospital agrees (`silo approve`)"
+        return [notice("run", f"the consent covers {what}, which waits for approval", remedy)]
     return [good("run", f"the consent covers {what}")]
 
 

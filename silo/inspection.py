@@ -24,6 +24,7 @@ from privacy.exposure import Exposure, attribute, field_exposure
 from privacy.kept_releases import KeptReleases
 from privacy.ledger import Ledger, Spending, Subject
 from privacy.plan import RunPlan
+from privacy.withdrawal import History
 from protos.medsilo.v1 import coordinator_pb2 as wire
 from protos.versions import PROTOCOL_VERSION
 from silo.account import budget_of, check_promise, metrics_budget_of
@@ -146,7 +147,9 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
         plan.privacy is None or metrics_budget_of(consent.consent, plan.privacy) is not None
     ):
         payload[Exposure.LOCAL_METRICS] = Part.of({spec.name: torch.zeros(()) for spec in local_metrics(plan)})
-    missing, withdrawn = consent.missing_for(plan), config.withdrawal.exists()
+    earlier = History.read(config.journal).rounds_with(plan.coordinator_identity.uri, beside=plan.sha256.hex())
+    missing = consent.missing_for(plan, images=len(dataset.train), earlier_rounds=earlier)
+    withdrawn = config.withdrawal.exists()
     fields: dict[str, int] = {}
     classes: dict[Exposure, int] = {}
     messages = 0

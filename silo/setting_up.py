@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from privacy.configuration import explain, with_home
-from privacy.consent import Consent, today
+from privacy.consent import Consent, TrainingConsent, today
 from privacy.errors import ConfigurationError, IdentityError
 from privacy.examination import SOON_DAYS
 from privacy.exposure import MEANING, Exposure
@@ -51,6 +51,10 @@ device: auto                       # auto | cpu | cuda | cuda:1 … | [cuda:0, c
 # threads: 4                       # CPU threads of training; by default as PyTorch chooses
 # keep_sent_days: 365              # keep what was sent, encrypted (silo audit open)
 """
+
+
+_MORE_RUNS = 10
+"""How many runs of the plan's rounds a consent that is written here holds."""
 
 
 def proxy_of(url: str | None, credentials: Path | None) -> ProxyConfig | None:
@@ -142,6 +146,7 @@ def write_consent(
     """Writes the consent file: the plan's method with the classes that were agreed to; or, if there are none, nothing,
     with what the run would need as comments. ``how``: in which words it was agreed to."""
     assert config.consent is not None
+    training = TrainingConsent.of(plan)
     classes = [exposure for exposure in Exposure if exposure in agreed]
     lines = [
         f"coordinator: {config.coordinator_identity.uri}   # the only one that this silo speaks to",
@@ -153,8 +158,14 @@ def write_consent(
         lines += [f"  - {exposure.value}", *(f"    # {line}" for line in meaning)]
     lines += [
         f"rounds: {plan.rounds}   # at most, in one run",
+        f"total_rounds: {_MORE_RUNS * plan.rounds}   # at most, in all runs together",
+        "training:   # the most that a round may train",
+        f"  epochs: {training.epochs}   # passes over the images",
+        f"  steps: {training.steps}   # of the optimiser",
+        f"  learning_rate: {training.learning_rate}",
         f"expires: {expires or today() + timedelta(days=365)}   # nothing leaves after this day",
-        "approval: none   # required: each run waits for `silo approve`",
+        "approval: changes   # a run with another plan waits for `silo approve`; required: each run; none: no run",
+        f"plan_sha256: {plan.sha256.hex()}   # the plan that this was written for",
     ]
     if not classes:
         lines = [f"# {line}" for line in lines]

@@ -104,7 +104,8 @@ class LocalSite:
     The order of images follows from the run's seed, the silo's name and the round, so that a round repeated after
     a crash gives the same model. A plan with privacy is trained with DP-SGD: ``charge`` is called before each training
     and each average, gives the key of all that it draws (the same after a crash), and raises if the account does not
-    allow it; images are given to nobody. ``noise``: where it is drawn from instead; ``kept`` is where noised
+    allow it; images are given to nobody. ``permit`` is told, with the round, of steps before they are taken, and raises
+    for more than the hospital allows. ``noise``: where it is drawn from instead; ``kept`` is where noised
     averages that last are kept. ``precision``: in which numbers ``fit`` computes; parameters, gradients, the
     optimiser and measurements stay float32 (automatic mixed precision). Raises ``ConfigurationError`` for another than
     float32 with privacy. ``place``: this process's among those that train the silo's model together (see
@@ -125,6 +126,7 @@ class LocalSite:
         device: torch.device,
         precision: Precision = "float32",
         progress: Callable[[Progress], None] = lambda _: None,
+        permit: Callable[[int, int], object] = lambda _round, _steps: None,
         charge: Charge | None = None,
         noise: NoiseSource | None = None,
         kept: KeptReleases | None = None,
@@ -145,6 +147,7 @@ class LocalSite:
         self._model = model.to(device)
         self._seed = plan.seed
         self._progress = progress
+        self._permit = permit
         self._dataset = dataset
         self._train = _on(device, dataset.train)
         self._test = _on(device, dataset.test)
@@ -224,6 +227,7 @@ class LocalSite:
         with _only(self._model, chosen), self._place.training(self._model, *([extra] if extra is not None else [])):
             images, labels = self._train
             for epoch, batches in enumerate(self.orders(round_number, epochs, phase)):
+                self._permit(round_number, len(batches))
                 total = torch.zeros((), device=self._train[0].device)
                 for step, index in enumerate(batches, start=1):
                     optimizer.zero_grad(set_to_none=True)
@@ -266,6 +270,7 @@ class LocalSite:
         optimizer = self._optimizer(list(chosen.values()), chosen, phase)
         epochs = epochs or self.training.epochs
         steps, per_epoch = private.plan.steps_of(epochs), private.plan.steps_of(1)
+        self._permit(round_number, steps)
         self._model.train()
         reported = time.monotonic()
 
@@ -394,6 +399,7 @@ class LocalSite:
         images, labels = self._train
         augment = self._augmenter(round_number, phase)
         for order in self.orders(round_number, epochs or self.training.epochs, phase):
+            self._permit(round_number, len(order))
             for index in order:
                 yield augment(images[index]), labels[index]
 

@@ -66,6 +66,7 @@ class FlowerPlan:
     app_sha256: str
     optional: tuple[Exposure, ...] = ()
     rounds: None = None
+    training: None = None
     privacy: None = None
     secure_aggregation: None = None
 
@@ -377,7 +378,8 @@ class Relay:
         plan = plan_of(self._config, run, self._apps.get(run, ""))
         if missing := missing_for(self._gate.file, plan):
             raise self._gate.file.refusal(missing, f"run {run}")
-        gate = self._gate.joining(plan, rounds=self._door.rounds.get(run, ()))
+        earlier = sum(len(rounds) for name, rounds in self._door.rounds.items() if name != run)
+        gate = self._gate.joining(plan, rounds=self._door.rounds.get(run, ()), earlier_rounds=earlier)
         gate.check(())
         content = plan.describe()
         digest = hashlib.sha256(write_canonical(content)).hexdigest()

@@ -35,7 +35,7 @@ def serve(config: FlowerConfig, ready: Callable[[], None]) -> None:
         consent = ConsentFile.read(config.consent)
         if missing := missing_for(consent, plan_of(config, "of any app", "")):
             raise consent.refusal(missing, "what `flower: records:` declares, or Flower apps at all")
-        if consent.consent.approval != "none":
+        if consent.consent.approval == "required":
             raise ConsentError(
                 f"{consent.path}: `approval: {consent.consent.approval}` is for runs of Medsilo: a Flower app has no "
                 "plan that a person could approve. Take the line out, or do not start this"

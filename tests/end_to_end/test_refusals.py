@@ -231,7 +231,7 @@ def test_a_plan_outside_the_consent_is_declined_and_the_operator_sees_what_is_mi
     (hospital,) = (silo for silo in one.status()["silos"] if silo["silo"] == "hospital1")
     assert hospital["state"] == "declined"
     assert hospital["missing"] == [
-        "method diversifed",
+        "method diversifed (or its training)",
         "MODEL_PARAMETERS_EXTRACTOR",
         "MODEL_PARAMETERS_CLASSIFIER",
         "PEER_DERIVED",

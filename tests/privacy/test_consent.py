@@ -420,3 +420,36 @@ class TestMasks:
                 **changes,
             }
         )
+
+
+@pytest.mark.parametrize(
+    ("training", "parameters", "said"),
+    [
+        ({"epochs": 201}, {}, "201 epochs a round (`training: epochs: 201`)"),
+        ({"learning_rate": 1e9}, {}, "a learning rate of 1e+09 (`training: learning_rate: 1e+09`)"),
+        ({}, {"head_epochs": 5000}, "5000 epochs a round (`training: epochs: 5000`)"),
+        ({}, {"inner_rate": 11.0}, "a learning rate of 11 (`training: learning_rate: 11`)"),
+        ({}, {"server_learning_rate": float("nan")}, "a learning rate of nan"),
+        ({"epochs": 150, "batch_size": 2}, {}, "150000 steps a round (`training: steps: 150000`)"),
+        ({"epochs": 150, "batch_size": 100}, {}, ""),
+        ({"epochs": 200, "learning_rate": 10.0}, {"inner_rate": 10.0}, ""),
+    ],
+)
+def test_an_absurd_training_is_refused_by_a_consent_that_says_nothing_of_it(
+    tmp_path: Path, in_2030: Clock, training: dict[str, Any], parameters: dict[str, Any], said: str
+) -> None:
+    plan = make_plan()
+    method = plan.method.model_copy(update={"parameters": {**plan.method.parameters, **parameters}})
+    changed = plan.model_copy(
+        update={"method": method, "training": TrainingPlan.model_validate({**plan.training.model_dump(), **training})}
+    )
+    lines = full(tmp_path).missing_for(changed, images=2000).lines()
+    assert len(lines) == bool(said)
+    assert said in "".join(lines)
+
+
+def test_rounds_of_all_runs_together_have_a_bound_of_their_own(tmp_path: Path, in_2030: Clock) -> None:
+    file = ConsentFile.read(written(tmp_path, f"{FULL}\ntotal_rounds: 7\n"))
+    assert not file.missing_for(make_plan(), earlier_rounds=2)
+    missing = file.missing_for(make_plan(), earlier_rounds=3)
+    assert missing.lines() == ["8 rounds of all runs together (`total_rounds: 8`)"]

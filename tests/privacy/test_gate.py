@@ -290,3 +290,68 @@ def test_an_approval_does_not_outlive_a_withdrawal() -> None:
     expired = {**WITHDRAWN, "cause": Cause.EXPIRED.value}
     assert taken(approval, RUN, expired).approved == {"p"}
     assert taken(approval, RUN, expired).withdrawal is None
+
+
+def test_the_total_of_rounds_counts_the_runs_before(living: Living) -> None:
+    living.write(total_rounds=6)
+    living.gate = living.start().joining(make_plan(), rounds=[0], earlier_rounds=4)
+    living.gate.begin_round(0)
+    living.gate.begin_round(1)
+    with pytest.raises(EndedError, match=r"allows 6 rounds of all runs together.*taken part in 6") as caught:
+        living.gate.begin_round(2)
+    assert caught.value.cause == Cause.ROUNDS
+    living.write(total_rounds=100)
+    with pytest.raises(EndedError, match="allows 6 rounds"):  # more than was read at the start never passes
+        living.gate.begin_round(2)
+
+
+def test_steps_of_training_are_counted_by_round_and_end_the_part_before_they_are_taken(living: Living) -> None:
+    living.write(training={"steps": 100})
+    living.gate = living.start()
+    for number in (0, 1):
+        living.gate.begin_steps(number, 60)
+        living.gate.begin_steps(number, 40)
+    with pytest.raises(EndedError, match=r"allows 100 steps of training in a round.*round 2 goes on to 101") as caught:
+        living.gate.begin_steps(1, 1)
+    assert caught.value.cause == Cause.NARROWED
+    living.write(training={"steps": 50})
+    with pytest.raises(EndedError, match="allows 50 steps"):
+        living.gate.begin_steps(2, 51)
+
+
+def test_a_consent_that_lowers_what_may_be_trained_on_the_way_ends_the_part(living: Living) -> None:
+    living.gate.check([MODEL])
+    living.write(training={"epochs": 1})
+    cause, text = living.ended()
+    assert (cause, "10 epochs a round (`training: epochs: 10`)" in text) == (Cause.NARROWED, True)
+
+
+def joined(run: str, plan: str, coordinator: str = "c") -> dict[str, Any]:
+    content = {"rounds": 3, "federation": "test", "coordinator": coordinator}
+    return {"kind": "run", "run": run, "plan_sha256": plan, "plan": content}
+
+
+def sent(plan: str, *rounds: int) -> list[dict[str, Any]]:
+    return [
+        {"kind": "message", "rpc": "SubmitUpdate", "direction": "sent", "plan_sha256": plan, "round": number}
+        for number in rounds
+    ]
+
+
+def test_the_journal_tells_how_many_rounds_of_other_runs_there_were_with_a_coordinator() -> None:
+    history = History.of(
+        [
+            *(joined("r", "p"), *sent("p", 0, 0, 1)),
+            *(joined("elsewhere", "q", "other"), *sent("q", 0)),
+            *(joined("s", "o"), *sent("o", 0, 1, 2, 3)),
+        ]
+    )
+    assert history.rounds_with(COORDINATOR.uri, beside="none") == 5, "the end of a run of three rounds is not a round"
+    assert history.rounds_with(COORDINATOR.uri, beside="o") == 2
+
+
+def test_the_journal_tells_which_plan_a_consent_was_joined_with_first() -> None:
+    given = {"kind": "consent", "consent": {"sha256": "a"}}
+    again = {"kind": "consent", "consent": {"sha256": "b"}}
+    history = History.of([given, joined("r", "p"), joined("s", "q"), again, joined("t", "o")])
+    assert history.first_plans == {"a": "p", "b": "o"}
