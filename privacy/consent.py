@@ -123,9 +123,10 @@ class TrainingConsent(StrictModel):
 
     @classmethod
     def of(cls, plan: Proposal) -> TrainingConsent:
-        """What a plan needs, with the steps of a hospital of usual size."""
+        """What a plan needs, but for what is absurd."""
+        most = cls()
         epochs, rates = _epochs_and_rates(plan)
-        return cls(epochs=epochs, learning_rate=max(rates))
+        return cls(epochs=min(epochs, most.epochs), learning_rate=min(max(rates), most.learning_rate))
 
     def missing_for(self, plan: Proposal, images: int | None) -> tuple[str, ...]:
         """What a plan needs beyond this, each in words with the line that would allow it. ``images``: how many the

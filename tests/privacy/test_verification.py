@@ -567,6 +567,23 @@ def test_more_rounds_than_the_consent_holds(signed: tuple[Path, Exchange]) -> No
         send(2)
 
 
+def test_more_rounds_of_all_runs_than_the_consent_holds() -> None:
+    permissions = Permissions(SILO)
+    permissions.consented({"consent": {**CONSENT, "methods": ["fedavg"], "rounds": 4, "total_rounds": 3}})
+    runs = [run_record(name, name=name) for name in ("r", "later")]
+    for run in runs:
+        permissions.joined(run)
+
+    def send(run: Record, number: int) -> None:
+        record, classes = sending("PROTOCOL", round_number=number)
+        permissions.check({**record, "plan_sha256": run["plan_sha256"]}, classes, whole=True)
+
+    for run, number in ((runs[0], 0), (runs[0], 1), (runs[1], 0), (runs[1], 0)):
+        send(run, number)
+    with pytest.raises(ConsentError, match="updates of 4 rounds left; the consent holds 3 rounds of all runs"):
+        send(runs[1], 1)
+
+
 def test_what_the_plan_does_not_announce(signed: tuple[Path, Exchange]) -> None:
     permissions = Permissions(SILO)
     permissions.consented({"consent": {**CONSENT, "exposures": [*CONSENT["exposures"], "LABEL_COUNTS"]}})

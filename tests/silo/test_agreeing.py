@@ -68,12 +68,25 @@ def test_without_a_word_nothing_is_agreed_to(config: SiloConfig) -> None:
     assert not ConsentFile.read(config.consent).missing_for(whole)
 
 
+def test_yes_to_the_method_is_no_yes_to_an_absurd_training(config: SiloConfig) -> None:
+    whole = plan("PROTOCOL", "IDENTITY", *FEDAVG)
+    training = whole.training.model_copy(update={"epochs": 5000, "learning_rate": 1e6})
+    absurd = whole.model_copy(update={"training": training})
+    file = agree(config, absurd, "fedavg")
+    assert [line.split(" (")[0] for line in file.missing_for(absurd).lines()] == [
+        "5000 epochs a round",
+        "a learning rate of 1e+06",
+    ]
+
+
 def test_yes_to_the_method_covers_the_run_and_no_more(config: SiloConfig) -> None:
     whole = plan("PROTOCOL", "IDENTITY", *FEDAVG)
     file = agree(config, whole, "fedavg")
     assert not file.missing_for(whole)
     assert {exposure.value for exposure in file.consent.classes} == {"PROTOCOL", "IDENTITY", *FEDAVG}
     assert (file.consent.rounds, file.consent.methods) == (10, ("fedavg",))
+    assert (file.consent.approval, file.consent.plan_sha256) == ("changes", whole.sha256.hex())
+    assert (file.consent.total_rounds, file.consent.training.epochs) == (100, whole.training.epochs)
     assert config.consent is not None
     assert "LOCAL_METRICS" not in yaml.safe_load(config.consent.read_text())["exposures"]
     assert "Optional, and not agreed to: LOCAL_METRICS." in " ".join(
