@@ -33,6 +33,10 @@ DISCRETISATION = 1e-3
 
 _LARGEST_GROUP = 32
 """For larger groups no bound is computed: it would be of no use, and takes minutes."""
+
+WEAK_EPSILON = 8.0
+"""Above it a limit is called weak: with one false alarm in a thousand, a test may find out every unit that was used."""
+
 _HOPELESS = 100.0
 _LARGEST = 1e4
 
@@ -194,6 +198,35 @@ class Guarantee:
     def conditions(self) -> str:
         """What the numbers hold for."""
         return f"unit {self.unit}, adjacency {self.adjacency}, accountant {self.accountant}"
+
+    @property
+    def is_weak(self) -> bool:
+        """Whether it rules hardly anything out about single units."""
+        return self.epsilon > WEAK_EPSILON
+
+    @property
+    def odds(self) -> str:
+        """What it allows, in odds: for every test, P(yes | used) ≤ e^ε · P(yes | not used) + δ.
+
+        >>> Guarantee(2.0, 1e-5, "image").odds.partition("; ")[2]
+        'with one false alarm in a thousand, at most 0.8 % of the used images are found out.'
+        """
+        factor = math.exp(min(self.epsilon, _HOPELESS))
+        shown_factor = f"{math.ceil(10 * factor) / 10:.1f}" if factor < 100 else f"{math.ceil(factor):,}"
+        if factor >= 1e6:
+            return (
+                f"What ε = {shown(self.epsilon)} allows: e^ε, by which an attacker's odds on one {self.unit} can rise, "
+                "is above a million. That is so weak a limit that it rules nothing out."
+            )
+        found = min(1.0, factor / 1000 + self.delta)
+        share = f"at most {math.ceil(1000 * found) / 10:.1f} % of" if found < 1 else "as many as all"
+        text = (
+            f"What ε = {shown(self.epsilon)} allows: no test on what left calls a used {self.unit} “used” more than "
+            f"e^ε = {shown_factor} times as often as an unused one, δ apart. An attacker's even odds on one "
+            f"{self.unit} become {shown_factor} to 1 at most; with one false alarm in a thousand, {share} the used "
+            f"{self.unit}s are found out."
+        )
+        return f"{text} That is a weak limit." if self.is_weak else text
 
 
 def shown(epsilon: float) -> str:

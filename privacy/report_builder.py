@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,7 +50,8 @@ def verify_journal(journal: Path, public_key: bytes) -> Verification:
     """What ``audit verify`` finds in a journal of the owner of that audit key."""
     found = verify_evidence(journal, key=public_key)
     contradicted = [finding.sentence() for finding in found.findings]
-    return Verification(not found.problem, found.sentences(), found.index, found.signed, contradicted)
+    sentences = found.sentences()
+    return Verification(not found.problem, sentences, found.index, found.signed, found.records, contradicted)
 
 
 def make_report(
@@ -112,6 +114,8 @@ def build_report(
     ``public_key``: the owner's audit key, Ed25519, 32 bytes. ``run`` limits the report to one run. ``answers``,
     ``accuracies`` and ``attendance`` are what a coordinator keeps beside its journal, ``rehearsals`` what a silo keeps.
 
+    Of a journal that is sound it takes the records that were verified, and none that a daemon has written since.
+
     Raises ``JournalError`` if there is no journal or a record cannot be read, ``ConfigurationError`` for a run that is
     not on record.
     """
@@ -119,7 +123,8 @@ def build_report(
         begins = "silo train" if party.role == "silo" else "coordinator serve"
         raise JournalError(f"{journal}: there is no journal yet; `{begins}` begins one")
     sums = _Sums(party, run)
-    for record in read_records(journal):
+    verified = verification.records if verification.sound else None
+    for record in itertools.islice(read_records(journal), verified):
         try:
             sums.add(record)
         except (KeyError, TypeError, ValueError, AttributeError, JournalError) as error:
@@ -130,9 +135,7 @@ def build_report(
     if run is not None and run not in sums.plans:
         raise ConfigurationError(f"run {run} is not on record; the runs are {', '.join(sums.plans) or 'none'}")
     tree = MerkleTree()
-    for index, line in enumerate(read_lines(journal)):
-        if index == sums.count:
-            break  # a daemon has gone on writing meanwhile
+    for line in itertools.islice(read_lines(journal), sums.count):
         tree.append(line)
     return Report(
         party=party,
@@ -147,7 +150,7 @@ def build_report(
         came_back=sorted(sums.came_back.values(), key=_order),
         peers=dict(sorted(sums.peers.items())),
         foreign=sums.foreign,
-        consents=sums.consents,
+        consents=list(sums.consents),
         decisions=sums.decisions,
         outside_consent=sums.outside_consent,
         withdrawn=sums.withdrawn,
@@ -156,6 +159,7 @@ def build_report(
         synthetic=sorted(sums.synthetic),
         limited_to=run,
         other_runs=[name for name in sums.plans if run is not None and name != run],
+        plain_elsewhere=sums.plain_elsewhere(),
         answers=[answer for answer in answers if run in (None, answer.run)],
         accuracies=[accuracy for accuracy in accuracies if run in (None, accuracy.run)],
         attendance=[one for one in attendance if run in (None, one.run)],
@@ -180,9 +184,11 @@ class _Sums:
         self.peers: dict[str, Peer] = {}
         self.foreign: dict[str, str] = {}
         self.schemas: dict[str, StoredSchema] = {}
-        self.consents: list[Mapping[str, Any]] = []
+        self.consents: list[dict[str, Any]] = []
         self.decisions: list[Mapping[str, Any]] = []
         self.allowed: frozenset[Exposure] = frozenset()
+        self.data = ""
+        self.told: dict[str, set[str]] = {}
         self.outside_consent: dict[Exposure, int] = {}
         self.in_force_from: str | None = None
         self.withdrawn: tuple[str, str] | None = None
@@ -213,6 +219,7 @@ class _Sums:
         elif kind in ("approval", "withdrawal"):
             if kind == "withdrawal" and record.get("cause") == Cause.WITHDRAWN and self.in_force_from:
                 self.withdrawn, self.in_force_from = (self.in_force_from, record["time"]), None
+                self.consents[-1].setdefault("until", record["time"])
             if self._wanted(record):
                 self.decisions.append(
                     {key: value for key, value in record.items() if key not in ("v", "index", "federation", "self")}
@@ -236,9 +243,14 @@ class _Sums:
         if record.get("synthetic"):
             self._note_synthetic(self.party)
         self.allowed = expand(record["consent"].get("exposures") or ())
-        if not self.consents or self.consents[-1]["consent"] != record["consent"]:
+        self.data = str(record.get("data_sha256") or "")
+        anew = {"given_anew_after": self.withdrawn[1]} if record.get("given") and self.withdrawn else {}
+        if not self.consents or self.consents[-1]["consent"] != record["consent"] or anew:
             purpose = {"purpose": record["purpose"]} if record.get("purpose") else {}
-            self.consents.append({"time": record["time"], "consent": record["consent"], "runs": [], **purpose})
+            entry = {"time": record["time"], "consent": record["consent"], "runs": [], **purpose, **anew}
+            if self.consents:
+                self.consents[-1].setdefault("until", record["time"])
+            self.consents.append(entry)
         if record.get("given"):
             self.withdrawn = None
         if self.withdrawn is None and self.in_force_from is None and record.get("purpose") != "enrolment":
@@ -266,12 +278,16 @@ class _Sums:
         run = record["run"] or BEFORE
         if run != BEFORE:
             self.plans.setdefault(run, (None, record["plan_sha256"]))
+        leaving = (record["direction"] == "sent") == self.of_silo
+        if leaving and any(Exposure(name) in TELLING for name in record["classes"]):
+            self.told.setdefault(run, set()).add(self.data)
+        if leaving and self.of_silo and self.consents and run != BEFORE and run not in self.consents[-1]["runs"]:
+            self.consents[-1]["runs"].append(run)
         if not self._wanted(record):
             return
         # Protobuf leaves out what is false: where the field has bytes, it says yes.
         if not self.of_silo and record["message_type"] == _JOINING and "synthetic" in record["fields"]:
             self._note_synthetic(record["peer"])
-        leaving = (record["direction"] == "sent") == self.of_silo
         self._flows(self.left if leaving else self.came_back, run, record)
         peer = self.peers.setdefault(record["peer"], Peer(record["peer"], first_time=record["time"]))
         peer.last_time = record["time"]
@@ -283,8 +299,6 @@ class _Sums:
         else:
             peer.bytes_came_back += record["length"]
         if leaving and self.of_silo:
-            if self.consents and run != BEFORE and run not in self.consents[-1]["runs"]:
-                self.consents[-1]["runs"].append(run)
             for name, count in record["classes"].items():
                 if Exposure(name) not in self.allowed:
                     add_counts(self.outside_consent, {Exposure(name): count})
@@ -313,6 +327,18 @@ class _Sums:
             del self.open_calls[record["call_id"]]
         elif len(self.open_calls) > _OPEN_CALLS:
             self.open_calls.popitem(last=False)
+
+    def plain_elsewhere(self) -> dict[str, bool]:
+        """Runs that the report leaves out, of which something about patients left without differential privacy; whether
+        on a version of the data set that a run of the report used, or that is in use now."""
+        if self.only is None:
+            return {}
+        versions = self.told.get(self.only, set()) | {self.data}
+        return {
+            run: bool(used & versions)
+            for run, used in self.told.items()
+            if run != self.only and not (self.plans.get(run, (None, None))[0] or {}).get("privacy")
+        }
 
     def runs(self) -> list[Run]:
         """The runs in the order in which they came; what was before any comes last."""

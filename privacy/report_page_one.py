@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -191,7 +192,6 @@ def _on_which_consent(report: Report) -> Answered:
         )
     if not report.consents:
         return Answered(question, "No consent is on record", [], "plain" if not report.bytes_left else "bad")
-    latest = report.consents[-1]
     if report.outside_consent:
         names = listed([NAME[exposure].lower() for exposure in in_order(report.outside_consent)])
         return Answered(
@@ -200,25 +200,54 @@ def _on_which_consent(report: Report) -> Answered:
             [f"Without consent left: {names}. This should be impossible: ask whoever runs the silo at once."],
             "bad",
         )
-    changes = sum(1 for record in report.consents if record["runs"]) - 1
+    own = report.consents_of_runs or report.consents[-1:]
+    # Given anew, it may say the same as before.
+    changes = sum(1 for one, next_one in itertools.pairwise(own) if one["consent"] != next_one["consent"])
+    last, now = own[-1], report.consents[-1]
+    in_force = last is now and report.withdrawn is None
     withdrawals = [decision for decision in report.decisions if decision["kind"] == "withdrawal"]
     verdict = "The hospital's own consent; all that left was covered by it"
-    sentences = [f"In force since {minute(latest['time'])} UTC."]
-    if report.withdrawn:
+    sentences = [f"In force since {minute(last['time'])} UTC{_anew(last)}."]
+    if report.withdrawn and last["until"] == report.withdrawn[1]:
         since, until = map(minute, report.withdrawn)
         verdict = f"Withdrawn on {until} UTC; all that left before was covered by it"
         sentences = [f"The hospital's own consent was in force from {since} to {until} UTC."]
-    last = consented(latest["consent"], withdrawn=report.withdrawn is not None)
-    sentences.append(f"In its last version: {last[:1].lower()}{last[1:]}" if changes > 0 else last)
+    elif not in_force:
+        what = f"in run {report.limited_to}" if report.limited_to else "last"
+        sentences = [
+            f"What left {what} was covered by the consent that was in force from {minute(last['time'])} to "
+            f"{minute(last['until'])} UTC{_anew(last)}."
+        ]
+    said = consented(last["consent"], withdrawn=not in_force)
+    sentences.append(f"In its last version: {said[:1].lower()}{said[1:]}" if changes > 0 else said)
     if changes > 0:
         sentences.append(f"It was changed {times(changes)} between or during runs; all versions stand below.")
+    if not in_force and not verdict.startswith("Withdrawn"):
+        sentences.append(_since(report))
     sentences += [f"{_ending(one)} on {minute(one['time'])} UTC." for one in withdrawals]
     return Answered(
         question,
         verdict,
         sentences,
-        "attention" if withdrawals else "good",
+        "attention" if withdrawals or report.withdrawn else "good",
     )
+
+
+def _anew(consent: Mapping[str, Any]) -> str:
+    """When it was withdrawn before it was given anew, where it was."""
+    before = consent.get("given_anew_after")
+    return f", given anew after it had been withdrawn on {minute(before)} UTC" if before else ""
+
+
+def _since(report: Report) -> str:
+    """What is in force now where that is not what something left under."""
+    if report.withdrawn:
+        return f"Since {minute(report.withdrawn[1])} UTC consent is withdrawn."
+    now = report.consents[-1]
+    since = f"Since {minute(now['time'])} UTC"
+    if before := now.get("given_anew_after"):
+        since = f"It was withdrawn on {minute(before)} UTC and given anew on {minute(now['time'])} UTC; since then"
+    return f"{since} the hospital's consent is what stands last below; that says nothing about what had left before."
 
 
 def _ending(withdrawal: Mapping[str, Any]) -> str:
@@ -239,21 +268,20 @@ def _risk_in_short(report: Report) -> Answered:
         bare if plain & set(classes) else noised for classes, bare, noised in SHORT_RISK if telling & set(classes)
     ]
     noised = bool(report.privacy) or any((run.plan or {}).get("privacy") and run.left for run in report.runs)
-    if noised and not report.without_privacy():
-        return Answered(question, "Some, within a proven limit", [*reasons, *report.privacy_statements()], "attention")
-    if noised:
-        return Answered(
-            question, "Some, and no limit to it can be stated", [*reasons, *report.privacy_statements()], "attention"
-        )
-    return Answered(
-        question,
-        "Some, and no limit to it can be stated",
-        [
-            *reasons,
+    if not noised:
+        why = (
             NO_LIMIT_KNOWN
             if report.foreign
-            else "No noise was added (no differential privacy), so there is no proven limit (ε = ∞).",
-        ],
+            else "No noise was added (no differential privacy), so there is no proven limit (ε = ∞)."
+        )
+        return Answered(question, "Some, and no limit to it can be stated", [*reasons, why], "attention")
+    sentences, found = [*reasons, *report.privacy_statements()], report.largest
+    if report.without_privacy() or report.plain_elsewhere or found is None:
+        return Answered(question, "Some, and no limit to it can be stated", sentences, "attention")
+    return Answered(
+        question,
+        "Some, within a limit that is proven, but weak" if found.is_weak else "Some, within a proven limit",
+        [*sentences, found.odds],
         "attention",
     )
 

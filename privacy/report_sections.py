@@ -340,7 +340,10 @@ def _consent(report: Report) -> Iterator[Block]:
     yield Table(
         "The hospital's consent, each time it changed",
         ["From (UTC)", "What it agreed to"],
-        [[f"{minute(record['time'])}\n{_of_runs(record['runs'])}", _agreed(record)] for record in report.consents],
+        [
+            [f"{minute(record['time'])}{_until(record)}\n{_of_runs(record['runs'])}", _agreed(record)]
+            for record in report.consents
+        ],
         [],
         [22, 78],
     )
@@ -364,6 +367,11 @@ def _decisions(report: Report) -> Iterator[Block]:
             [],
             [22, 78],
         )
+
+
+def _until(record: Mapping[str, Any]) -> str:
+    until = f" to {minute(record['until'])}" if record.get("until") else ""
+    return until + ("\ngiven anew" if record.get("given_anew_after") else "")
 
 
 def _of_runs(runs: list[str]) -> str:

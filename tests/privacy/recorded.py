@@ -80,8 +80,9 @@ class Recorded:
             rounds=50,
             expires=date(2030, 1, 1),
         )
+        data_sha256 = changes.pop("data_sha256", "ef" * 32)
         content = {"sha256": "cd" * 32, **consent.model_dump(mode="json"), **changes}
-        self.door.note("consent", consent=content, data="tissue", data_sha256="ef" * 32, synthetic=synthetic)
+        self.door.note("consent", consent=content, data="tissue", data_sha256=data_sha256, synthetic=synthetic)
 
     def run(
         self, name: str, method: str = "diversifed", rounds: int = 3, privacy: Mapping[str, Any] | None = None

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 from recorded import COORDINATOR, MIXED_BODIES, MIXTURE, MODELS, OTHER, SILO, Content, Recorded, ordinary
 
+from privacy.accounting import SampledGaussian, describe
 from privacy.errors import ConfigurationError, DataError, JournalError
 from privacy.exposure import Exposure
 from privacy.journal import RECORDS, read_checkpoints, read_records
+from privacy.ledger import Subject
 from privacy.rehearsed import read_rehearsals
 from privacy.report import Answer, Attendance, Flow, Report, Run, SharedAccuracy, Verification
 from privacy.report_builder import LISTED_REFUSALS, verify_journal
 from privacy.report_document import make_document
-from privacy.report_words import GLOSSARY, NAME, RISK, TELLING, classify, glossary_of
+from privacy.report_words import GLOSSARY, NAME, RISK, TELLING, classify, glossary_of, minute
 from privacy.withdrawal import Cause
 
 PROMISE = {
@@ -189,7 +191,44 @@ class TestConsent:
             assert "It allowed" in told
             assert "In force since" not in told
             recorded.door.note("consent", consent=dict(report.consents[-1]["consent"]), given=True)
-            assert "In force since" in answered(recorded.report(), "On which consent?")
+            given = recorded.report()
+            told = answered(given, "On which consent?")
+            assert f"It was withdrawn on {until} UTC and given anew on {minute(given.consents[-1]['time'])} UTC" in told
+            assert "Withdrawn on" not in told
+            recorded.upload("spring", 2, MODELS)
+            told = answered(recorded.report(), "On which consent?")
+            assert f"In force since {minute(given.consents[-1]['time'])} UTC, given anew after it had been" in told
+
+    def test_a_run_is_told_with_its_own_consent_and_not_with_the_one_in_force_now(self, tmp_path: Path) -> None:
+        with Recorded(tmp_path) as recorded:
+            recorded.consent("MODEL_PARAMETERS", "SAMPLE_COUNT", rounds=7)
+            recorded.run("spring")
+            recorded.upload("spring", 0, MODELS)
+            recorded.consent("MODEL_PARAMETERS", rounds=3)
+            recorded.run("summer")
+            recorded.upload("summer", 0, MODELS)
+            recorded.door.note("withdrawal", run="summer", rounds_acknowledged=[0], cause=Cause.WITHDRAWN.value)
+            withdrawn = answered(recorded.report(run="spring"), "On which consent?")
+            anew = {**recorded.report().consents[-1]["consent"], "rounds": 1}
+            recorded.door.note("consent", consent=anew, given=True)
+            spring, summer = (recorded.report(run=run) for run in ("spring", "summer"))
+        assert [one["runs"] for one in spring.consents] == [["spring"], ["summer"], []]
+        first, second, third = (minute(one["time"]) for one in spring.consents)
+        told = answered(spring, "On which consent?")
+        assert f"What left in run spring was covered by the consent that was in force from {first} to {second}" in told
+        assert "It allowed" in told
+        assert "at most 7 rounds a run" in told
+        assert "number of training images" in told
+        assert "at most 3 rounds" not in told
+        assert f"given anew on {third} UTC" in told
+        assert "Withdrawn from run summer" not in told
+        assert "consent is withdrawn" in withdrawn
+        assert "at most 7 rounds a run" in withdrawn
+        told = answered(summer, "On which consent?")
+        assert "at most 3 rounds a run" in told
+        assert "at most 1 round a run" not in told
+        shown = json.loads(spring.to_json())["runs"]
+        assert [run["consents_sha256"] for run in shown] == [["cd" * 32]]
 
     def test_what_left_without_consent_is_shouted(self, tmp_path: Path) -> None:
         with Recorded(tmp_path) as recorded:
@@ -253,6 +292,20 @@ class TestSoundness:
             told = answered(recorded.report(verification=verification), "Is the record sound?")
         assert told.startswith(f"Yes: nothing in its first {signed} entries was changed or removed; for the newest 1,")
         assert f"The first {signed} of {signed + 1} records are in place" in told
+
+    def test_what_a_daemon_writes_while_the_report_is_made_is_not_half_in_it(self, tmp_path: Path) -> None:
+        """What is told is what was verified: one snapshot."""
+        with ordinary(tmp_path) as recorded:
+            before = recorded.report()
+            verification = verify_journal(tmp_path, recorded.journal.public_key)
+            recorded.consent()
+            recorded.upload("spring", 2, MODELS)
+            report = recorded.report(verification=verification)
+        assert (report.records, report.root_sha256) == (before.records, before.root_sha256)
+        assert (report.bytes_left, report.outside_consent) == (before.bytes_left, {})
+        told = answered(report, "Is the record sound?")
+        assert told.startswith("Yes: nothing in it was changed or removed")
+        assert f"All {before.records} records are in place" in told
 
     def test_comes_from_the_verification_that_it_is_given(self, tmp_path: Path) -> None:
         with ordinary(tmp_path) as recorded:
@@ -355,6 +408,53 @@ class TestPageOne:
         assert f"Without noise (run plain): {RISK[CLASSIFIER]}" in both.risk(CLASSIFIER)
         assert "sometimes find out whether a given image was used" in answered(both, "What risk remains?")
         assert json.loads(both.to_json())["risks"]["DATA_IDENTIFIER"] == both.risk(Exposure.DATA_IDENTIFIER)
+
+    def test_no_limit_is_claimed_for_a_run_while_other_runs_sent_content_of_the_same_images_without_noise(
+        self, tmp_path: Path
+    ) -> None:
+        charge = {
+            **Subject("ef" * 32, "image").describe(),
+            "index": 1,
+            "event": describe(SampledGaussian(sampling_rate=0.1, noise_multiplier=2.0, steps=20)),
+        }
+        with Recorded(tmp_path) as recorded:
+            recorded.consent("MODEL_PARAMETERS")
+            recorded.run("noised", privacy=PROMISE)
+            recorded.door.note("ledger", charge=charge)
+            recorded.upload("noised", 0, MODELS)
+            alone = recorded.report(run="noised")
+            recorded.run("plain")
+            recorded.task("plain", 0, MIXTURE)  # joined, and sent nothing yet
+            joined = recorded.report(run="noised")
+            recorded.upload("plain", 0, MODELS)
+            report = recorded.report(run="noised")
+            recorded.consent("MODEL_PARAMETERS", data_sha256="77" * 32)
+            recorded.run("later", privacy=PROMISE)
+            recorded.upload("later", 0, MODELS)
+            later = recorded.report(run="later")
+        for one in (alone, joined):
+            assert answered(one, "What risk remains?").startswith("Some, within a proven limit")
+        told = answered(report, "What risk remains?")
+        assert told.startswith("Some, and no limit to it can be stated")
+        assert "Outside this report content about the same images left without noise in run plain" in told
+        assert json.loads(report.to_json())["other_runs_without_privacy"] == {"plain": True}
+        assert json.loads(report.to_json())["privacy_loss"]["epsilon"] is None
+        told = answered(later, "What risk remains?")
+        assert "another version of the images, which may share images with this one, left without noise in run" in told
+
+    @pytest.mark.parametrize(("epsilon", "verdict"), [(2.0, "within a proven limit"), (9.0, "proven, but weak")])
+    def test_epsilon_is_told_in_odds_and_a_large_one_is_called_weak(
+        self, tmp_path: Path, epsilon: float, verdict: str
+    ) -> None:
+        with Recorded(tmp_path, COORDINATOR) as recorded:
+            recorded.run("noised", privacy={**PROMISE, "epsilon": epsilon})
+            recorded.upload("noised", 0, MODELS)
+            told = answered(recorded.report(), "What risk remains?")
+        assert verdict in told.partition(".")[0]
+        factor = {2.0: "7.4", 9.0: "8,104"}[epsilon]
+        assert f"e^ε = {factor} times as often as an unused one" in told
+        assert f"become {factor} to 1 at most" in told
+        assert ("That is a weak limit." in told) == (epsilon > 8)
 
     def test_the_glossary_holds_the_words_that_occur_and_no_others(self, tmp_path: Path) -> None:
         with ordinary(tmp_path) as recorded:

@@ -161,7 +161,8 @@ class TestMachines:
             assert f"`{key}`" in described, key
         for run in content["runs"]:
             assert set(run) == {
-                "run", "method", "rounds", "plan_sha256", "what_left", "masked_sums", "bytes_left", "left",
+                "run", "method", "rounds", "plan_sha256", "what_left", "masked_sums", "consents_sha256", "bytes_left",
+                "left",
                 "came_back",
             }  # fmt: skip
             for flow in run["left"] + run["came_back"]:
