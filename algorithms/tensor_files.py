@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import json
 import os
+import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,8 @@ from privacy.errors import DataError
 from privacy.exposure import Exposure
 
 _HEADER_LIMIT = 100_000_000
+PROCESS = secrets.token_hex(4)
+"""In the names of files that another process on the same folder must not write over."""
 
 
 class Spares:
@@ -54,10 +57,12 @@ class Spares:
     def take(self, target: Path) -> bool:
         """Moves a spare file to ``target``; False if there is none."""
         with self._lock:
-            if not self._files:
-                return False
-            self._files.pop().replace(target)
-            return True
+            while self._files:
+                # Another process on the same folder, which has lost its lease, may have taken it before.
+                with contextlib.suppress(FileNotFoundError):
+                    self._files.pop().replace(target)
+                    return True
+            return False
 
 
 class PayloadWriter:
@@ -173,7 +178,7 @@ class FileWorkspace:
 
     def write(self, specs: tuple[TensorSpec, ...], rows: int, blocks: Iterator[Tensor]) -> list[Part]:
         """See ``algorithms.tensors.Workspace``."""
-        paths = [self._folder / f"result-{next(_numbers)}-{row}.safetensors" for row in range(rows)]
+        paths = [self._folder / f"result-{PROCESS}-{next(_numbers)}-{row}.safetensors" for row in range(rows)]
         with contextlib.ExitStack() as stack:
             parts = {Exposure.PEER_DERIVED: specs}
             writers = [stack.enter_context(PayloadWriter(path, parts, spares=self._spares)) for path in paths]

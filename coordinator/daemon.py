@@ -7,7 +7,7 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 import torch
@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 2.0
 """How long nothing has to come before the newest records are signed without a message."""
+_PATIENCE_SECONDS = 1.0
+"""How long another process may still have the journal open, of a coordinator that ends in order or of a command."""
 _FILES_PER_SILO = 10
 """Twice what was measured with 200 hospitals (docs/reliability.md)."""
 _FILES_BESIDE = 256
@@ -68,13 +70,15 @@ def _run(config: CoordinatorConfig, *, until_done: bool) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
+    alive: list[Callable[[], bool]] = []
+    service_manager.watch(lambda: all(check() for check in alive))
     store = Store(config.database)
     try:
         if store.serve(folder=config.state, seconds=config.lease_seconds, stopped=stopped, lost=lost):
-            journal = _open_journal(config, audit_key, stopped, wait=store.is_shared)
+            journal = _open_journal(config, audit_key, store, stopped)
             if journal is not None:
                 with journal:
-                    _lead(config, plan, store, journal, credentials, stopped, failures, until_done=until_done)
+                    _lead(config, plan, store, journal, credentials, stopped, failures, alive, until_done=until_done)
     finally:
         store.close()
     if failures:
@@ -107,6 +111,7 @@ def _lead(
     credentials: LiveCredentials | None,
     stopped: threading.Event,
     failures: Sequence[MedsiloError],
+    alive: list[Callable[[], bool]],
     *,
     until_done: bool,
 ) -> None:
@@ -124,8 +129,8 @@ def _lead(
     threading.Thread(target=_watch, args=(config, rounds, door, stopped, until_done), daemon=True).start()
     signing = threading.Thread(target=_sign_when_idle, args=(journal, door, stopped), daemon=True)
     signing.start()
-    service_manager.watch(rounds.is_alive)
-    service_manager.notify("READY=1")
+    alive.append(rounds.is_alive)
+    service_manager.notify(f"READY=1\nSTATUS=leading run {plan.run}")
     stopped.wait()
     log.info("stopping; the same command goes on from here")
     service_manager.notify("STOPPING=1")
@@ -165,22 +170,26 @@ def _remember(door: Door, *, after: int = REMEMBER_AFTER) -> None:
 
 
 def _open_journal(
-    config: CoordinatorConfig, key: Ed25519PrivateKey, stopped: threading.Event, *, wait: bool
+    config: CoordinatorConfig, key: Ed25519PrivateKey, store: Store, stopped: threading.Event
 ) -> Journal | None:
-    """The journal; None if ``stopped`` came first. ``wait``: for a coordinator that has lost its lease and still has
-    the journal open; it ends as soon as it notices, or its operator has to end it.
+    """The journal; None if ``stopped`` came first. From a coordinator that has lost its lease and still has the journal
+    open, as it hangs, it is taken away; a command that has it open for a moment is waited for.
     """
-    said = False
+    began = time.monotonic()
     while not stopped.is_set():
+        hangs = time.monotonic() - began > _PATIENCE_SECONDS
         try:
-            return Journal(config.journal, key=key, origin=config.journal_origin)
-        except JournalInUseError as error:
-            if not wait:
+            return Journal(
+                config.journal,
+                key=key,
+                origin=config.journal_origin,
+                allowed=store.check_serving,
+                take_over=store.is_shared and hangs,
+            )
+        except JournalInUseError:
+            if not store.is_shared:
                 raise
-            if not said:
-                log.warning("waiting for the coordinator before this one to end: %s", error)
-            said = True
-        stopped.wait(0.5)
+        stopped.wait(0.2)
     return None
 
 

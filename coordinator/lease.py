@@ -22,6 +22,7 @@ from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, Time
 from sqlalchemy.orm import Session
 
 from coordinator.tables import Lease as Row
+from privacy import service_manager
 from privacy.errors import ConfigurationError, LeaseLostError
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 AWAY = (OperationalError, InterfaceError, InternalError, TimeoutError)
 """What a server that is away, restarting, or tired of waiting for us makes SQLAlchemy raise."""
 _PAUSE = 1.0
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Goes on while the machine sleeps, unlike that of ``time.monotonic``."""
 
 
 def is_taken(connection: Connection) -> bool:
@@ -81,6 +84,8 @@ class Lease:
             if waiting_for != said:
                 said = waiting_for
                 log.info("waiting to take over: %s", waiting_for)
+                # To wait is what a standby is for: it has started, and no time limit of a start is for it.
+                service_manager.notify(f"READY=1\nSTATUS=waiting to take over: {waiting_for.splitlines()[0]}")
             stopped.wait(_PAUSE)
         return False
 
@@ -100,7 +105,7 @@ class Lease:
     @property
     def is_sure(self) -> bool:
         """Whether nobody else can have taken the lease yet, by this machine's clock alone."""
-        return time.monotonic() < self._sure_until
+        return time.clock_gettime(_CLOCK) < self._sure_until
 
     def release(self) -> None:
         """Gives the lease back, so that the next coordinator need not wait for its end."""
@@ -116,7 +121,7 @@ class Lease:
 
     def _take(self) -> str | None:
         """Takes the lease if it is free; else what there is to wait for."""
-        started = time.monotonic()
+        started = time.clock_gettime(_CLOCK)
         with self._engine.begin() as connection:
             row = connection.execute(select(Row.holder, Row.folder)).one()
             if row.folder not in (None, self._folder):
@@ -161,7 +166,7 @@ class Lease:
                 away = False
 
     def _renew(self) -> None:
-        started = time.monotonic()
+        started = time.clock_gettime(_CLOCK)
         with self._engine.begin() as connection:
             renewed = connection.execute(
                 update(Row).where(Row.epoch == self._epoch).values(expires_at=self._expiry()).returning(Row.id)

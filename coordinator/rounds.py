@@ -24,7 +24,7 @@ from algorithms.allocation import return_freed_memory
 from algorithms.masked_methods import masked_specs, mean_of, silos_may_change
 from algorithms.method import Downloads, Federation, Memory, Method, local_metrics, participants
 from algorithms.models import Layout
-from algorithms.tensor_files import FileWorkspace, Spares, read_payload, write_payload
+from algorithms.tensor_files import PROCESS, FileWorkspace, Spares, read_payload, write_payload
 from algorithms.tensors import FileSource, Part, Payload, TensorSpec, Workspace
 from coordinator import weights_log
 from coordinator.changes import Change, compare
@@ -861,7 +861,7 @@ class Rounds:
                 path = part.source.path
             else:
                 name = "everyone" if silo == EVERYONE else f"silo-{silo}"
-                path = self._round_folder(round_number) / f"download-{name}-{exposure}.safetensors"
+                path = self._round_folder(round_number) / f"download-{name}-{exposure}-{PROCESS}.safetensors"
                 write_payload(path, {exposure: part})
             found[exposure.value] = str(path.relative_to(self.config.state))
         return found
@@ -873,7 +873,7 @@ class Rounds:
         memory = self._half.memory
         if not memory:
             return None
-        path = self._round_folder(round_number) / "memory.safetensors"
+        path = self._round_folder(round_number) / f"memory-{PROCESS}.safetensors"
         flat = {f"{group}/{name}": tensor for group, state in memory.items() for name, tensor in state.items()}
         write_payload(path, {Exposure.PROTOCOL: Part.of(flat)})
         return str(path.relative_to(self.config.state))

@@ -38,6 +38,12 @@ class IdentityError(MedsiloError):
     exit_code = 5
 
 
+class ClockError(IdentityError):
+    """A certificate is not valid yet, by this machine's clock: most likely that is wrong."""
+
+    exit_code = 16
+
+
 class RefusedError(MedsiloError):
     """The other side refused a message, or this side refused one of theirs."""
 

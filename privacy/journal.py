@@ -20,7 +20,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -33,9 +33,10 @@ from privacy.canonical import read_canonical, write_canonical
 from privacy.checkpoint import Checkpoint, cosign, read_note, verify
 from privacy.durable import Appender, fsync_folder
 from privacy.envelope import from_json, seal
-from privacy.errors import JournalError, JournalInUseError
+from privacy.errors import JournalError, JournalInUseError, StoreError
 from privacy.journal_start import Held, KeptFile, Start, mark_of, read_start, write_start
 from privacy.merkle import TILE, ProvingTree, check_consistency
+from privacy.writer import Writer
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +51,21 @@ class Journal:
     """An open journal. One process at a time may have it open; its methods may be called from any thread.
 
     ``origin`` names the journal in its checkpoints, for example ``medsilo/FEDERATION/silo/hospital1``.
+    ``allowed`` raises while this process may not write, which then nothing does; ``take_over`` takes the journal from a
+    process that has it open and may not write any more (``writer``).
+
     Raises ``JournalError`` on opening if another process has it, or if what is on disk is not what was signed.
     """
 
     def __init__(
-        self, directory: Path, *, key: Ed25519PrivateKey, origin: str, segment_bytes: int = SEGMENT_BYTES
+        self,
+        directory: Path,
+        *,
+        key: Ed25519PrivateKey,
+        origin: str,
+        segment_bytes: int = SEGMENT_BYTES,
+        allowed: Callable[[], None] = lambda: None,
+        take_over: bool = False,
     ) -> None:
         self.directory = directory
         self.origin = origin
@@ -64,9 +75,12 @@ class Journal:
         self._signed_size, self._signed, self._last_line, self._last_bytes = -1, "", "", 0
         self._unwritten: list[tuple[int, bytes]] = []
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._file = os.open(directory / RECORDS, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        self._writer = Writer(directory, allowed)
+        self._file = self._open_newest()
         try:
-            self._lock_file()
+            self._lock_file(take_over=take_over)
+            self._writer.check()
+            self._writer.begin()
             self._tree = ProvingTree(self._read_lines)
             self._files: list[Path] = []
             self._kept: list[KeptFile] = []
@@ -128,6 +142,7 @@ class Journal:
         returns only when they would survive a power cut; concurrent callers share one fsync.
         """
         with self._append_lock:
+            self._writer.check()
             first = self._tree.size
             time = _now()
             lines = [
@@ -142,6 +157,7 @@ class Journal:
             size = self._tree.size
         if durable:
             self._sync(size)
+            self._writer.check()
         return range(first, size)
 
     def checkpoint(self, *, durable: bool = True) -> str:
@@ -152,10 +168,12 @@ class Journal:
         which the note must not leave.
         """
         durable = durable or self._end >= self._segment_bytes
+        self._writer.check()
         with self._checkpoint_lock:
             with self._append_lock:
                 current = Checkpoint(self.origin, self._tree.size, self._tree.root())
             note = self._sign(current, durable=durable)
+            self._writer.check()
             with self._append_lock:
                 if self._end >= self._segment_bytes and self._tree.size == current.size:
                     self._end_segment()
@@ -168,6 +186,7 @@ class Journal:
         meanwhile, and the next start gives it back as ``memory``. It is a cache: a disk that does not take it is a line
         in the log.
         """
+        self._writer.check()
         with self._checkpoint_lock:
             with self._append_lock:
                 self.remembered = self._tree.size
@@ -187,6 +206,7 @@ class Journal:
             memory=dict(memory()),
         )
         self._sync(self._tree.size)  # what the memory covers
+        self._writer.check()
         try:
             write_start(self.directory, start, self._key)
         except OSError as error:
@@ -214,11 +234,14 @@ class Journal:
         return seal(document, payload_type, self._key)
 
     def close(self) -> None:
-        """Signs a last checkpoint (not over what a failing disk may have lost) and lets go of the files."""
+        """Signs a last checkpoint (not over what a failing disk may have lost, and not where another process writes
+        now) and lets go of the files."""
         try:
             if self._disk.usable:
-                self.checkpoint()
+                with suppress(StoreError):
+                    self.checkpoint()
         finally:
+            self._writer.end()
             os.close(self._checkpoints)
             os.close(self._file)
 
@@ -241,7 +264,7 @@ class Journal:
         segment = self.directory / f"records-{self._first:012d}.jsonl"
         # The new file stands beside the old one, and is linked to it, before it takes its place.
         line = self._link(segment)
-        partial = self.directory / f".{RECORDS}.partial"
+        partial = self._writer.drafts() / RECORDS
         partial.unlink(missing_ok=True)
         newest = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         try:
@@ -332,13 +355,26 @@ class Journal:
             self._disk.append(self._checkpoints, self._unwritten[0][1] + b"\n")
             self._unwritten.pop(0)
 
-    def _lock_file(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise JournalInUseError(
-                f"{self.directory}: another process has this journal open; stop it first (one daemon per state folder)"
-            ) from None
+    def _open_newest(self) -> int:
+        return os.open(self.directory / RECORDS, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def _lock_file(self, *, take_over: bool) -> None:
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not take_over:
+                    raise JournalInUseError(
+                        f"{self.directory}: another process has this journal open; stop it first (one daemon per state "
+                        "folder)"
+                    ) from None
+                self._writer.take_over((RECORDS, CHECKPOINTS))
+            else:
+                # Who had it may have gone on in another file before letting go.
+                if os.path.samestat(os.fstat(self._file), os.stat(self.directory / RECORDS)):
+                    return
+            os.close(self._file)
+            self._file = self._open_newest()
 
     def _recover(self) -> dict[int, str]:
         """Reads what is there, from where the last process left a start; returns the checkpoints that a crash kept from

@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.serialization import pkcs12
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from privacy.durable import fsync_folder, write_atomically
-from privacy.errors import IdentityError
+from privacy.errors import ClockError, IdentityError
 
 Role = Literal["silo", "coordinator", "operator"]
 """``operator``: a person who looks at the coordinator's page; no RPC is for it."""
@@ -473,7 +473,7 @@ def _check_dates(certificate: x509.Certificate, where: str, remedy: str) -> None
             f"{now:%Y-%m-%d %H:%M}. If that is wrong, put the clock right; if not, {remedy}"
         )
     if now < certificate.not_valid_before_utc:
-        raise IdentityError(
+        raise ClockError(
             f"{where}: is valid only from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC, and this machine's "
             f"clock says {now:%Y-%m-%d %H:%M}; check the clock"
         )

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from coordinator.cli import app as coordinator_app
 from coordinator.page import metrics
 from privacy import service_manager
+from privacy.errors import ClockError, ConfigurationError, IdentityError, JournalError
 from silo.cli import app as silo_app
 
 SERVICE = Path(__file__).parents[1] / "configs" / "service"
@@ -45,6 +46,19 @@ def test_units_start_commands_that_exist_and_harden_them(path: Path) -> None:
     assert service["CapabilityBoundingSet"] == ""
     documented = re.findall(r"^\| (\d+) \|", (SERVICE.parents[1] / "docs" / "exit-codes.md").read_text(), re.MULTILINE)
     assert set(service.get("RestartPreventExitStatus", "").split()) <= set(documented)
+
+
+@pytest.mark.parametrize("name", ["coordinator", "silo"])
+def test_a_daemon_is_started_again_when_only_the_clock_was_wrong_and_not_where_a_person_has_to_decide(
+    name: str,
+) -> None:
+    text = (SERVICE / f"medsilo-{name}.service").read_text()
+    held = set(re.search(r"^RestartPreventExitStatus=(.*)$", text, re.MULTILINE)[1].split())  # type: ignore[index]
+    assert str(ClockError.exit_code) not in held
+    codes = {str(error.exit_code) for error in (ConfigurationError, IdentityError, JournalError)}
+    assert codes <= held
+    assert re.search(r"^After=.*time-sync\.target", text, re.MULTILINE)
+    assert re.search(r"^Wants=.*time-sync\.target", text, re.MULTILINE)
 
 
 def test_the_compose_file_starts_commands_that_exist() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -142,6 +143,24 @@ def test_a_waiting_coordinator_can_be_stopped(coordinators: Coordinators) -> Non
     waiting = threading.Timer(0.1, stopped.set)
     waiting.start()
     assert not coordinators.serve(coordinators.open(), stopped=stopped)
+
+
+def test_a_standby_is_ready_for_systemd_while_it_waits_and_says_for_what(
+    coordinators: Coordinators, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinators.serving()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(60)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        stopped = threading.Event()
+        waiting = threading.Thread(target=coordinators.serve, args=(coordinators.open(),), kwargs={"stopped": stopped})
+        waiting.start()
+        told = manager.recv(1000).decode().split("\n")
+        stopped.set()
+        waiting.join()
+    assert told[0] == "READY=1"
+    assert told[1].startswith("STATUS=waiting to take over: another coordinator is serving")
 
 
 def test_a_change_under_way_is_finished_before_another_takes_over(coordinators: Coordinators) -> None:

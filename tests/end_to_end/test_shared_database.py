@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from federation import Federation
+from federation import Federation, free_port
 from postgres_cluster import PASSWORD, Cluster
 from proxy import Proxy
 from test_masked_runs import masked
@@ -117,25 +117,52 @@ def test_when_the_coordinator_dies_in_a_masked_round_all_mask_again_for_another_
         one.command(*party.split())
 
 
-def test_a_coordinator_that_was_only_stopped_serves_no_more_once_another_has_taken_over(
+def test_a_coordinator_that_hangs_is_replaced_and_when_it_wakes_up_it_writes_nothing_and_ends(
     federation: Make, postgres: Cluster
 ) -> None:
     one = on_postgres(federation, postgres)
     first = one.start_coordinator()
+    one.wait_to_say("coordinator", "listening")
+    proxy = Proxy(one.port, hold_after=100_000)  # half of hospital3's first update
+    one.write_silo("hospital3", port=proxy.port)
     silos = [one.start_silo(name) for name in one.silos]
-    one.wait_to_say("coordinator", "round 1 of 1 is open")
+    one.wait_for("half an update", proxy.held.is_set)
+    looking = Store(one.coordinator_config["store"])
+    one.wait_for("two updates", lambda: sum(p.delivered_at is not None for p in first_round(looking).values()) == 2)
     os.kill(first.pid, signal.SIGSTOP)
     said = one.said("coordinator")
+    # Stopped, it keeps its lock on the journal and its port; the next one needs neither.
+    one.write("standby.yaml", {**one.coordinator_config, "listen": f"127.0.0.1:{(port := free_port())}"})
     second = one.start_coordinator("standby.yaml")
-    # It has the lease, and waits for the journal: two never write to it.
-    one.wait_to_say("standby", "waiting for the coordinator before this one to end")
+    one.wait_to_say("standby", "listening")
+    for name in one.silos:
+        one.write_silo(name, port=port)
+    for silo in silos:
+        silo.kill()
+        silo.wait()
+    proxy.close()
+    one.finish(*[one.start_silo(name) for name in one.silos], second)
+    kept, stored = files_of(one), everything_in(looking)
     os.kill(first.pid, signal.SIGCONT)
     one.ends_with(first, 12)
     assert "another coordinator has taken over" in one.said("coordinator").removeprefix(said)
     assert "has ended with" not in one.said("coordinator").removeprefix(said)
-    one.finish(*silos, second)
+    assert files_of(one) == kept
+    assert everything_in(looking) == stored
+    looking.close()
 
     assert_nothing_lost(one)
+    one.command("coordinator", "audit", "verify", "--config", "standby.yaml")
+
+
+def files_of(one: Federation) -> dict[str, bytes]:
+    """The journal and what was made of updates."""
+    state = one.folder / "state" / "coordinator"
+    return {str(path): path.read_bytes() for path in state.rglob("*") if path.is_file() and "keys" not in path.parts}
+
+
+def everything_in(store: Store) -> object:
+    return store.runs(), store.members("test"), store.rounds("test"), store.downloads("test"), store.refusals()
 
 
 def test_while_the_database_is_away_silos_wait_and_then_the_run_goes_on(federation: Make, postgres: Cluster) -> None:
