@@ -30,6 +30,7 @@ from privacy.examination import (
 from privacy.pki import fingerprint
 
 _SECONDS = 5.0
+_DAMAGED = "stop the daemon, keep a copy of the state folder, and check the disk; then put back the newest copy"
 
 
 def examine(path: Path) -> tuple[str, list[Finding]]:
@@ -79,9 +80,7 @@ def _check_database(config: CoordinatorConfig) -> Finding:
                 (word,) = database.execute("PRAGMA quick_check(1)").fetchone()
         except sqlite3.Error as error:
             word = str(error)
-        return (
-            good("database", f"{path} is sound") if word == "ok" else bad("database", f"{path}: {word}", "restore it")
-        )
+        return good("database", f"{path} is sound") if word == "ok" else bad("database", f"{path}: {word}", _DAMAGED)
     try:
         engine = make_engine(make_url(config.store))
         with engine.connect() as connection:

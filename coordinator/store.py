@@ -7,7 +7,9 @@ database only after it is durable.
 from __future__ import annotations
 
 import errno
+import os
 import sqlite3
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -540,11 +542,28 @@ def _participation(row: tables.Participant) -> Participation:
 
 
 def _disk_error(engine: Engine, error: SQLAlchemyError) -> DiskError | None:
-    """What SQLite says of a disk that is full, read-only or failing."""
+    """What SQLite says of a disk that is full, read-only or failing, or of too many open files."""
     code = getattr(getattr(error, "orig", None), "sqlite_errorcode", 0) & 0xFF  # the rest tells kinds of it apart
-    if code not in _FAILED or engine.url.database is None:
+    if code not in (*_FAILED, sqlite3.SQLITE_CANTOPEN) or engine.url.database is None:
         return None
-    return disk_error(OSError(_FAILED[code], ""), Path(engine.url.database).absolute().parent)
+    folder = Path(engine.url.database).absolute().parent
+    # SQLite calls many things an input/output error, or says only that a file cannot be opened.
+    found = None if code == sqlite3.SQLITE_FULL else _refusal(folder)
+    if found is None and code in _FAILED:
+        found = OSError(_FAILED[code], "")
+    return None if found is None else disk_error(found, folder)
+
+
+def _refusal(folder: Path) -> OSError | None:
+    """What the system says to a file that is to be made in a folder."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"?")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error
+    return None
 
 
 def has_password(url: str) -> bool:

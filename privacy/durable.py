@@ -16,7 +16,10 @@ _WAYS_OUT = {
     errno.EDQUOT: "the disk quota is used up. Free some space there, or have the quota raised",
     errno.EFBIG: "a file may not grow further. Raise the limit on files' sizes",
     errno.EROFS: "the disk is read-only. See in the system's log why, and mount it for writing",
-    errno.EIO: "the disk fails (input/output error). Check it, and restore a backup if it has lost something",
+    errno.EIO: "the disk failed (input/output error). See in the system's log why, and check the disk or the share",
+    errno.EMFILE: "too many files and connections are open. Raise this process' limit (`ulimit -n`, or LimitNOFILE= of "
+    "its systemd unit)",
+    errno.ENFILE: "too many files are open on this machine. Raise its limit (fs.file-max), or end what holds so many",
 }
 
 

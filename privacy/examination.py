@@ -153,7 +153,7 @@ def check_journal(party: PartyConfig) -> Finding:
     except JournalInUseError:
         return good("journal", "in use by another process: the daemon (`train`, `serve`), or a second `doctor`")
     except JournalError as error:
-        return bad("journal", error, "restore the newest backup, and keep the damaged copy as evidence")
+        return bad("journal", error, "keep the copy as evidence, and look with `audit verify` what is damaged")
     except MedsiloError as error:
         return notice("journal", f"not looked at: {error}")
 

@@ -45,6 +45,10 @@ CHECKPOINTS = "checkpoints.jsonl"
 SEGMENT_BYTES = 256 << 20
 """From this size on, a segment is ended with the next checkpoint."""
 _BLOCK = 1 << 16
+_WAY_OUT = (
+    "keep this copy as evidence, look with `audit verify` where it parts from what was signed, and check the disk. "
+    "Only then put back the newest copy, if it holds as many records: others take an older journal for a rewritten past"
+)
 
 
 class Journal:
@@ -371,7 +375,7 @@ class Journal:
                 self._writer.take_over((RECORDS, CHECKPOINTS))
             else:
                 # Who had it may have gone on in another file before letting go.
-                if os.path.samestat(os.fstat(self._file), os.stat(self.directory / RECORDS)):
+                if os.path.samestat(os.fstat(self._file), (self.directory / RECORDS).stat()):
                     return
             os.close(self._file)
             self._file = self._open_newest()
@@ -422,7 +426,7 @@ class Journal:
         if ahead is not None:
             raise JournalError(
                 f"{self.directory / RECORDS}: holds {self._tree.size} records, but a checkpoint over "
-                f"{read_note(ahead).size} was signed; restore the file from a backup, and keep this copy as evidence"
+                f"{read_note(ahead).size} was signed; {_WAY_OUT}"
             )
         if self._tree.size and keys[-1][1] != self.public_key:
             raise JournalError(
@@ -477,8 +481,7 @@ class Journal:
 
     def _not_signed(self, size: int) -> JournalError:
         return JournalError(
-            f"{self.directory / RECORDS}: the first {size} records are not those that were signed; restore the file "
-            "from a backup, and keep this copy as evidence"
+            f"{self.directory / RECORDS}: the first {size} records are not those that were signed; {_WAY_OUT}"
         )
 
 
@@ -499,7 +502,7 @@ def understanding(directory: Path) -> Iterator[None]:
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise JournalError(
             f"{directory / RECORDS}: a record is not in form ({type(error).__name__}: {error!s:.200}); `audit verify` "
-            "says which. Restore the file from a backup, and keep this copy as evidence"
+            f"says which; {_WAY_OUT}"
         ) from error
 
 
@@ -586,10 +589,7 @@ def _parse(line: bytes, index: int, directory: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict) or record.get("index") != index or not isinstance(record.get("kind"), str):
-        raise JournalError(
-            f"{directory / RECORDS}: record {index} is damaged; restore the file from a backup, and keep this copy "
-            "as evidence"
-        )
+        raise JournalError(f"{directory / RECORDS}: record {index} is damaged; {_WAY_OUT}")
     return record
 
 

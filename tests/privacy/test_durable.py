@@ -17,13 +17,22 @@ from privacy.errors import DiskError
 
 @pytest.mark.parametrize(
     ("number", "words"),
-    [(errno.ENOSPC, "full"), (errno.EDQUOT, "quota"), (errno.EROFS, "read-only"), (errno.EIO, "input/output error")],
+    [
+        (errno.ENOSPC, "full"),
+        (errno.EDQUOT, "quota"),
+        (errno.EROFS, "read-only"),
+        (errno.EIO, "input/output error"),
+        (errno.EMFILE, r"ulimit -n"),
+        (errno.ENFILE, "on this machine"),
+    ],
 )
 def test_a_disk_that_fails_is_named_with_the_way_out(tmp_path: Path, number: int, words: str) -> None:
     with pytest.raises(DiskError, match=words) as caught, on_disk(tmp_path):
         raise OSError(number, os.strerror(number))
     assert str(tmp_path) in str(caught.value)
     assert "give the same command again" in str(caught.value)
+    assert caught.value.exit_code == 13
+    assert "backup" not in str(caught.value)
 
 
 def test_an_error_of_another_kind_stays_what_it_is(tmp_path: Path) -> None:
