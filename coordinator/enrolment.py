@@ -35,6 +35,7 @@ from privacy.exposure import attribute
 from privacy.invitation import Statement
 from privacy.pki import Credentials, Identity, fingerprint, identity_of_certificate, issue
 from privacy.plan import RunPlan
+from privacy.printable import check_texts, from_the_other_side
 from privacy.protocol import agreed
 from privacy.revocation import LiveCredentials
 from protos.medsilo.v1 import enrolment_pb2 as wire
@@ -125,10 +126,9 @@ class EnrolmentService:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except (RefusedError, DecodeError) as error:
             self._throttle.failed(address)
-            log.warning("an attempt to enrol from %s failed: %s", address, error)
-            context.abort(
-                grpc.StatusCode.PERMISSION_DENIED, str(error) if isinstance(error, RefusedError) else _UNKNOWN
-            )
+            words = from_the_other_side(str(error))  # it may quote what came
+            log.warning("an attempt to enrol from %s failed: %s", address, words)
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, words if isinstance(error, RefusedError) else _UNKNOWN)
         except Exception:
             log.exception("enrolment failed")
             context.abort(grpc.StatusCode.UNAVAILABLE, "the coordinator cannot enrol now; its log says why")
@@ -146,9 +146,10 @@ class EnrolmentService:
                 return self._enrol(data, request, call, silo, invitation, statement)
         except (RefusedError, IdentityError) as error:
             self._throttle.failed(address)
-            log.warning("%s could not enrol, from %s: %s", silo.name, address, error)
-            self._store.refuse(silo.uri, "Enrol", str(error))
-            context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+            words = from_the_other_side(str(error))
+            log.warning("%s could not enrol, from %s: %s", silo.name, address, words)
+            self._store.refuse(silo.uri, "Enrol", words)
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, words)
         except Exception:
             log.exception("enrolment of %s failed", silo.name)
             context.abort(grpc.StatusCode.UNAVAILABLE, "the coordinator cannot enrol now; its log says why")
@@ -161,6 +162,7 @@ class EnrolmentService:
         hospitals are invited."""
         attribute(data, wire.EnrolRequest.DESCRIPTOR)
         request = wire.EnrolRequest.FromString(data)
+        check_texts(request)
         agreed(request.protocol_version, "the silo", "this coordinator")
         envelope = from_message(request.statement)
         try:

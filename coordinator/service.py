@@ -35,6 +35,7 @@ from privacy.errors import IdentityError, MedsiloError, ReceiptError, RefusedErr
 from privacy.exposure import Exposure
 from privacy.mask_keys import CertifiedKey, Occasion, read_certified, round_of
 from privacy.pki import Credentials, Identity, fingerprint
+from privacy.printable import from_the_other_side
 from privacy.protocol import agreed, newer
 from privacy.receipts import OutOfStepError
 from privacy.revocation import LiveCredentials
@@ -475,12 +476,13 @@ class CoordinatorService:
             if isinstance(error, ReceiptError)
             else grpc.StatusCode.UNAVAILABLE
         )
-        log.warning("%s by %s refused: %s", rpc, peer, error)
+        words = from_the_other_side(str(error))  # it may quote what came
+        log.warning("%s by %s refused: %s", rpc, peer, words)
         try:
-            self._store.refuse(peer, rpc, str(error))
+            self._store.refuse(peer, rpc, words)
         except MedsiloError:
             log.exception("the refusal could not be stored")  # gRPC would send the words of this error
-        context.abort(code, str(error))
+        context.abort(code, words)
         raise AssertionError("unreachable: abort raises")
 
 

@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 
 from privacy.errors import ConfigurationError
+from privacy.printable import printable
 
 
 class StrictModel(BaseModel):
@@ -147,7 +148,7 @@ def _where(error: Exception) -> str:
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    """One line per mistake: the key's path, what is wrong, and for an unknown key the nearest valid one."""
+    """One printable line per mistake: the key's path, what is wrong, and for an unknown key the nearest valid one."""
     lines = []
     # A key that is missing is often one that is misspelt, and then follows from it.
     for mistake in sorted(error.errors(), key=lambda one: one["type"] == "missing"):
@@ -168,7 +169,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
             # What is wrong with a list or a part of the file is said in words; the whole of it explains nothing.
             own = mistake["type"] == "value_error" and isinstance(mistake["input"], list | dict)
             lines.append(said if own else f"{said} (got {_shown(mistake['input'])})")
-    return lines
+    return [printable(line) for line in lines]
 
 
 def _shown(value: Any) -> str:

@@ -6,19 +6,21 @@ import contextlib
 import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from privacy.durable import disk_error
 from privacy.errors import MedsiloError
+from privacy.printable import printable
 from protos.versions import OLDEST_VERSION, PROTOCOL_VERSION
 
 
 def run(app: typer.Typer) -> None:
     """Runs a command line application; ``docs/exit-codes.md`` lists the codes it exits with."""
-    errors = Console(stderr=True, highlight=False)
+    errors = PlainConsole(stderr=True, highlight=False)
     try:
         app()
     except MedsiloError as error:
@@ -42,10 +44,18 @@ def _end(errors: Console, error: MedsiloError) -> NoReturn:
     sys.exit(error.exit_code)
 
 
+class PlainConsole(Console):
+    """Of texts, in tables too, only what can be read reaches the terminal: no escape sequence, whoever wrote them."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Rich calls this for every string that it is to show."""
+        return super().render_str(printable(text, lines=True), **options)
+
+
 def output() -> Console:
     """Where commands print: as wide as the terminal, or wide enough for every table in a file."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=140)
+    console = PlainConsole(highlight=False)
+    return console if console.is_terminal else PlainConsole(highlight=False, width=140)
 
 
 def application(summary: str, *, program: str | None = None) -> typer.Typer:

@@ -25,6 +25,7 @@ from privacy.errors import ConsentError, IdentityError, JournalError, MedsiloErr
 from privacy.exposure import SCHEMA_FILES, SCHEMA_SHA256, Attribution, Exposure, attribute
 from privacy.journal import Journal, read_records, understanding
 from privacy.key_rotation import follow
+from privacy.printable import check_texts, printable
 from privacy.protocol import fitted
 from privacy.receipts import Correspondence
 from privacy.retention import SentArchive
@@ -234,13 +235,15 @@ class Door:
         """The message in received bytes, recorded.
 
         ``durable`` waits for the record to reach the disk; what acknowledges the message needs that, and a signed
-        checkpoint gives it too. Raises ``RefusedError`` for bytes that the schema does not account for.
+        checkpoint gives it too. Raises ``RefusedError`` for bytes that the schema does not account for, and for texts
+        with control characters.
         """
         message = kind()
         with ExitStack() as held:
             try:
                 attribution = attribute(data, kind.DESCRIPTOR)
                 message.ParseFromString(data)
+                check_texts(message)
                 record = self._record(data, message, attribution, call, "received")
                 correspondence = self.correspondence(call.peer)
                 held.enter_context(correspondence.lock)
@@ -380,7 +383,7 @@ class Door:
             schema_sha256=SCHEMA_SHA256,
             sha256=hashlib.sha256(data).hexdigest(),
             length=len(data),
-            reason=str(error),
+            reason=printable(str(error), lines=True),
             # Somebody's signed word that was not believed is evidence as well.
             **({} if envelope is None else {"attestation": to_json(from_message(envelope))}),
         )

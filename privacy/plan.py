@@ -32,6 +32,7 @@ from privacy.configuration import Name, StrictModel, explain
 from privacy.errors import RefusedError
 from privacy.exposure import Exposure
 from privacy.pki import Identity
+from privacy.printable import Printable
 from protos.medsilo.v1 import plan_pb2
 
 
@@ -133,7 +134,7 @@ class MethodPlan(StrictModel):
     """A method's name with all its hyper-parameters."""
 
     name: str = Field(min_length=1, max_length=100)
-    parameters: dict[str, str | bool | int | float | None]
+    parameters: dict[Printable, Printable | bool | int | float | None]
 
 
 class ReleasePlan(StrictModel):

@@ -12,6 +12,7 @@ from privacy.endpoint import split_address
 from privacy.environment import require_tls_1_3
 from privacy.errors import IdentityError, UnreachableError
 from privacy.pki import Credentials, Identity
+from privacy.printable import from_the_other_side
 from silo.proxy import ProxyConfig
 
 CONNECT_SECONDS = 10.0
@@ -56,6 +57,11 @@ def open_channel(
     # The name in the certificate is the coordinator's identity, wherever its address is.
     options.append(("grpc.ssl_target_name_override", coordinator.server_name))
     return grpc.secure_channel(target, credentials, options=options)
+
+
+def said(error: grpc.RpcError) -> str:
+    """What the other side, or gRPC, says of a call that failed: on one line and printable, whoever wrote it."""
+    return from_the_other_side(error.details() or "")
 
 
 def channel_credentials(ca_pem: bytes, own: Credentials | None = None) -> grpc.ChannelCredentials:

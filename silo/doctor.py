@@ -48,7 +48,7 @@ from privacy.withdrawal import History
 from protos.medsilo.v1 import coordinator_pb2 as wire
 from protos.versions import PROTOCOL_VERSION
 from silo.approval import waits
-from silo.channel import channel_credentials, connect, open_channel
+from silo.channel import channel_credentials, connect, open_channel, said
 from silo.config import SiloConfig
 from silo.plans import keep_plan, known_plan
 
@@ -272,12 +272,12 @@ def _get_plan(
             except grpc.FutureTimeoutError:
                 return [bad("asking", f"no answer within {ANSWER_SECONDS} s", "ask the coordinator's operator")], None
             except grpc.RpcError as error:
-                said = error.details() or error.code().name
-                if (older := spoken_instead(said)) is not None and older < version:
+                words = said(error) or error.code().name
+                if (older := spoken_instead(words)) is not None and older < version:
                     return _get_plan(config, credentials, door, older)
                 if error.code() == grpc.StatusCode.UNAVAILABLE:
-                    said += "; it may not accept this hospital's certificate (revoked?), or be restarting"
-                return [bad("asking", f"the coordinator answers: {said}", "ask the coordinator's operator")], None
+                    words += "; it may not accept this hospital's certificate (revoked?), or be restarting"
+                return [bad("asking", f"the coordinator answers: {words}", "ask the coordinator's operator")], None
             now = (sent + time.time()) / 2
             response = door.admit(answer, wire.GetPlanResponse, call)
             agreed(response.protocol_version, "the coordinator", "this silo")

@@ -26,7 +26,7 @@ from privacy.plan import RunPlan
 from privacy.protocol import agreed, spoken_instead
 from protos.medsilo.v1 import enrolment_pb2 as wire
 from protos.versions import PROTOCOL_VERSION
-from silo.channel import channel_credentials, open_channel, shown_certificates
+from silo.channel import channel_credentials, open_channel, said, shown_certificates
 from silo.config import SiloConfig
 from silo.plans import keep_plan
 from silo.proxy import ProxyConfig
@@ -138,7 +138,7 @@ def _ask(invitation: Invitation, ca: bytes, data: bytes, proxy: ProxyConfig | No
 
 
 def _explain(error: grpc.RpcError, invitation: Invitation) -> Exception:
-    code, details = error.code(), error.details() or ""
+    code, details = error.code(), said(error)
     address = invitation.enrolment_address
     if "CERTIFICATE_VERIFY_FAILED" in details or "Hostname Verification Check failed" in details:
         return IdentityError(

@@ -40,7 +40,7 @@ from privacy.protocol import agreed, newer, spoken_instead
 from privacy.revocation import LiveCredentials
 from protos.medsilo.v1 import coordinator_pb2 as wire
 from protos.versions import OLDEST_VERSION, PROTOCOL_VERSION
-from silo.channel import channel_credentials, open_channel
+from silo.channel import channel_credentials, open_channel, said
 from silo.config import SiloConfig
 from silo.proxy import proxies_in_environment
 
@@ -497,7 +497,7 @@ class Uplink:
             self._notice(f"{reason}; trying again for {seconds:.0f} s")
 
     def _explain(self, error: grpc.RpcError) -> Exception:
-        code, details = error.code(), error.details() or ""
+        code, details = error.code(), said(error)
         address = self._config.coordinator.address
         if code == grpc.StatusCode.UNAVAILABLE and (proxied := self._explain_proxy(details)) is not None:
             return proxied
