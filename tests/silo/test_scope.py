@@ -29,7 +29,7 @@ from silo.sources import open_dataset
 
 ROOT = Path(__file__).parents[2]
 INVITING = re.compile(
-    r"\b(save|convert|flatten|divide|scale|export|split into|reduce|choose one|take the first|use only|as uint8)\b",
+    r"\b(save|convert|flatten|divide|scale|export|split into|reduce|choose one|take the first|use only)\b",
     re.I,
 )
 """How a message would propose to make something else of the data."""
@@ -202,7 +202,7 @@ def test_volumes_slides_and_films_are_refused_by_every_command_that_reads_images
 def test_a_model_is_shown_no_folder_with_volumes_among_the_pictures(tmp_path: Path) -> None:
     picture(tmp_path / "in" / "a.png")
     path = nifti(tmp_path / "in" / "b.nii.gz")
-    plan = ModelPlan(name="cnn-medical", input_shape=(3, 28, 28), classes=9)
+    plan = ModelPlan(name="mlp-64", input_shape=(3, 28, 28), classes=9)
     model = PersonalisedModel(build(plan, seed=0), plan, tuple("abcdefghi"), {})
     refusal(lambda: model.classify(tmp_path / "in"), str(path), "NIfTI volume")
 
