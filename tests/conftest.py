@@ -69,7 +69,12 @@ def postgres() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def flower_python() -> Path:
-    """The interpreter of Flower's own environment, which is made once beside the one that runs the tests."""
+    """The interpreter of Flower's own environment, which is made once beside the one that runs the tests.
+
+    ``FLOWER_PYTHON`` names another, to try another release of Flower.
+    """
+    if (chosen := os.environ.get("FLOWER_PYTHON")) is not None:
+        return Path(chosen)
     requirements = Path(__file__).parent / "end_to_end" / "flower_app" / "environment.txt"
     folder = Path(sys.prefix) / f"flower-{hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]}"
     python = folder / "bin" / "python"

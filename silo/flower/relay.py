@@ -28,7 +28,7 @@ from privacy.plan import MethodPlan
 from privacy.withdrawal import Cause, EndedError
 from silo.flower.config import FlowerConfig
 from silo.flower.objects import Reply, ReplyReader, is_object_id, message_object, object_id, tree_ids
-from silo.flower.release import PACKAGE, RPCS, VERSION, Rpc
+from silo.flower.release import PACKAGE, RPCS, Rpc
 from silo.flower.upstream import NodeHeaders, Upstream, check_public_key
 
 METHOD = "flower"
@@ -57,13 +57,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FlowerPlan:
-    """What stands for a plan where Flower's server leads the run. ``app_sha256``: of the app as the server gave it."""
+    """What stands for a plan where Flower's server leads the run.
+
+    ``app_sha256``: of the app as the server gave it. ``release``: the version of Flower.
+    """
 
     run: str
     coordinator_identity: Identity
     records: Mapping[str, Mapping[str, Exposure]]
     required: tuple[Exposure, ...]
     app_sha256: str
+    release: str
     optional: tuple[Exposure, ...] = ()
     rounds: None = None
     training: None = None
@@ -73,7 +77,7 @@ class FlowerPlan:
     @property
     def method(self) -> MethodPlan:
         """The method, as consents name it."""
-        return MethodPlan(name=METHOD, parameters={"release": VERSION, "app_sha256": self.app_sha256})
+        return MethodPlan(name=METHOD, parameters={"release": self.release, "app_sha256": self.app_sha256})
 
     def describe(self) -> dict[str, Any]:
         """As it stands in the journal."""
@@ -152,7 +156,7 @@ class Relay:
             if rpc is None:
                 raise self._refuse(path[:100], "unknown", body, f"{path[:100]!r} is no call that the door knows")
             try:
-                node = NodeHeaders.read(headers)
+                node = NodeHeaders.read(headers, self._upstream.version)
                 request, _ = self._schema.read(body, rpc.request)
                 _check_form(request)
             except RefusedError as error:
@@ -375,7 +379,7 @@ class Relay:
         """The hospital's part in a run, on record before anything of it leaves."""
         if (part := self._parts.get(run)) is not None:
             return part
-        plan = plan_of(self._config, run, self._apps.get(run, ""))
+        plan = plan_of(self._config, run, self._apps.get(run, ""), self._upstream.version)
         if missing := missing_for(self._gate.file, plan):
             raise self._gate.file.refusal(missing, f"run {run}")
         earlier = sum(len(rounds) for name, rounds in self._door.rounds.items() if name != run)
@@ -401,12 +405,11 @@ class _Answered(Exception):  # noqa: N818 it is an answer
         self.content = content
 
 
-def plan_of(config: FlowerConfig, run: str, app_sha256: str) -> FlowerPlan:
+def plan_of(config: FlowerConfig, run: str, app_sha256: str, release: str) -> FlowerPlan:
     """What a run's replies may hold, as the hospital's file declares it. What the server makes of it reaches others."""
     required = (Exposure.PROTOCOL, Exposure.IDENTITY, *config.flower.classes, Exposure.PEER_DERIVED)
-    return FlowerPlan(
-        run, config.coordinator_identity, config.flower.records, tuple(dict.fromkeys(required)), app_sha256
-    )
+    exposed = tuple(dict.fromkeys(required))
+    return FlowerPlan(run, config.coordinator_identity, config.flower.records, exposed, app_sha256, release)
 
 
 def missing_for(file: ConsentFile, plan: FlowerPlan) -> Missing:

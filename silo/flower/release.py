@@ -1,6 +1,7 @@
-"""The one release of Flower whose messages the door knows: its schemas by their hash, and each field's class.
+"""Which releases of Flower pass: those whose schemas are known here by their hashes; and each field's class.
 
-The schemas are not part of Medsilo. They are read out of the hospital's own installation of ``flwr``, by its Python.
+What counts is what a release sends, not what it is called. docs/flower.md says how to add one. The schemas are not
+part of Medsilo. They are read out of the hospital's own installation of ``flwr``, by its Python.
 """
 
 from __future__ import annotations
@@ -17,14 +18,26 @@ from privacy.errors import ConfigurationError
 from privacy.exposure import Exposure
 from privacy.foreign_door import ForeignSchema
 
-VERSION = "1.42.0"
-SCHEMA_SHA256 = "27767e9ec363293cb023a8e85dd84c2463e1b86b81b33fa3fdc5566719920b12"
-"""Over the descriptors of ``fleet.proto`` and what it imports, in the order in which ``_DUMP`` gives them."""
-PROTOCOL = f"Flower {VERSION} (Fleet API, protobuf over HTTPS)"
+TRIED = ("1.40.0", "1.41.0", "1.42.0")
+"""Releases with which whole runs went through the door; their schemas are equal, byte for byte."""
+SCHEMAS = {
+    "flwr/proto/node.proto": {"381d11df10d82dd10499aa56356dfa0fb777008a9a461f0d6d2297dd43c0feb2"},
+    "flwr/proto/heartbeat.proto": {"6e97be2cf781ed9f5f17568ff34edb58890d9f938c23740209224f2038361951"},
+    "flwr/proto/transport.proto": {"fe258878c24cf39e1c3d163d034942c04e14bff1d310371189020019860fbe07"},
+    "flwr/proto/run.proto": {"78750e949f409c7208f05a93e73edf9d3261c070c8b1a35f7f4ec51ae56762f8"},
+    "flwr/proto/fab.proto": {"7909c68e8e9d9db0e751da7cd9f185e195f49671d150a88d21b04009b7d697b3"},
+    "flwr/proto/error.proto": {"7e6a1123a82c27e2eff19278101b5b63014e74516787f012846e2b843918d333"},
+    "flwr/proto/recorddict.proto": {"81266a582e9ca57c4f0d37b2e1495e89adc657cdcb3626f543e50d1a5086eb71"},
+    "flwr/proto/message.proto": {"0d97a1559704bbab5ee06716899cd6d56ce142984c6bc4c7a0e9dc11cd3dce72"},
+    "flwr/proto/fleet.proto": {"1335854522f5a685f94a3e49c1bc090cbcfcb5b63c9ca260a985f7b10fd61056"},
+}
+"""SHA-256 of each descriptor that passes: of ``fleet.proto`` and of what it imports."""
 PACKAGE = "flwr.proto"
+_INSTALL = f"install flwr {', '.join(TRIED[:-1])} or {TRIED[-1]} there"
+_VERSION_FORM = re.compile(r"\d{1,4}(\.\d{1,4}){1,3}", re.ASCII)
 _DUMP_SECONDS = 120
 _DUMP = """
-import base64, importlib.metadata, json
+import base64, importlib.metadata, importlib.util, json
 from flwr.proto import fleet_pb2
 files = {}
 def add(file):
@@ -32,7 +45,8 @@ def add(file):
         add(each)
     files.setdefault(file.name, base64.b64encode(file.serialized_pb).decode())
 add(fleet_pb2.DESCRIPTOR)
-print(json.dumps({"version": importlib.metadata.version("flwr"), "files": list(files.values())}))
+http = importlib.util.find_spec("flwr.supernode.fleet_http_client") is not None
+print(json.dumps({"version": importlib.metadata.version("flwr"), "http": http, "files": files}))
 """
 
 
@@ -115,10 +129,24 @@ _CLASSES: dict[Exposure, str] = {
 EXPOSURES = {name: exposure for exposure, names in _CLASSES.items() for name in names.split()}
 
 
-def read_schema(python: Path) -> ForeignSchema:
-    """The schemas of the ``flwr`` that an environment's ``python`` finds.
+@dataclass(frozen=True)
+class Release:
+    """An installed ``flwr``: its ``version``, as its requests name it, and its messages."""
 
-    Raises ``ConfigurationError`` if there is none, or it is not the release that is known here.
+    version: str
+    schema: ForeignSchema
+
+    @property
+    def protocol(self) -> str:
+        """What it speaks, in words, for the journal."""
+        return f"Flower {self.version} (Fleet API, protobuf over HTTPS)"
+
+
+def read_release(python: Path) -> Release:
+    """The ``flwr`` that an environment's ``python`` finds.
+
+    Raises ``ConfigurationError`` if there is none, its messages are not all known here, or it does not send them by
+    HTTPS.
     """
     at = f"flower: python: {python}"
     try:
@@ -127,17 +155,29 @@ def read_schema(python: Path) -> ForeignSchema:
         )
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise ConfigurationError(f"{at}: it has no `flwr` that can be read ({last}); install flwr=={VERSION} there")
+            raise ConfigurationError(
+                f"{at}: it has no `flwr` that can be read ({last}); install flwr=={TRIED[-1]} there"
+            )
         found = json.loads(done.stdout.splitlines()[-1])
-        files = [base64.b64decode(file) for file in found["files"]]
+        files = {str(name): base64.b64decode(file) for name, file in found["files"].items()}
+        version = str(found["version"])
+        by_https = bool(found["http"])
     except OSError as error:
         raise ConfigurationError(f"{at}: cannot be started: {error.strerror}") from None
-    except (subprocess.TimeoutExpired, ValueError, LookupError, TypeError) as error:
+    except (subprocess.TimeoutExpired, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ConfigurationError(f"{at}: did not give Flower's schemas: {error}") from None
-    digest = hashlib.sha256(b"".join(files)).hexdigest()
-    if (found["version"], digest) != (VERSION, SCHEMA_SHA256):
+    digests = {name: hashlib.sha256(file).hexdigest() for name, file in files.items()}
+    others = [f"{name} ({digest})" for name, digest in digests.items() if digest not in SCHEMAS.get(name, ())]
+    others += [f"{name} (absent)" for name in SCHEMAS if name not in digests]
+    if others or _VERSION_FORM.fullmatch(version) is None:
         raise ConfigurationError(
-            f"{at}: it has flwr {found['version']} with the schemas {digest[:16]}…; this release of Medsilo knows the "
-            f"messages of flwr {VERSION} alone ({SCHEMA_SHA256[:16]}…), and lets no others pass"
+            f"{at}: it has flwr {version!r:.40}, and these of its schemas are not among the known ones: "
+            f"{', '.join(others)}. Nothing passes of which it is not known what each field holds; {_INSTALL}, or add "
+            "the release (docs/flower.md)"
         )
-    return ForeignSchema(files, EXPOSURES, split=CONTENT)
+    if not by_https:
+        raise ConfigurationError(
+            f"{at}: the messages of flwr {version} are known, but it sends them by gRPC, and this door takes requests "
+            f"over HTTPS; {_INSTALL}"
+        )
+    return Release(version, ForeignSchema(list(files.values()), EXPOSURES, split=CONTENT))

@@ -18,7 +18,7 @@ from privacy.pki import load_audit_key
 from privacy.state_folder import keep_private
 from silo.flower.config import FlowerConfig
 from silo.flower.relay import Relay, missing_for, plan_of
-from silo.flower.release import PROTOCOL, read_schema
+from silo.flower.release import read_release
 from silo.flower.upstream import MEDIA_TYPE, Upstream
 
 _LARGEST_REQUEST = 256 << 20
@@ -33,15 +33,15 @@ def serve(config: FlowerConfig, ready: Callable[[], None]) -> None:
     with on_disk(config.state):
         keep_private(config.state)
         consent = ConsentFile.read(config.consent)
-        if missing := missing_for(consent, plan_of(config, "of any app", "")):
+        if missing := missing_for(consent, plan_of(config, "of any app", "", "")):
             raise consent.refusal(missing, "what `flower: records:` declares, or Flower apps at all")
         if consent.consent.approval == "required":
             raise ConsentError(
                 f"{consent.path}: `approval: {consent.consent.approval}` is for runs of Medsilo: a Flower app has no "
                 "plan that a person could approve. Take the line out, or do not start this"
             )
-        schema = read_schema(config.flower.python)
-        upstream = Upstream(config.coordinator.address, ca=config.ca, insecure=config.insecure)
+        release = read_release(config.flower.python)
+        upstream = Upstream(config.coordinator.address, release.version, ca=config.ca, insecure=config.insecure)
         audit_key = load_audit_key(config.keys / "audit.key")
 
         def note(file: ConsentFile, problem: str | None = None) -> None:
@@ -53,11 +53,11 @@ def serve(config: FlowerConfig, ready: Callable[[], None]) -> None:
         with Journal(config.journal, key=audit_key, origin=config.journal_origin) as journal:
             door = ForeignDoor(
                 journal,
-                schema,
+                release.schema,
                 identity=config.identity.uri,
                 federation=config.federation,
                 peer=config.coordinator_identity.uri,
-                protocol=PROTOCOL,
+                protocol=release.protocol,
             )
             note(consent)
             relay = Relay(config, door, gate, upstream)

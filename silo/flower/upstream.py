@@ -21,7 +21,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from privacy.endpoint import split_address
 from privacy.errors import ConfigurationError, RefusedError, UnreachableError
-from silo.flower.release import VERSION
 
 MEDIA_TYPE = "application/protobuf"
 LARGEST_ANSWER = 1 << 30
@@ -42,12 +41,15 @@ class NodeHeaders:
     signature: str
 
     @classmethod
-    def read(cls, headers: Mapping[str, str]) -> NodeHeaders:
-        """Raises ``RefusedError`` for headers of another release, or that are not a key, a time and its signature."""
+    def read(cls, headers: Mapping[str, str], version: str) -> NodeHeaders:
+        """Raises ``RefusedError`` for headers of another release than ``version``, or that are not a key, a time and
+        its signature."""
         headers = {name.lower(): value for name, value in headers.items()}
         release = headers.get("flwr-package-name"), headers.get("flwr-package-version")
-        if release != ("flwr", VERSION):
-            raise RefusedError(f"it comes from {' '.join(map(str, release))}; flwr {VERSION} alone passes here")
+        if release != ("flwr", version):
+            raise RefusedError(
+                f"it comes from {' '.join(map(str, release))}; `flower: python:` has flwr {version}, which alone passes"
+            )
         found = cls(*(headers.get(name, "") for name in (_KEY, _TIME, _SIGNATURE)))
         try:
             pem = base64.b64decode(found.public_key, validate=True)
@@ -79,10 +81,11 @@ def check_public_key(pem: bytes) -> ec.EllipticCurvePublicKey:
 
 
 class Upstream:
-    """Where the server is. ``ca``: certificates (PEM) to check its own with, in TLS 1.3 alone; ``insecure``: plain
-    text."""
+    """Where the server is. ``version``: of the ``flwr`` that asks it. ``ca``: certificates (PEM) to check its own with,
+    in TLS 1.3 alone; ``insecure``: plain text."""
 
-    def __init__(self, address: str, *, ca: Path | None, insecure: bool) -> None:
+    def __init__(self, address: str, version: str, *, ca: Path | None, insecure: bool) -> None:
+        self.version = version
         self._host, self._port = split_address(address)
         self._address = address
         self._context: ssl.SSLContext | None = None
@@ -103,7 +106,7 @@ class Upstream:
             "content-length": str(length),
             "connection": "close",
             "flwr-package-name": "flwr",
-            "flwr-package-version": VERSION,
+            "flwr-package-version": self.version,
             "flwr-component-name": "SuperNode",
             **node.lines(),
         }

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import collections
+import hashlib
 import io
 import json
 import pickle
 import re
+import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -32,9 +34,9 @@ from privacy.verification import verify_evidence
 from silo.flower.config import FlowerConfig
 from silo.flower.objects import Reply, ReplyReader, object_id
 from silo.flower.relay import WITHHELD, Relay, missing_for, plan_of
-from silo.flower.release import PROTOCOL, RPCS, VERSION, read_schema
+from silo.flower.release import _DUMP, RPCS, SCHEMAS, TRIED, Release, read_release
 from silo.flower.serving import serve
-from silo.flower.upstream import Upstream
+from silo.flower.upstream import NodeHeaders, Upstream
 
 DECLARED = {
     "arrays": {"head.bias": Exposure.MODEL_PARAMETERS_CLASSIFIER, "*": Exposure.MODEL_PARAMETERS_EXTRACTOR},
@@ -51,8 +53,13 @@ PEM = KEY.public_key().public_bytes(serialization.Encoding.PEM, serialization.Pu
 
 
 @pytest.fixture(scope="module")
-def schema(flower_python: Path) -> ForeignSchema:
-    return read_schema(flower_python)
+def release(flower_python: Path) -> Release:
+    return read_release(flower_python)
+
+
+@pytest.fixture(scope="module")
+def schema(release: Release) -> ForeignSchema:
+    return release.schema
 
 
 class Objects:
@@ -321,11 +328,11 @@ class Hospital:
         identity, peer = self.config.identity.uri, self.config.coordinator_identity
         self.journal = Journal(self.folder / "journal", key=self.key, origin=self.config.journal_origin)
         door = ForeignDoor(
-            self.journal, self.schema, identity=identity, federation="test", peer=peer.uri, protocol=PROTOCOL
+            self.journal, self.schema, identity=identity, federation="test", peer=peer.uri, protocol="Flower"
         )
         file = ConsentFile.read(self.consent)
         door.note("consent", consent=file.describe())
-        upstream = Upstream(self.config.coordinator.address, ca=None, insecure=True)
+        upstream = Upstream(self.config.coordinator.address, TRIED[-1], ca=None, insecure=True)
         self.relay = Relay(self.config, door, ConsentGate(file, peer), upstream)
 
     def ask(self, name: str, request: Any, **headers: str) -> tuple[int, bytes]:
@@ -333,7 +340,7 @@ class Hospital:
         time = datetime.now(UTC).isoformat()
         own = {
             "Flwr-Package-Name": "flwr",
-            "Flwr-Package-Version": VERSION,
+            "Flwr-Package-Version": TRIED[-1],
             "Flwr-Public-Key": base64.b64encode(PEM).decode(),
             "Flwr-Timestamp": time,
             "Flwr-Signature": base64.b64encode(KEY.sign(time.encode(), ec.ECDSA(hashes.SHA256()))).decode(),
@@ -506,7 +513,12 @@ def test_unknown_calls_fields_texts_and_releases_do_not_pass(hospital: Hospital,
         ("PullMessages", named, {}, "asks for messages by name"),
         ("GetFab", fab, {}, "hash_str is no hash"),
         ("RegisterNode", register, {}, "no public key|not a plain"),
-        ("PullMessages", pull, {"Flwr-Package-Version": "1.43.0"}, "flwr 1.43.0; flwr 1.42.0 alone"),
+        (
+            "PullMessages",
+            pull,
+            {"Flwr-Package-Version": "1.43.0"},
+            "flwr 1.43.0; .* has flwr 1.42.0, which alone passes",
+        ),
         ("PullMessages", pull, {"Flwr-Timestamp": "2026-01-01T00:00:00+00:00"}, "key and signed time"),
     ):
         status, content = hospital.ask(name, request, **headers)
@@ -522,15 +534,61 @@ def test_a_server_that_refuses_is_on_record(hospital: Hospital, server: Server) 
     assert "answered 401 to PullMessages" in hospital.last_refusal()
 
 
-def test_another_release_of_flower_is_refused(tmp_path: Path) -> None:
+def installed(
+    tmp_path: Path,
+    flower_python: Path,
+    version: str,
+    *,
+    http: bool = True,
+    change: Mapping[str, bytes | None] | None = None,
+) -> Path:
+    """A Python that has a flwr of a version, with the schemas of the real one but for what is changed."""
+    real = json.loads(subprocess.check_output([flower_python, "-I", "-c", _DUMP], text=True))
+    files = {name: base64.b64decode(file) for name, file in real["files"].items()} | dict(change or {})
+    told = {name: base64.b64encode(file).decode() for name, file in files.items() if file is not None}
     python = tmp_path / "python"
-    python.write_text('#!/bin/sh\necho \'{"version": "1.43.0", "files": []}\'\n')
+    (tmp_path / "told.json").write_text(json.dumps({"version": version, "http": http, "files": told}))
+    python.write_text(f"#!/bin/sh\ncat '{tmp_path / 'told.json'}'\n")
     python.chmod(0o755)
-    with pytest.raises(ConfigurationError, match=rf"knows the messages of flwr {re.escape(VERSION)} alone"):
-        read_schema(python)
-    python.write_text("#!/bin/sh\nexit 1\n")
+    return python
+
+
+@pytest.mark.parametrize("version", ["1.38.0", "1.41.0", "1.42.0", "1.57.3"])
+def test_a_release_passes_by_its_messages_whatever_its_version(
+    tmp_path: Path, flower_python: Path, schema: ForeignSchema, version: str
+) -> None:
+    found = read_release(installed(tmp_path, flower_python, version))
+    assert (found.version, found.schema.sha256) == (version, schema.sha256)
+    assert version in found.protocol
+    head = Upstream("localhost:1", found.version, ca=None, insecure=True).head(
+        "/v1/fleet/x", 0, NodeHeaders("", "", "")
+    )
+    assert f"flwr-package-version: {version}\r\n".encode() in head
+
+
+def test_a_release_with_any_other_message_is_refused_and_the_file_named(tmp_path: Path, flower_python: Path) -> None:
+    node = "flwr/proto/node.proto"
+    for change, words in (
+        ({node: b"another"}, f"{node} ({hashlib.sha256(b'another').hexdigest()})"),
+        ({node: None}, f"{node} (absent)"),
+        ({"flwr/proto/more.proto": b""}, "flwr/proto/more.proto ("),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            read_release(installed(tmp_path, flower_python, "1.42.0", change=change))
+        said = str(caught.value)
+        assert words in said
+        assert "docs/flower.md" in said
+        assert sum(name in said for name in SCHEMAS) == (node in change)
+
+
+def test_a_release_that_calls_by_grpc_or_has_no_name_is_refused(tmp_path: Path, flower_python: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"flwr 1\.38\.0 are known, but it sends them by gRPC.*1\.42\.0 there"):
+        read_release(installed(tmp_path, flower_python, "1.38.0", http=False))
+    with pytest.raises(ConfigurationError, match="not among the known ones"):
+        read_release(installed(tmp_path, flower_python, "1.42.0\r\nx-more: patient 4711"))
+    (tmp_path / "python").write_text("#!/bin/sh\nexit 1\n")
     with pytest.raises(ConfigurationError, match="no `flwr` that can be read"):
-        read_schema(python)
+        read_release(tmp_path / "python")
 
 
 def test_protocol_cannot_be_declared_for_what_an_app_computes(tmp_path: Path, hospital: Hospital) -> None:
@@ -547,5 +605,5 @@ def test_the_page_has_files_that_can_be_used_and_the_schemas_hash(tmp_path: Path
     (tmp_path / "hospital1-flower.yaml").write_text(config)
     (tmp_path / "hospital1-flower.consent.yaml").write_text(consent)
     found = FlowerConfig.read(tmp_path / "hospital1-flower.yaml")
-    assert not missing_for(ConsentFile.read(found.consent), plan_of(found, "flower-1", ""))
+    assert not missing_for(ConsentFile.read(found.consent), plan_of(found, "flower-1", "", TRIED[-1]))
     assert schema.sha256 in page
