@@ -99,6 +99,8 @@ class Units:
         self._folder = folder
         self._read: dict[tuple[str, str], Members] = {}
         self._passing = secrets.token_bytes(_KEY_BYTES)
+        self._hashed: dict[tuple[str, str], tuple[bytes, Members]] = {}
+        """What was hashed here, and under which key."""
         self._kept: set[str] = set()
 
     def find(self, data_sha256: str, split: str, content: Content | None) -> Members | None:
@@ -111,7 +113,7 @@ class Units:
             elif content is not None:
                 # Nothing is written by who only looks: without a key there is no other file to be compared with.
                 key = self._key() or self._passing
-                self._read[data_sha256, split] = _hashed(content, key)
+                self._read[data_sha256, split] = self._hash(data_sha256, split, content, key)
             else:
                 return None
         return self._read[data_sha256, split]
@@ -131,7 +133,7 @@ class Units:
                 if key is None:
                     key = secrets.token_bytes(_KEY_BYTES)
                     write_atomically(self._folder / KEY, key, mode=0o600)
-                members = _hashed(content, key)
+                members = self._hash(data_sha256, split, content, key)
                 body = members.images.tobytes() + (b"" if members.patients is None else members.patients.tobytes())
                 header = {
                     "v": 1,
@@ -147,6 +149,12 @@ class Units:
                 write_atomically(path, write_canonical(header) + b"\n" + body, mode=0o600)
                 self._read[data_sha256, split] = members
         self._kept.add(data_sha256)
+
+    def _hash(self, data_sha256: str, split: str, content: Content, key: bytes) -> Members:
+        made = self._hashed.get((data_sha256, split))
+        if made is None or made[0] != key:
+            made = self._hashed[data_sha256, split] = key, _hashed(content, key)
+        return made[1]
 
     def _key(self) -> bytes | None:
         """The folder's key; None where there is none, and nothing was made with one."""
