@@ -100,7 +100,9 @@ def metrics_budget_of(consent: Consent, plan: PrivacyPlan) -> Budget | None:
     """The budget of a consent for the test images, or the run's promise for them; None where there is none."""
     if consent.privacy is None:
         promised = plan.metrics
-        return None if promised is None else Budget(promised.epsilon * promised.releases, plan.delta, of_run=True)
+        if promised is None:
+            return None
+        return Budget(epsilon([promised.event(promised.releases)], delta=plan.delta), plan.delta, of_run=True)
     allowed = consent.privacy.metrics_epsilon
     return Budget(allowed, consent.privacy.delta) if allowed is not None else None
 
