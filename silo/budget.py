@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-=======
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
->>>>>>> 4124845 (Documents: a private round happens once, what a void is, what noise accuracies have, and what the ledger assumes of runs that are chosen by earlier ones)
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -35,7 +30,6 @@ class Part:
 
 @dataclass(frozen=True)
 class AccountView:
-<<<<<<< HEAD
     """One version's account.
 
     Attributes:
@@ -48,12 +42,9 @@ class AccountView:
         runs, releases: this account's charges.
         course: the ε of the most-spent one after so many charges, of at most ``POINTS`` numbers of charges, the first
             and the last among them.
+        voided: how many more charges do not count, because a journal proves that nothing of what they were for has
+            left.
     """
-=======
-    """One ledger. ``left`` is the budget less what is spent; None where the consent gives it no budget. ``course``: the
-    ε after so many charges, of at most ``POINTS`` numbers of charges, the first and the last among them. ``voided``:
-    how many more do not count, because a journal proves that nothing of what they were for has left."""
->>>>>>> 4124845 (Documents: a private round happens once, what a void is, what noise accuracies have, and what the ledger assumes of runs that are chosen by earlier ones)
 
     subject: Subject
     spent: Guarantee
@@ -75,15 +66,8 @@ def read_accounts(config: SiloConfig, *, course: bool = False) -> list[AccountVi
     """All ledgers of a silo, with their course if it is wanted; raises ``BudgetError`` for one that cannot be read."""
     consent = ConsentFile.read(config.consent).consent.privacy
     found = ledgers(config.ledgers)
-<<<<<<< HEAD
     costs = {ledger.subject: ledger.cost(_delta(consent)).epsilon for ledger in found}
-    return [_view(ledger, consent, costs, course=course) for ledger in found]
-=======
-    return [
-        replace(_view(one.subject, list(one.entries()), consent, course=course), voided=len(one.voids()))
-        for one in found
-    ]
->>>>>>> 4124845 (Documents: a private round happens once, what a void is, what noise accuracies have, and what the ledger assumes of runs that are chosen by earlier ones)
+    return [replace(_view(ledger, consent, costs, course=course), voided=len(ledger.voids())) for ledger in found]
 
 
 def remember(config: SiloConfig, shard: Path) -> str:
@@ -193,15 +177,9 @@ def lines(account: AccountView) -> list[str]:
         )
     else:
         found.append(f"The consent's budget is {account.budget:g}; {shown(account.left)} of it is left.")
-<<<<<<< HEAD
-=======
     if account.voided:
         found.append(
             f"{account.voided} more were charged before a crash and voided: nothing of what they were for has left, "
             "which the journal proves (`silo audit verify`)."
         )
-    found.append(
-        "Another version of the data set has a ledger of its own; for images that are in both, the costs of both count."
-    )
->>>>>>> 4124845 (Documents: a private round happens once, what a void is, what noise accuracies have, and what the ledger assumes of runs that are chosen by earlier ones)
     return found

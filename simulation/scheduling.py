@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from algorithms.datasets import ImageDataset
+from privacy.environment import asking_nobody
 from privacy.errors import ConfigurationError, MedsiloError
 from silo import sources
 from simulation.execution import PROGRESS, Outcome, check_can_run, execute, is_finished
@@ -183,7 +184,8 @@ def _ray(address: str) -> Iterator[Submit]:
                 "cluster and says its address"
             ) from None
     try:
-        ray.init(address=address, log_to_driver=False, include_dashboard=False, configure_logging=False)
+        with asking_nobody():
+            ray.init(address=address, log_to_driver=False, include_dashboard=False, configure_logging=False)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         raise ConfigurationError(
             f"--ray {address}: cannot be reached: {error}. Give the address that `ray start` says, or `local`"

@@ -27,6 +27,7 @@ from algorithms.datasets import save_npz
 from silo.sharding import PracticalGroups, cut
 from silo.synthetic import generate_tissue
 
+ROOT = Path(__file__).parents[2]
 HOSPITALS = ("hospital1", "hospital2")
 RUN = {
     "rounds": 2,
@@ -100,7 +101,7 @@ class Commands:
         """For all that will end, and for what the libraries of the others have in mind."""
         for process, words in self._started:
             if isinstance(process, subprocess.Popen):
-                assert process.wait(PATIENCE) == 0, words
+                assert process.wait(2 * PATIENCE) == 0, words
         for process, words in self._started:
             if (process.poll() is None) and not {"serve", "page", "flower"} & set(words):
                 assert process.wait(PATIENCE) == 0, words
@@ -129,6 +130,7 @@ def main() -> None:
     save_npz(folder / "few.npz", generate_tissue(seed=3, train=900, test=270))
     (folder / "few.yaml").write_text(yaml.safe_dump(EXPERIMENT))
     run.starts_apart("simulation", "run", "--config", "few.yaml", "--ray", "local", "--runs", "runs-on-ray")
+    run.starts_apart("mkdocs", "build", "--config-file", ROOT / "mkdocs.yml", "--site-dir", folder / "site")
     by_hand(run, folder)
     invitations = begin_federation(run, folder)
     serving = run.starts("coordinator", "serve", "--config", "coordinator.yaml", until="listening on")

@@ -44,7 +44,8 @@ class Watched:
         return subprocess.Popen(
             ["ip", "netns", "exec", self.hosts.hospital, *command],
             cwd=self.folder,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            # Ray gives up after 30 seconds, on a busy machine before it has begun.
+            env={**os.environ, "OMP_NUM_THREADS": "1", "RAY_raylet_start_wait_time_s": str(PATIENCE), **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -124,6 +125,16 @@ def test_the_recorder_sees_a_library_that_calls_elsewhere(watched: Watched, leak
     until(lambda: bool(watched.hosts.others))
     seen = " ".join(watched.hosts.others)
     assert {"a question to the name server": "planted.example", "a call": "192.0.2.1:443"}.get(leak, "planted") in seen
+
+
+def test_public_images_are_downloaded_only_where_somebody_names_them(watched: Watched, tmp_path: Path) -> None:
+    """The one thing that a command fetches: `--from pathmnist`, where the file is not there yet."""
+    watched.hosts.forget()
+    words = ["shard", "--from", "pathmnist", "--out", str(tmp_path / "shards")]
+    running = watched.start(str(BIN / "silo"), *words, HOME=str(tmp_path), PYTHONPATH=str(ROOT))
+    said, _ = running.communicate(timeout=PATIENCE)
+    assert running.returncode == 3, said
+    assert "zenodo.org" in " ".join(watched.hosts.others)
 
 
 def test_an_export_without_the_switch_against_telemetry_is_seen(watched: Watched, tmp_path: Path) -> None:
