@@ -60,13 +60,13 @@ def audit_app(read: Callable[[Path], PartyConfig]) -> typer.Typer:
             raise ConfigurationError("what to verify: give a bundle, or --config for this party's own journal")
         if proof is not None and peer is None:
             raise ConfigurationError("--proof: give with --peer the evidence that the proof is to come of")
-        if (claim := read_fork_proof(source)) is not None:
-            if peer is not None:
-                raise ConfigurationError(f"{source}: is a proof, which is checked by itself, without --peer")
-            _check_proof(claim, source, load_audit_public(key) if key else None, as_json=as_json)
-            return
         trusted = key or (own.keys / "audit.pub" if own is not None and bundle is None else None)
         try:
+            if (claim := read_fork_proof(source)) is not None:
+                if peer is not None:
+                    raise ConfigurationError(f"{source}: is a proof, which is checked by itself, without --peer")
+                _check_proof(claim, source, load_audit_public(key) if key else None, as_json=as_json)
+                return
             result = verify_evidence(source, peer=peer, key=load_audit_public(trusted) if trusted else None)
         except UnreadableError as error:
             unread = Verification(str(source), problem=str(error))
@@ -125,7 +125,10 @@ def _check_proof(claim: ForkProof, source: Path, key: bytes | None, *, as_json: 
     except JournalError as error:
         _say(as_json, {"holds": False, "problem": str(error)}, [f"{source}: this proves NOTHING: {error}."])
         raise typer.Exit(BROKEN) from None
-    said = [f"PROOF: {found.sentence()}.", f"The two were shown to {' and to '.join(v.shown_to for v in claim.views)}."]
+    said = [
+        f"PROOF: {found.sentence()}.",
+        f"Shown to {' and to '.join(v.shown_to for v in claim.views)}, says the file.",
+    ]
     if key is None:
         said.append("The proof is as good as that the key is the party's: hold it against its audit.pub (--key).")
     _say(as_json, {"holds": True, **asdict(found), "shown_to": [v.shown_to for v in claim.views]}, [str(source), *said])

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
+from privacy.bundle import UnreadableError
 from privacy.canonical import read_canonical, write_canonical
 from privacy.checkpoint import MOST_SIGNS, Checkpoint, verify
 from privacy.configuration import StrictModel
@@ -29,8 +30,9 @@ _Hex32 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class View(StrictModel):
-    """A checkpoint as one hospital was shown it. ``size`` and ``root``: of the one that was shown to it before, which
-    ``proof`` shows it to continue; 0 and the hash of nothing where it was the first."""
+    """A checkpoint as one hospital was shown it (``shown_to``: whoever wrote the file says so). ``size``, ``root``: of
+    the one that was shown to it before, which ``proof`` shows it to continue; 0 and the hash of nothing where it was
+    the first."""
 
     shown_to: str = Field(max_length=1000)
     checkpoint: str = Field(max_length=MOST_SIGNS + 1000)
@@ -121,7 +123,7 @@ class Fork:
 def read_fork_proof(path: Path) -> ForkProof | None:
     """The proof in a file; None for a file that is something else.
 
-    Raises ``JournalError`` for one that calls itself a proof and cannot be read.
+    Raises ``UnreadableError`` for one that calls itself a proof and cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -134,9 +136,9 @@ def read_fork_proof(path: Path) -> ForkProof | None:
         return None
     except ValidationError as error:
         first = error.errors()[0]
-        raise JournalError(f"{path}: is no proof: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise UnreadableError(f"{path}: is no proof: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     except (ValueError, RecursionError):
-        raise JournalError(f"{path}: is no proof as `audit verify --proof` writes it") from None
+        raise UnreadableError(f"{path}: is no proof as `audit verify --proof` writes it") from None
 
 
 def _signed(note: str, keys: list[bytes]) -> Checkpoint:

@@ -244,6 +244,8 @@ def test_there_is_no_proof_where_nothing_is_proven(tmp_path: Path, audit: Audit)
     assert "no proof was written" in " ".join(said.split())
     assert not (tmp_path / "proof.json").exists()
     assert audit(one, "--proof", tmp_path / "proof.json")[0] != 0
+    (tmp_path / "cut.json").write_text('{"form":"medsilo-two-histories","party":')
+    assert audit(tmp_path / "cut.json")[0] == 2
 
 
 def test_the_proof_is_checked_by_hand(convicted: tuple[Path, Path, Path], tmp_path: Path) -> None:
