@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -22,10 +22,12 @@ from privacy.errors import ConfigurationError
 from privacy.exposure import Exposure
 from privacy.logs import LogFormat
 from privacy.party_commands import Log, OnlyRun, ReportFolder, ReportFormats, Rotate, make_keys, report_on, rotate_key
-from privacy.report import Answer, Attendance, SharedAccuracy
-from privacy.report_pages import Format
+from privacy.report_format import Format
 from privacy.report_words import minute, ranges, rounds_and_end
 from privacy.withdrawal import Cause
+
+if TYPE_CHECKING:
+    from privacy.report import Attendance, SharedAccuracy
 
 app = application("The coordinator of a federation: leads runs, and never sees an image.", program="coordinator")
 app.command()(init)
@@ -210,6 +212,8 @@ def report(
     run: OnlyRun = None,
 ) -> None:
     """Say what left which hospital, by the coordinator's own record: in words here; as HTML, PDF and JSON in files."""
+    from privacy.report import Answer
+
     settings, store = _open_store(config)
     names = [name for name, _, _ in store.runs()]
     report_on(
@@ -235,6 +239,8 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _attendance(store: Store, run: str, plan: str) -> list[Attendance]:
+    from privacy.report import Attendance
+
     rounds = [state for state in store.rounds(run) if state.number < json.loads(plan)["rounds"]]
     found = []
     for silo in sorted({silo for state in rounds for silo in state.participants}):
@@ -245,6 +251,8 @@ def _attendance(store: Store, run: str, plan: str) -> list[Attendance]:
 
 
 def _shared_accuracy(store: Store, run: str) -> SharedAccuracy | None:
+    from privacy.report import SharedAccuracy
+
     last = {
         name: participation.accuracy
         for state in store.rounds(run)

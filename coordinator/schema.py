@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, inspect
+from sqlalchemy import Connection, Engine, inspect, text
 
 from coordinator.lease import is_taken
 from privacy.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 log = logging.getLogger(__name__)
 
@@ -36,25 +37,35 @@ def upgrade(engine: Engine, *, holding_lease: bool = False) -> bool:
             return True
         if not (sqlite or holding_lease) and inspect(connection).has_table("lease") and is_taken(connection):
             return False
+        from alembic import command  # a while to load, and most databases are up to date
+
         command.upgrade(_config(connection), "head")
         connection.commit()
-    log.info("the database's schema is %s now", ScriptDirectory(str(MIGRATIONS)).get_current_head())
+    log.info("the database's schema is %s now", revisions()[-1])
     return True
 
 
+def revisions() -> list[str]:
+    """The schemas that this release knows, oldest first, by the names of their files."""
+    names = (re.match(r"r(\d{4})", path.name) for path in (MIGRATIONS / "versions").glob("r*.py"))
+    return sorted(name[1] for name in names if name is not None)
+
+
 def _is_current(connection: Connection) -> bool:
-    script = ScriptDirectory(str(MIGRATIONS))
-    found = MigrationContext.configure(connection).get_current_revision()
-    known = [revision.revision for revision in script.walk_revisions()]
+    named = inspect(connection).has_table("alembic_version")
+    found = connection.scalar(text("SELECT version_num FROM alembic_version")) if named else None
+    known = revisions()
     if found is not None and found not in known:
         raise ConfigurationError(
-            f"store: the database's schema is {found}, and this release knows none after {known[0]}: a newer release "
+            f"store: the database's schema is {found}, and this release knows none after {known[-1]}: a newer release "
             "of Medsilo has used it. Install that release; nothing was changed"
         )
-    return found == known[0]
+    return bool(found == known[-1])
 
 
 def _config(connection: Connection) -> Config:
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.set_main_option("path_separator", "os")

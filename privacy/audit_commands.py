@@ -11,16 +11,12 @@ from typing import Annotated, Any
 
 import typer
 
-from privacy.bundle import Selection, UnreadableError, export, sha256_of
 from privacy.console import output
-from privacy.crate import write_crate
 from privacy.errors import ConfigurationError, JournalError, MedsiloError
-from privacy.findings import Verification
 from privacy.fork_proof import ForkProof, read_fork_proof
 from privacy.party import PartyConfig
 from privacy.pki import load_audit_public
 from privacy.state_folder import keep_private
-from privacy.verification import verify_evidence
 
 SOUND, BROKEN, UNREADABLE = 0, 1, 2
 _ROUND = re.compile(r"[1-9][0-9]{0,8}")
@@ -54,6 +50,11 @@ def audit_app(read: Callable[[Path], PartyConfig]) -> typer.Typer:
         Needs no keys and no daemon. Ends with 0 if the evidence is sound, 1 if it is broken or something was found, 2
         if it cannot be read. Of a proof that `--proof` wrote: 0 if it holds.
         """
+        # What reads evidence takes a while to load; other commands need none.
+        from privacy.bundle import UnreadableError
+        from privacy.findings import Verification
+        from privacy.verification import verify_evidence
+
         own = read(config) if config is not None else None
         source = bundle or (own.journal if own else None)
         if source is None:
@@ -97,6 +98,9 @@ def audit_app(read: Callable[[Path], PartyConfig]) -> typer.Typer:
         ] = None,
     ) -> None:
         """Write the evidence as one JSON file that proves itself, for an auditor or the other side."""
+        from privacy.bundle import Selection, export, sha256_of
+        from privacy.crate import write_crate
+
         own = read(config)
         first, last = _rounds(rounds)
         select = Selection(run, first, last) if run is not None or rounds is not None else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,10 +14,11 @@ from privacy.key_rotation import rotate
 from privacy.logs import LogFormat
 from privacy.party import PartyConfig
 from privacy.pki import KeyPaths, create_keys, load_audit_key
-from privacy.report import Answer, Attendance, SharedAccuracy
-from privacy.report_builder import make_report
-from privacy.report_pages import Format, print_report, write_report
+from privacy.report_format import Format
 from privacy.state_folder import keep_private
+
+if TYPE_CHECKING:
+    from privacy.report import Answer, Attendance, SharedAccuracy
 
 Rotate = Annotated[
     bool, typer.Option("--rotate", help="Change the audit key, by a signed record; stop the daemon first.")
@@ -60,6 +61,9 @@ def report_on(
 
     Ends the command with the exit code of a broken journal if it is not sound.
     """
+    from privacy.report_builder import make_report  # takes a while to load; the other commands need none of it
+    from privacy.report_pages import print_report, write_report
+
     key = load_audit_key(party.keys / "audit.key").public_key().public_bytes_raw()
     found = make_report(
         party.journal,

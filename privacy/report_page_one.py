@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -276,7 +277,7 @@ def _risk_in_short(report: Report) -> Answered:
         )
         return Answered(question, "Some, and no limit to it can be stated", [*reasons, why], "attention")
     sentences, found = [*reasons, *report.privacy_statements()], report.largest
-    if report.without_privacy() or report.plain_elsewhere or found is None:
+    if report.without_privacy() or report.plain_elsewhere or found is None or not math.isfinite(found.epsilon):
         return Answered(question, "Some, and no limit to it can be stated", sentences, "attention")
     return Answered(
         question,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
 
@@ -17,18 +16,11 @@ from privacy.durable import write_atomically
 from privacy.report import Report, in_order
 from privacy.report_blocks import Document
 from privacy.report_document import make_document
+from privacy.report_format import Format
 from privacy.report_words import NAME, TELLING, grouped
 
 TEMPLATES = files("privacy") / "templates"
 _NEVER = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-class Format(StrEnum):
-    """A report's file format, spelled as in ``--format``."""
-
-    HTML = "html"
-    PDF = "pdf"
-    JSON = "json"
 
 
 def write_report(report: Report, folder: str | Path, formats: Iterable[Format] = tuple(Format)) -> list[Path]:

@@ -24,7 +24,7 @@ from privacy.durable import write_atomically
 from privacy.errors import ConfigurationError, RehearsalError
 from privacy.logs import LogFormat
 from privacy.party_commands import Log, OnlyRun, ReportFolder, ReportFormats, Rotate, make_keys, report_on, rotate_key
-from privacy.report_pages import Format
+from privacy.report_format import Format
 from privacy.report_words import readable_bytes
 from privacy.state_folder import keep_private
 from silo.config import SiloConfig

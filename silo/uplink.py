@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -25,15 +25,11 @@ from tenacity import (
     wait_exponential_jitter,
 )
 
-from algorithms.registry import make
-from algorithms.tensors import Payload
-from algorithms.transfer import MemorySink, Receiver, check_finite, manifest, read_manifest, send
 from privacy.consent import Missing
 from privacy.door import Call, Door, nonce
 from privacy.endpoint import is_loopback
 from privacy.envelope import to_message
 from privacy.errors import IdentityError, MedsiloError, ReceiptError, RefusedError
-from privacy.mask_keys import CertifiedKey
 from privacy.pki import Credentials, fingerprint
 from privacy.plan import RunPlan
 from privacy.protocol import agreed, newer, spoken_instead
@@ -43,6 +39,10 @@ from protos.versions import OLDEST_VERSION, PROTOCOL_VERSION
 from silo.channel import channel_credentials, open_channel, said
 from silo.config import SiloConfig
 from silo.proxy import proxies_in_environment
+
+if TYPE_CHECKING:
+    from algorithms.tensors import Payload
+    from privacy.mask_keys import CertifiedKey
 
 WAIT_SECONDS = 50
 ANSWER_SECONDS = 60
@@ -237,6 +237,8 @@ class Uplink:
         is already trained here are not fetched again.
         """
 
+        from algorithms.registry import make  # with PyTorch
+
         common = make(plan.method.name, plan.method.parameters).common
 
         def ask(attempt: int) -> tuple[wire.Task, Payload] | None:
@@ -280,6 +282,8 @@ class Uplink:
         Raises ``LateError`` if the round has ended meanwhile, ``RefusedError`` if the update is not acceptable,
         ``ReceiptError`` if the receipt is not.
         """
+
+        from algorithms.transfer import manifest, send  # PyTorch takes seconds to load, and a withdrawal needs none
 
         def upload(attempt: int) -> None:
             self._keep_step(plan, attempt)
@@ -343,6 +347,8 @@ class Uplink:
     def _read_task(
         self, stream: Any, call: Call, plan: RunPlan, trained_rounds: int
     ) -> tuple[wire.Task, Payload] | None:
+        from algorithms.transfer import MemorySink, Receiver, check_finite, read_manifest
+
         # The coordinator may take WAIT_SECONDS until there is a task.
         first = self._next_of(stream, WAIT_SECONDS + ANSWER_SECONDS)
         frame = self._door.admit(first, wire.GetTaskResponse, call) if first is not None else None

@@ -24,7 +24,8 @@ from privacy.findings import Verification
 from privacy.pki import load_audit_public
 from privacy.report import Report
 from privacy.report_builder import make_report
-from privacy.report_pages import Format, to_html, write_report
+from privacy.report_format import Format
+from privacy.report_pages import to_html, write_report
 from privacy.verification import verify_evidence
 from silo.prediction import PersonalisedModel, Prediction, load_model
 from simulation.experiment import ExperimentConfig

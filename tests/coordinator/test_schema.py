@@ -139,7 +139,7 @@ def test_a_newer_release_upgrades_only_when_it_takes_over(
     shutil.copytree(schema.MIGRATIONS, newer)
     (newer / "versions" / "r9999.py").write_text(
         "from alembic import op\n"
-        f"revision, down_revision = '9999', '{ScriptDirectory(str(newer)).get_current_head()}'\n"
+        f"revision, down_revision = '9999', '{schema.revisions()[-1]}'\n"
         "def upgrade():\n"
         "    op.execute('CREATE TABLE newer (id INTEGER)')\n"
     )
@@ -157,3 +157,8 @@ def test_a_newer_release_upgrades_only_when_it_takes_over(
         new.close()
     with pytest.raises(ConfigurationError, match="newer release"):
         Store(url)
+
+
+def test_the_revisions_by_their_files_names_are_those_that_alembic_walks() -> None:
+    walked = [one.revision for one in ScriptDirectory(str(schema.MIGRATIONS)).walk_revisions()]
+    assert schema.revisions() == walked[::-1]
