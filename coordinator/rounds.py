@@ -441,9 +441,8 @@ class Rounds:
 
     def _run(self) -> None:
         try:
-            with on_disk(self.config.state):
-                while self._step_or_wait():
-                    pass
+            while self._step_or_wait():
+                pass
         except DiskError as error:
             self.fail(error)
         except BaseException as error:
@@ -451,18 +450,24 @@ class Rounds:
             self.fail(error)
 
     def _step_or_wait(self) -> bool:
-        """One step; without the database, a pause, and then all that is in memory is read from it again."""
+        """One step; without the database, or with too many files open, a pause, and then all that is in memory is read
+        from it again."""
         try:
-            return self._step()
+            with on_disk(self.config.state):
+                return self._step()
         except StoreError as error:
             log.error("run %s waits for the database; nothing is lost: %s", self.plan.run, error)
+        except DiskError as error:
+            if not error.passes:
+                raise
+            log.error("run %s waits; nothing is lost: %s", self.plan.run, error)
         while True:
             with self._changed:
                 self._doubtful = True
                 self._changed.notify_all()
                 if self._changed.wait_for(lambda: self._stopping, timeout=PAUSE_SECONDS):
                     return False
-                with suppress(StoreError):
+                with suppress(StoreError), _while_it_passes(self.config.state):
                     self._restore()
                     self._changed.notify_all()
                     log.info("run %s goes on", self.plan.run)
@@ -899,6 +904,17 @@ class Rounds:
 
     def _round_folder(self, number: int) -> Path:
         return self.folder / f"round-{number:06d}"
+
+
+@contextmanager
+def _while_it_passes(folder: Path) -> Iterator[None]:
+    """Leaves what is inside where a failure of the disk may be over by itself."""
+    try:
+        with on_disk(folder):
+            yield
+    except DiskError as error:
+        if not error.passes:
+            raise
 
 
 def _complete(masks: MaskedRound, state: RoundState) -> bool:

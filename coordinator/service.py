@@ -446,7 +446,10 @@ class CoordinatorService:
 
     def _turn_away(self, error: Exception, rpc: str, call: Call | None, context: grpc.ServicerContext) -> NoReturn:
         if (failed := disk_error(error, self._config.state)) is not None:
-            self._rounds.fail(failed)  # the daemon ends, and says why
+            if failed.passes:
+                log.error("%s by %s has to wait: %s", rpc, context.peer(), failed)
+            else:
+                self._rounds.fail(failed)  # the daemon ends, and says why
             context.abort(grpc.StatusCode.UNAVAILABLE, "the coordinator cannot answer now; its log says why")
         if not context.is_active():
             log.info("%s: the caller has gone", rpc)

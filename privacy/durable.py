@@ -17,9 +17,9 @@ _WAYS_OUT = {
     errno.EFBIG: "a file may not grow further. Raise the limit on files' sizes",
     errno.EROFS: "the disk is read-only. See in the system's log why, and mount it for writing",
     errno.EIO: "the disk failed (input/output error). See in the system's log why, and check the disk or the share",
-    errno.EMFILE: "too many files and connections are open. Raise this process' limit (`ulimit -n`, or LimitNOFILE= of "
+    errno.EMFILE: "Too many open files and connections. Raise this process' limit (`ulimit -n`, or LimitNOFILE= of "
     "its systemd unit)",
-    errno.ENFILE: "too many files are open on this machine. Raise its limit (fs.file-max), or end what holds so many",
+    errno.ENFILE: "Too many open files on this machine. Raise its limit (fs.file-max), or end what holds so many",
 }
 
 
@@ -82,10 +82,12 @@ def disk_error(error: BaseException, where: Path | str) -> DiskError | None:
 
 def _failed(error: OSError, where: Path | str) -> DiskError:
     way_out = _WAYS_OUT.get(error.errno or 0, f"it cannot be written ({error.strerror}). Find out why")
-    return DiskError(
+    found = DiskError(
         f"{where}: {way_out}, then give the same command again: it goes on where it was. What was kept is not lost, "
         "and nothing leaves or counts that could not be kept"
     )
+    found.passes = error.errno in (errno.EMFILE, errno.ENFILE)
+    return found
 
 
 @contextmanager

@@ -95,6 +95,8 @@ class DiskError(MedsiloError):
     not be kept; the same command goes on once it can."""
 
     exit_code = 13
+    passes = False
+    """Whether it may be over without anybody's doing: others hold too many connections for a while."""
 
 
 class NotReadyError(MedsiloError):
