@@ -8,8 +8,9 @@ speak the older of the two.
 
 >>> from protos.medsilo.v1 import coordinator_pb2
 >>> answer = coordinator_pb2.GetPlanResponse(time_ms=7, protocol_version=PROTOCOL_VERSION)
->>> fitted(answer, 1, "spiffe://test/silo/hospital1")
-time_ms: 7
+>>> older = fitted(answer, 1, "spiffe://test/silo/hospital1")
+>>> older.time_ms, older.protocol_version
+(7, 0)
 """
 
 from __future__ import annotations
