@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -120,8 +119,9 @@ class Comparison:
         self._messages: list[tuple[Any, ...]] = []
         self._roots: list[tuple[Any, ...]] = []
 
-    def message(self, side: Side, record: Mapping[str, Any], seen: int) -> None:
-        """Takes a message's record. ``seen``: how many of the other side's records its signed words had covered."""
+    def message(self, side: Side, record: Mapping[str, Any], seen: int, time: float) -> None:
+        """Takes a message's record. ``seen``: how many of the other side's records its signed words had covered.
+        ``time``: the record's, in seconds since 1970."""
         # Records are canonical JSON: what is equal has its keys in the same order.
         content = json.dumps([record[name] for name in _SAME] + [record.get("tensors")])
         attestation = record.get("attestation")
@@ -140,7 +140,7 @@ class Comparison:
                 seen,
                 record["index"],
                 None if given is None else _digest(json.dumps(given)),
-                datetime.fromisoformat(record["time"]).timestamp(),
+                time,
             )
         )
         if len(self._messages) >= _BATCH:

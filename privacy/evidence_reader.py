@@ -432,7 +432,7 @@ class EvidenceReader:
                 for item in document.exchanges:
                     if item.direction == "sent":
                         self._comparison.vouched(self.side, item.call_id, item.messages)
-            self._comparison.message(self.side, record, self._seen)
+            self._comparison.message(self.side, record, self._seen, self._clockwork.latest)
 
     def _check_expiry(self, record: Mapping[str, Any]) -> None:
         """A consent may have ended by the other side's clock, whatever the record's own time is."""

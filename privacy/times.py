@@ -95,6 +95,11 @@ class Clockwork:
         """Whether there was any signed time at all."""
         return bool(self._words)
 
+    @property
+    def latest(self) -> float:
+        """The time of the record taken last, in seconds since 1970."""
+        return self._times[-1]
+
     def take(self, time: str) -> None:
         """Takes the next record's time."""
         self._times.append(datetime.fromisoformat(time).timestamp())
