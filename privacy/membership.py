@@ -98,6 +98,11 @@ class Guesses:
     epsilon: float
     highest: float
 
+    @property
+    def chance(self) -> float:
+        """The probability that tossed coins give so many right ones, or more."""
+        return p_value(0.0, canaries=self.made, guesses=self.made, right=self.right, delta=0.0)
+
 
 @dataclass(frozen=True)
 class Attack:
@@ -114,8 +119,8 @@ class Attack:
 
     @property
     def best(self) -> Guesses:
-        """The guesses that prove the most; where none prove anything, those with the largest share of right ones."""
-        return max(self.guesses, key=lambda found: (found.epsilon, found.right / found.made))
+        """The guesses that prove the most; where none prove anything, those that chance gives least."""
+        return max(self.guesses, key=lambda found: (found.epsilon, -found.chance))
 
 
 @dataclass(frozen=True)
@@ -143,8 +148,18 @@ class MembershipAudit:
 
     @property
     def best(self) -> Attack:
-        """The attacker that proves the most, or else has the largest AUC."""
-        return max(self.attacks, key=lambda attack: (attack.best.epsilon, attack.auc))
+        """The attacker that proves the most, or else whose guesses chance gives least."""
+        return max(self.attacks, key=lambda attack: (attack.best.epsilon, -attack.best.chance))
+
+    @property
+    def tests(self) -> int:
+        """How many sets of guesses were tried, of which the best is told."""
+        return sum(len(attack.guesses) for attack in self.attacks)
+
+    @property
+    def chance(self) -> float:
+        """The most that the probability can be that tossed coins do as well in any of the tests."""
+        return min(1.0, self.tests * self.best.best.chance)
 
     @property
     def highest(self) -> float:

@@ -96,6 +96,8 @@ def as_json(found: Rehearsal) -> dict[str, Any]:
         "canaries": audit.canaries,
         "trained": audit.trained,
         "auc": None if math.isnan(audit.best.auc) else audit.best.auc,
+        "rounds_covered": [1],
+        "by_chance": audit.chance,
         "epsilon_lower_bound": audit.epsilon,
         "highest_possible_bound": audit.highest,
         "delta": audit.delta,
@@ -106,7 +108,7 @@ def as_json(found: Rehearsal) -> dict[str, Any]:
             {
                 "name": attack.name,
                 "auc": None if math.isnan(attack.auc) else attack.auc,
-                "guesses": [asdict(guesses) for guesses in attack.guesses],
+                "guesses": [{**asdict(guesses), "by_chance": guesses.chance} for guesses in attack.guesses],
             }
             for attack in audit.attacks
         ],
@@ -192,10 +194,12 @@ def _membership(found: Rehearsal) -> Answered:
     audit = found.audit
     best = audit.best.best
     counted = (
-        f"Of the {grouped(best.made)} {_units(found)} about which the better attacker was surest, it said of "
-        f"{grouped(best.right)} rightly whether the training had used them; tossing a coin, it would have been about "
-        f"{grouped(best.made // 2)}."
+        f"Of {grouped(best.made)} guesses, those of which the better attacker was surest, {grouped(best.right)} were "
+        f"right: which {_units(found)} the training had used. Tossed coins get so many or more with a probability of "
+        f"{_probability(best.chance)}, and in the best of the {audit.tests} sets of guesses that were tried with up to "
+        f"{_probability(audit.chance)}."
     )
+    covered = f"The test covered round 1 of {found.plan.rounds}: after more rounds a model tells more."
     pairs = (
         ""
         if math.isnan(audit.best.auc)
@@ -203,15 +207,31 @@ def _membership(found: Rehearsal) -> Answered:
         f"{round(100 * audit.best.auc)} times in 100; a coin does 50 times."
     )
     question = f"Could somebody who holds the model tell whose {_units(found)} it was trained on?"
+    after = [counted, pairs, *([covered] if found.plan.rounds > 1 else [])]
+    where = f"round 1 of {found.plan.rounds}" if found.plan.rounds > 1 else "the round"
+    if audit.epsilon == 0 and audit.chance > 1 - audit.confidence:
+        return Answered(
+            question, f"Not shown by this test of {where}", [*after, "That it cannot be told is not shown either."]
+        )
     if audit.epsilon == 0:
-        return Answered(question, "No better than by chance, as far as this shows", [counted, pairs])
-    verdict = "Yes, of many" if best.right >= 0.9 * best.made and best.made >= audit.canaries / 2 else "Yes, of some"
+        verdict = f"Yes, better than by chance in {where}, by too little to prove an ε above 0"
+    else:
+        many = best.right >= 0.9 * best.made and best.made >= audit.canaries / 2
+        verdict = "Yes, of many" if many else "Yes, of some"
     return Answered(
         question,
         verdict,
-        [counted, pairs, "That a person's image is in a hospital's training images can tell that the person is ill."],
+        [*after, "That a person's image is in a hospital's training images can tell that the person is ill."],
         "attention",
     )
+
+
+def _probability(value: float) -> str:
+    """``0.8 %``, rounded up."""
+    if value < 1e-4:
+        return "less than 0.01 %"
+    places = 2 if value < 1e-3 else 1
+    return f"{math.ceil(value * 10 ** (places + 2) - 1e-9) / 10**places:.{places}f} %"
 
 
 def _identifier(found: Rehearsal) -> Answered:

@@ -57,6 +57,7 @@ NOT_RUN = {
     "silo prepare": "tests/silo/test_preparing.py runs it on folders, tables and DICOM files",
     "silo evaluate": "tests/silo/test_evaluation.py runs it on a model that has been trained",
     "silo export": "tests/silo/test_exporting.py runs it in both formats",
+    "silo models": "tests/silo/test_kept_models.py runs it on runs of several rounds",
     "silo keys --config hospital1-flower": "tests/end_to_end/test_flower.py types it, with Flower's own processes",
     "silo flower": "the same",
     "silo report --config hospital1-flower": "the same",

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from scipy.stats import binomtest
 from trained_hospital import configured
 
 from algorithms.datasets import ImageDataset, ImageSplit, load_npz
@@ -19,7 +20,7 @@ from algorithms.registry import METHODS, make
 from privacy.accounting import SampledGaussian, Unit, epsilon, noise_multiplier_for
 from privacy.errors import DataError, RefusedError
 from privacy.exposure import Exposure
-from privacy.membership import audit_scores
+from privacy.membership import Attack, Guesses, MembershipAudit, audit_scores
 from privacy.noise import NoiseSource
 from privacy.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
 from privacy.rehearsed import read_rehearsals
@@ -292,8 +293,39 @@ def test_the_verdict_is_in_words_that_need_no_statistics(sound: Rehearsal) -> No
         assert "curve" not in told
     assert "Synthetic images" in " ".join(make_document(sound).warnings)
     told = " ".join(make_document(cases[0][0]).answers[1].sentences)
-    assert "of 200 rightly" in told
-    assert "about 100" in told
+    assert "Of 200 guesses" in told
+    assert "200 were right" in told
+    assert "less than 0.01 %" in told
+
+
+def guessed(sound: Rehearsal, right: int) -> Rehearsal:
+    """Of 400 guesses about 400 canaries so many right, without any bound above 0; all other tests as chance has it."""
+    first = Guesses(400, right, 0.0, 4.0)
+    others = tuple(Guesses(made, made // 2, 0.0, 4.0) for made in (200, 100, 40))
+    attacks = (Attack("loss", 0.5, (first, *others)), Attack("gradient", 0.5, (Guesses(400, 200, 0.0, 4.0), *others)))
+    return dataclasses.replace(sound, audit=MembershipAudit(400, 200, attacks, 1e-5, 0.95))
+
+
+def test_the_headline_is_worded_by_the_test_that_was_made_and_not_beyond_it(sound: Rehearsal) -> None:
+    """224 of 400 is z = 2.4: of one test rarer than one in a hundred, of the best of eight not rare enough to show."""
+    for right, alone, together, headline in (
+        (224, "1.0 %", "7.5 %", f"Not shown by this test of round 1 of {ROUNDS}"),
+        (232, "0.08 %", "0.7 %", f"Yes, better than by chance in round 1 of {ROUNDS}"),
+        (200, "52.0 %", "100.0 %", f"Not shown by this test of round 1 of {ROUNDS}"),
+    ):
+        found = guessed(sound, right)
+        membership = make_document(found).answers[1]
+        told = " ".join([membership.verdict, *membership.sentences])
+        assert membership.verdict.startswith(headline)
+        assert "No better than by chance" not in told
+        assert f"Of 400 guesses, those of which the better attacker was surest, {right} were right" in told
+        exact = binomtest(right, 400, 0.5, alternative="greater").pvalue
+        assert found.audit.best.best.chance == pytest.approx(exact)
+        assert found.audit.chance == as_json(found)["by_chance"] == pytest.approx(min(1.0, 8 * exact))
+        assert f"with a probability of {alone}" in told
+        assert f"with up to {together}" in told
+        assert f"The test covered round 1 of {ROUNDS}" in told
+        assert as_json(found)["rounds_covered"] == [1]
 
 
 def test_the_page_is_whole_and_for_the_silos_own_user_only(config: SiloConfig, sound: Rehearsal) -> None:
