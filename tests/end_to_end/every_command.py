@@ -90,7 +90,7 @@ class Commands:
 
     def starts_apart(self, *words: object) -> None:
         """A command in a process of its own, which has children."""
-        said = self.folder / f"{next(self._numbers)}.said"
+        said = self.folder / f"{words[0]}-apart.said"
         self.ran.append([str(word) for word in words])
         with said.open("wb") as file:
             program = [str(BIN / str(words[0])), *map(str, words[1:])]
@@ -101,7 +101,8 @@ class Commands:
         """For all that will end, and for what the libraries of the others have in mind."""
         for process, words in self._started:
             if isinstance(process, subprocess.Popen):
-                assert process.wait(2 * PATIENCE) == 0, words
+                code = process.wait(2 * PATIENCE)
+                assert code == 0, f"{words}: {code}\n{(self.folder / f'{words[0]}-apart.said').read_text()[-3000:]}"
         for process, words in self._started:
             if (process.poll() is None) and not {"serve", "page", "flower"} & set(words):
                 assert process.wait(PATIENCE) == 0, words
@@ -129,7 +130,6 @@ def main() -> None:
     run = Commands(folder, namespace)
     save_npz(folder / "few.npz", generate_tissue(seed=3, train=900, test=270))
     (folder / "few.yaml").write_text(yaml.safe_dump(EXPERIMENT))
-    run.starts_apart("simulation", "run", "--config", "few.yaml", "--ray", "local", "--runs", "runs-on-ray")
     run.starts_apart("mkdocs", "build", "--config-file", ROOT / "mkdocs.yml", "--site-dir", folder / "site")
     by_hand(run, folder)
     invitations = begin_federation(run, folder)
@@ -138,6 +138,8 @@ def main() -> None:
     look_at_everything(run, folder)
     experiments(run)
     door_for_flower(run, folder, flower_python)
+    # Last: Ray's processes give up where they get no processor for a while.
+    run.starts_apart("simulation", "run", "--config", "few.yaml", "--ray", "local", "--runs", "runs-on-ray")
     run.waits()
     assert "error" not in run.said(serving).lower(), run.said(serving)
     (folder / "ran.json").write_text("\n".join(json.dumps(words) for words in run.ran))

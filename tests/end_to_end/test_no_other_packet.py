@@ -44,8 +44,7 @@ class Watched:
         return subprocess.Popen(
             ["ip", "netns", "exec", self.hosts.hospital, *command],
             cwd=self.folder,
-            # Ray gives up after 30 seconds, on a busy machine before it has begun.
-            env={**os.environ, "OMP_NUM_THREADS": "1", "RAY_raylet_start_wait_time_s": str(PATIENCE), **environment},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
