@@ -103,7 +103,6 @@ class Recorded:
         )
 
 
-
 def is_finished(run: Run, dataset: ImageDataset) -> bool:
     """Whether a run's folder holds its finished run.
 

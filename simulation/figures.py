@@ -52,7 +52,9 @@ def draw_privacy(title: str, series: Mapping[str, Sequence[tuple[float, Spread]]
     for index, (label, points) in enumerate(series.items()):
         where = [places.index(epsilon) for epsilon, _ in points]
         means, deviations = zip(*(spread for _, spread in points), strict=True)
-        axes.errorbar(where, means, yerr=_whiskers(deviations), label=label, marker="o", capsize=2, linewidth=1.5, **_style(index))
+        axes.errorbar(
+            where, means, yerr=_whiskers(deviations), label=label, marker="o", capsize=2, linewidth=1.5, **_style(index)
+        )
     names = ["∞\n(no noise)" if np.isinf(epsilon) else f"{epsilon:g}" for epsilon in places]
     axes.set_xticks(range(len(places)), names)
     axes.set_title(f"{title}: mean over seeds", fontsize=11)
