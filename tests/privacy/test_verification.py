@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import rfc8785
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from exchanging import CONSENT, COORDINATOR, SILO, Exchange, key_of, meet
+from exchanging import CONSENT, COORDINATOR, SILO, Exchange, Party, key_of, meet
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_tampering import Forger, Record, changed, records_of, resigned, write_bundle
@@ -601,9 +601,14 @@ def test_evidence_that_cannot_be_compared_is_unreadable_not_broken(tmp_path: Pat
     second = meet(tmp_path, silo="spiffe://test/silo/hospital2", seed=2, coordinator=exchange.coordinator)
     exchange.attest()
     second.attest()
-    for other in (second.silo.folder, exchange.silo.folder):
-        with pytest.raises(UnreadableError, match="is not the other side"):
-            verify_evidence(exchange.silo.folder, peer=other)
+    with pytest.raises(UnreadableError, match="is not the other side"):
+        verify_evidence(exchange.silo.folder, peer=exchange.silo.folder)
+    alone = Party("spiffe://test/silo/hospital3", tmp_path / "alone", key_of(3))
+    alone.door.note("padding")
+    alone.journal.checkpoint()
+    with pytest.raises(UnreadableError, match="nobody in common"):
+        verify_evidence(exchange.silo.folder, peer=alone.folder)
+    assert verify_evidence(exchange.silo.folder, peer=second.silo.folder).sound
 
 
 def test_it_needs_neither_keys_nor_daemons_nor_what_they_load(signed: tuple[Path, Exchange], tmp_path: Path) -> None:
