@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -73,24 +73,13 @@ class PayloadWriter:
     ) -> None:
         self.path = path
         self._partial = path.with_name(f".{path.name}.{os.getpid()}-{next(_numbers)}.partial")
-        header: dict[str, object] = {}
-        end = 0
-        for exposure, specs in parts.items():
-            for spec in specs:
-                header[f"{exposure}/{spec.name}"] = {
-                    "dtype": spec.dtype,
-                    "shape": list(spec.shape),
-                    "data_offsets": [end, end + spec.nbytes],
-                }
-                end += spec.nbytes
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
+        header = _header((f"{exposure}/{spec.name}", spec) for exposure, specs in parts.items() for spec in specs)
         path.parent.mkdir(parents=True, exist_ok=True)
         reused = spares is not None and spares.take(self._partial)
         self._file = self._partial.open("r+b" if reused else "wb", buffering=0)
-        self.start = 8 + len(text)
+        self.start = len(header)
         self._parts = parts
-        self.write(len(text).to_bytes(8, "little") + text)
+        self.write(header)
 
     def __enter__(self) -> Self:
         return self
@@ -127,6 +116,29 @@ class PayloadWriter:
 
 
 _numbers = itertools.count()
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes tensors to a safetensors file, durably, without a copy of them all in memory."""
+    part = Part.of(tensors)
+    with path.open("wb") as file:
+        file.write(_header((spec.name, spec) for spec in part.specs))
+        for chunk in part.chunks(1 << 20):
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _header(named: Iterable[tuple[str, TensorSpec]]) -> bytes:
+    """The beginning of a safetensors file with these tensors."""
+    header: dict[str, object] = {}
+    end = 0
+    for name, spec in named:
+        header[name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [end, end + spec.nbytes]}
+        end += spec.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def write_payload(path: Path, payload: Payload) -> None:

@@ -408,6 +408,7 @@ class _Participation:
                 self._train_masked(task.round, payload)
             else:
                 self._train(task.round, payload)
+            payload = {}  # as large as the model, and the next one is on its way
 
     def _mask_key(self) -> CertifiedKey | None:
         """The mask key for the last round trained here, if that is a masked one."""

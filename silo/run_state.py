@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from algorithms.datasets import ImageDataset
 from algorithms.method import PERSONAL, Memory
+from algorithms.tensor_files import write_tensors
 from privacy.durable import write_atomically
 from privacy.early_end import EarlyEnd, EndReason
 from privacy.errors import DataError
@@ -32,8 +32,6 @@ MODEL = "model.safetensors"
 DESCRIPTION = "model.json"
 RESULTS = "results.json"
 _PROGRESS = "progress.json"
-_ORDER = "order"
-"""What safetensors files hold the names' order by: they sort tensors themselves."""
 
 
 class Measured(BaseModel):
@@ -160,7 +158,7 @@ class RunState:
         files = {}
         for group, state in memory.items():
             name = f"{group}-{trained_rounds:06d}{'-end' if finished else ''}.safetensors"
-            self._write(name, state)
+            write_tensors(self.folder / name, state)
             files[group] = name
         last, best = self._validated(files[PERSONAL], rounds, validation)
         old = _kept(self._progress) - {*files.values(), *([best.file] if best else [])}
@@ -232,18 +230,6 @@ class RunState:
             "start this run anew at this silo"
         )
 
-    def _write(self, name: str, state: Mapping[str, Tensor]) -> None:
-        path = self.folder / name
-        try:
-            order = {_ORDER: json.dumps(list(state))}
-            save_file({key: tensor.contiguous() for key, tensor in state.items()}, path, metadata=order)
-        except SafetensorError as error:
-            if number := re.search(r"os error (\d+)", str(error)):
-                raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
-            raise
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-
     def _show(self) -> None:
         """Gives the personalised model its lasting name, without writing its bytes again."""
         source = self.folder / self._progress.files[PERSONAL]
@@ -289,12 +275,11 @@ def read_progress(folder: Path) -> Progress | None:
 
 
 def _in_order(path: Path) -> dict[str, Tensor]:
-    """A file's tensors in the order in which they were given to be saved: an update that is made from them again must
-    have the first one's bytes."""
+    """A file's tensors in the order in which they were given to be saved, which is that of their bytes: an update that
+    is made from them again must have the first one's bytes."""
     found = load_file(path)
     with safe_open(path, framework="pt") as file:
-        order = (file.metadata() or {}).get(_ORDER)
-    return found if order is None else {name: found[name] for name in json.loads(order)}
+        return {name: found[name] for name in file.offset_keys()}
 
 
 def has_ended(folder: Path, plan_sha256: str) -> bool:

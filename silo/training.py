@@ -252,6 +252,7 @@ class LocalSite:
                     raise diverged(round_number, epoch, mean)
                 self._progress(Progress(round_number, epoch + 1, epochs, step, len(batches), mean))
         self._keep(optimizer, chosen, phase)
+        optimizer.zero_grad(set_to_none=True)  # as large as the model, and nobody looks at them any more
         return steps
 
     def _fit_privately(

@@ -164,7 +164,7 @@ def test_a_crash_while_a_tensor_file_is_written_leaves_the_round_before(
         raise CrashError
 
     with monkeypatch.context() as patched:
-        patched.setattr(run_state, "save_file", crash)
+        patched.setattr(run_state, "write_tensors", crash)
         with pytest.raises(CrashError):
             save(state, 2)
     again = open_state(tmp_path)
