@@ -216,6 +216,7 @@ def look_at_everything(run: Commands, folder: Path) -> None:
     own, theirs = ["--config", "hospital1.yaml"], ["--config", "coordinator.yaml"]
     for words in (
         ["budget", *own, "--html", "budget.html"],
+        ["models", *own],
         ["predict", *own, "--images", "pictures/a"],
         ["evaluate", *own],
         ["export", *own, "--out", "model.onnx"],
