@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
 from typing import Any, NoReturn
 
 import grpc
@@ -96,7 +97,11 @@ class CoordinatorService:
         self._open_calls: Counter[str] = Counter()
         self._counting = threading.Lock()
         self._patience = Patience(config.message_seconds)
-        self._common = config.make_method().common
+
+    @cached_property
+    def _common(self) -> frozenset[Exposure]:
+        """What of a task all silos of a round are given alike."""
+        return self._config.make_method().common
 
     def handler(self) -> Any:
         """The service's methods over raw bytes."""

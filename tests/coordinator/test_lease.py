@@ -37,6 +37,7 @@ WRITES: dict[str, Callable[[Store], object]] = {
 READS = {
     "close", "serve", "is_shared", "check_serving", "runs", "is_finished", "members", "run_of_plan", "withdrawals",
     "last_round", "round", "rounds", "downloads", "memory_file", "latest_files", "refusals", "roster",
+    "early_end", "first_roster",
 }  # fmt: skip
 
 

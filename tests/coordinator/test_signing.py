@@ -23,7 +23,7 @@ def test_the_newest_records_are_signed_without_another_message(tmp_path: Path, m
     origin = "medsilo/test/coordinator/c"
     with Journal(tmp_path, key=Ed25519PrivateKey.generate(), origin=origin) as journal:
         door = Door(journal, identity="spiffe://test/coordinator/c", federation="test", gate=PlanGate(Exposure))
-        signing = threading.Thread(target=daemon._sign_when_idle, args=(journal, stopped))
+        signing = threading.Thread(target=daemon._sign_when_idle, args=(journal, door, stopped))
         signing.start()
         try:
             for _ in range(2):

@@ -293,7 +293,7 @@ def test_a_failing_disk_refuses_the_charge(tmp_path: Path, monkeypatch: pytest.M
     if step == "write":
         ledger.charge(RELEASE, purpose(), AMPLE)
     else:
-        with pytest.raises(DiskError, match="Check it"):
+        with pytest.raises(DiskError, match="check the disk"):
             ledger.charge(RELEASE, purpose(), AMPLE)
     Ledger(tmp_path, SUBJECT).charge(RELEASE, purpose(), AMPLE)
 
