@@ -45,7 +45,7 @@ class PlainDoor:
     def nothing(self, *_: Any, **__: Any) -> None:
         return None
 
-    note = enrol = ended = check_receipt = check_earlier_receipt = nothing
+    note = enrol = ended = check_receipt = check_earlier_receipt = remember = nothing
 
     def release(self, messages: Sequence[Any], _call: Any) -> list[bytes]:
         return [message.SerializeToString() for message in messages]
@@ -71,6 +71,7 @@ def keep_nothing() -> None:
     disk.append = disk.sync = disk.check_usable = lambda *_, **__: None
     privacy.journal.Journal.append = append  # type: ignore[method-assign]
     privacy.journal.Journal._read_lines = lambda _self, _first, count: [b""] * count  # type: ignore[method-assign]
+    privacy.journal.Journal.remember = lambda *_: None  # type: ignore[method-assign]
     privacy.journal.Appender = lambda _folder: disk  # type: ignore[assignment,misc]
 
 

@@ -9,7 +9,7 @@ import random
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,8 +128,8 @@ class _Discarding:
         self.public_key = bytes(32)
         self.memory = None
 
-    def records(self, first: int = 0) -> Sequence[Mapping[str, Any]]:
-        return []
+    def records(self, _first: int) -> Iterator[dict[str, Any]]:
+        return iter(())
 
     def append(self, records: Sequence[Mapping[str, Any]], *, durable: bool = True) -> range:
         for record in records:
