@@ -6,6 +6,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import secrets
 import signal
 import socket
 import threading
@@ -166,6 +167,10 @@ def _begin_worker() -> None:
 
 @contextlib.contextmanager
 def _ray(address: str) -> Iterator[Submit]:
+    if address == "local":
+        # A secret of this cluster alone: Ray would leave one in the user's home, and every cluster that is begun
+        # later on this machine would ask for it. It is read as Ray is loaded.
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     try:
         import ray
     except ImportError:

@@ -41,6 +41,14 @@ def wait_for(what: str, ready: object) -> None:
         time.sleep(0.2)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_token() -> Iterator[None]:
+    """Whatever other clusters have left in this user's home."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("RAY_AUTH_MODE", "disabled")
+        yield
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """The address. Not under pytest's own folder: the path of a Unix socket is short."""
@@ -53,12 +61,16 @@ def cluster() -> Iterator[str]:
     nodes: list[subprocess.Popen[bytes]] = []
     said = Path(folder, "nodes.log")
 
+    def ended() -> bool:
+        return any(node.poll() is not None for node in nodes)
+
     try:
         with said.open("a") as log:
             for words in (head, [f"--address={address}"]):
                 command = [str(BIN / "ray"), "start", "--node-ip-address=127.0.0.1", *words, *size]
                 nodes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
-                wait_for("the cluster", lambda: said.read_text().count("Ray runtime started") == len(nodes))
+                wait_for("the cluster", lambda: said.read_text().count("Ray runtime started") == len(nodes) or ended())
+                assert not ended(), said.read_text()
         yield address
     finally:
         everyone = [one for node in nodes for one in [*psutil.Process(node.pid).children(recursive=True)]]
@@ -135,6 +147,22 @@ def test_a_cluster_gives_the_bits_of_one_machine_also_after_a_worker_was_killed(
         assert one.num_rows == 4 * 101
         other = pq.read_table(folders / seed / "rounds.parquet")
         assert one.equals(other)
+
+
+def test_a_cluster_of_this_machine_alone_leaves_nothing_in_the_home(
+    experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token there would be asked for by every cluster that is begun later."""
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    fewer = yaml.safe_load(experiment.read_text()) | {"rounds": 1, "seeds": [1]}
+    experiment.write_text(yaml.safe_dump(fewer))
+    done = subprocess.run(
+        command(experiment, "runs", "--ray", "local"), capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not (tmp_path / "home" / ".ray").exists()
 
 
 def test_an_address_at_which_nothing_answers_is_said_at_once(experiment: Path) -> None:
