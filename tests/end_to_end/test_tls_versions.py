@@ -191,7 +191,7 @@ def test_the_door_for_flower_apps_calls_no_server_that_speaks_only_tls_1_2(
     make_certificate(tmp_path)
     for version in (V1_2, V1_3):
         server = serve(tmp_path / "server.pem", tmp_path / "server.key", version=version)
-        upstream = Upstream(f"localhost:{server.port}", ca=tmp_path / "server.pem", insecure=False)
+        upstream = Upstream(f"localhost:{server.port}", "1.42.0", ca=tmp_path / "server.pem", insecure=False)
         if version == V1_3:
             assert upstream.connect().socket.version() == "TLSv1.3"
         else:
