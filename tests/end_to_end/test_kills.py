@@ -11,12 +11,12 @@ from fault_campaign import (
     MIXES,
     PLAIN,
     RUN,
-    assert_charged,
     assert_evidence_agrees,
     assert_measured_once,
 )
 from faults import Fault, Kept, needs_faults, run_through
 from federation import PATIENCE, Federation
+from once import assert_charged_once
 from test_runs import assert_every_round_counted_once, assert_journals_sound, assert_models_are, assert_signed
 
 from algorithms.datasets import ImageDataset
@@ -80,7 +80,7 @@ def test_after_power_cuts_failing_disks_and_a_jump_of_the_clock_a_private_run_go
     assert_signed(one)
     assert_evidence_agrees(one)
     assert_measured_once(one)
-    assert_charged(one)
+    assert_charged_once(one)
     state = one.folder / "state"
     for party, said in (("coordinator", "the disk is full"), ("hospital2", "the disk is read-only")):
         assert f"error: {state / party}" in one.said(party)
