@@ -25,7 +25,7 @@ KINDS = ("kill", "power", "full", "read-only", "io-error", "clock")
 ``read-only``, ``io-error``: what the disk answers. ``clock``: it jumps, and is put right
 after five seconds."""
 PLACES = ("disk", "rpc")
-DISK_FAILED, IDENTITY_FAILED = 13, 5
+DISK_FAILED, CLOCK_WRONG = 13, 16
 """Exit codes (docs/exit-codes.md) of daemons whose disk fails, or who find certificates not valid by their clock."""
 RESTART_SECONDS = 0.5
 """A service waits a little before it starts again what cannot go on."""
@@ -152,7 +152,7 @@ def run_through(
     starts = dict.fromkeys(running, 1)
     known = {None, 0, -signal.SIGKILL, DISK_FAILED}
     if any(fault.kind == "clock" for faults in planned.values() for fault in faults):
-        known.add(IDENTITY_FAILED)
+        known.add(CLOCK_WRONG)
     deadline = time.monotonic() + SECONDS + SECONDS_FOR_EACH * sum(map(len, planned.values()))
     while any(process.poll() != 0 for process in running.values()):
         for party, process in running.items():
