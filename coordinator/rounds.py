@@ -674,17 +674,15 @@ class Rounds:
         if state is not None and state.closed_at is None:
             self.store.close_round(run, state.number, downloads={}, memory_file=self.store.memory_file(run))
         done = 0 if state is None else state.number if state.closed_at is None else state.number + 1
-        reason = EndReason.TOO_FEW_FOR_MASKS if self._members else EndReason.WITHDRAWN
-        if self._members and self._withdrawn.intersection(self._bound or ()):
-            reason = EndReason.WITHDRAWN_FROM_MASKS
+        reason, words = self._why_early()
         self.early_end = EarlyEnd(done, reason)
         self.store.finish_run(run, self.plan.rounds, sorted(self._members), early=self.early_end)
         self._finished = True
         log.warning(
-            "run %s: %s, so it %s; what was made of them stays%s",
+            "run %s: %s, so it ends %s; what was made of them stays%s",
             run,
-            self._why_early(),
-            self.early_end.words(self.plan.rounds).partition(":")[0].replace("ended", "ends"),
+            words,
+            self.early_end.when(self.plan.rounds),
             ". A new run (new `name`, new `seed`) can begin without" if self._bound else "",
         )
         self._masks = None
@@ -692,12 +690,13 @@ class Rounds:
         self._prepare()
         self._changed.notify_all()
 
-    def _why_early(self) -> str:
+    def _why_early(self) -> tuple[EndReason, str]:
+        """For all, and in the operator's own words, which name hospitals."""
         if not self._members:
-            return "every hospital has withdrawn"
+            return EndReason.WITHDRAWN, "every hospital has withdrawn"
         if not (gone := sorted(self._withdrawn.intersection(self._bound or ()))):
-            return "too many hospitals have withdrawn for a masked sum"
-        return (
+            return EndReason.TOO_FEW_FOR_MASKS, "too many hospitals have withdrawn for a masked sum"
+        return EndReason.WITHDRAWN_FROM_MASKS, (
             f"{', '.join(gone)} {'has' if len(gone) == 1 else 'have'} withdrawn, and a masked sum over the others, "
             "held against those before, would give away what the withdrawn sent"
         )

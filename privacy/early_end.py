@@ -24,4 +24,8 @@ class EarlyEnd:
 
     def words(self, planned: int) -> str:
         """``ended after 2 of 30 rounds: every hospital has withdrawn``."""
-        return f"ended after {self.rounds} of {planned} round{'' if planned == 1 else 's'}: {self.reason.value}"
+        return f"ended {self.when(planned)}: {self.reason.value}"
+
+    def when(self, planned: int) -> str:
+        """``after 2 of 30 rounds``."""
+        return f"after {self.rounds} of {planned} round{'' if planned == 1 else 's'}"

@@ -111,7 +111,7 @@ class PersonalisedModel:
             return (
                 [f"{images.name}#{index}" for index in range(len(dataset.test))],
                 dataset.test.images,
-                (dataset.test.labels),
+                dataset.test.labels,
             )
         if not images.exists():
             raise DataError(f"{images}: there is no such file or folder")
