@@ -10,7 +10,7 @@ SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 demo: ## real daemons on this machine, a few rounds, ending with the reports
 	@./setup.sh
-	@$(BIN)/python -m simulation.demo
+	@$(BIN)/python -m medsilo.simulation.demo
 
 test: ## all tests, several at once
 	@./setup.sh --tests
@@ -22,7 +22,7 @@ check: ## style, types, schemas, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/buf lint
-	$(BIN)/python -m protos.generate --check
+	$(BIN)/python -m medsilo.protos.generate --check
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
 	$(SITE)
@@ -50,7 +50,7 @@ format: ## put the style right
 
 protos: ## generate the Python code of the message schemas
 	@./setup.sh
-	$(BIN)/python -m protos.generate
+	$(BIN)/python -m medsilo.protos.generate
 
 benchmark: ## a round's cost beyond training
 	@./setup.sh

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from algorithms.fedfomo import PeerCoordinator, peer_models
-from algorithms.method import (
+from medsilo.algorithms.fedfomo import PeerCoordinator, peer_models
+from medsilo.algorithms.method import (
     PERSONAL,
     CoordinatorHalf,
     Federation,
@@ -41,10 +41,10 @@ from algorithms.method import (
     require,
     subset,
 )
-from algorithms.models import state_of
-from algorithms.sharing import model_upload
-from algorithms.tensors import Payload
-from privacy.exposure import MODEL, Exposure
+from medsilo.algorithms.models import state_of
+from medsilo.algorithms.sharing import model_upload
+from medsilo.algorithms.tensors import Payload
+from medsilo.privacy.exposure import MODEL, Exposure
 
 _CORE = "core"
 _PEERS = "peers"

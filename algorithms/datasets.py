@@ -29,10 +29,10 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from algorithms.scope import beyond, file_kind
-from privacy.durable import fsync_folder
-from privacy.errors import DataError
-from privacy.units import Content
+from medsilo.algorithms.scope import beyond, file_kind
+from medsilo.privacy.durable import fsync_folder
+from medsilo.privacy.errors import DataError
+from medsilo.privacy.units import Content
 
 if TYPE_CHECKING:
     import torch

@@ -6,12 +6,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from algorithms.fedavg import FedAvg
-from algorithms.method import PERSONAL, TRAINED, Correction, SiloHalf, Site, State, load_parameters, require, subset
-from algorithms.models import state_of
-from algorithms.partial_sharing import PartialSharingSilo
-from algorithms.tensors import Payload
-from privacy.exposure import Exposure
+from medsilo.algorithms.fedavg import FedAvg
+from medsilo.algorithms.method import (
+    PERSONAL,
+    TRAINED,
+    Correction,
+    SiloHalf,
+    Site,
+    State,
+    load_parameters,
+    require,
+    subset,
+)
+from medsilo.algorithms.models import state_of
+from medsilo.algorithms.partial_sharing import PartialSharingSilo
+from medsilo.algorithms.tensors import Payload
+from medsilo.privacy.exposure import Exposure
 
 GLOBAL = "global"
 """The group of a silo's memory that holds the global model, with the silo's own buffers."""

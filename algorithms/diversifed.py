@@ -30,7 +30,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from algorithms.method import (
+from medsilo.algorithms.method import (
     PERSONAL,
     CoordinatorHalf,
     Correction,
@@ -43,10 +43,10 @@ from algorithms.method import (
     load_parameters,
     require,
 )
-from algorithms.models import state_of
-from algorithms.sharing import model_upload
-from algorithms.tensors import Payload, Stack, TensorSpec, Workspace, columns_of, combine
-from privacy.exposure import MODEL, Exposure
+from medsilo.algorithms.models import state_of
+from medsilo.algorithms.sharing import model_upload
+from medsilo.algorithms.tensors import Payload, Stack, TensorSpec, Workspace, columns_of, combine
+from medsilo.privacy.exposure import MODEL, Exposure
 
 SAME = 1e-12
 """Two models at most this far apart count as identical: the direction between them is undefined, so they neither

@@ -18,8 +18,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from algorithms.diversifed import TetheredSilo, pairwise_distances, squared_distances
-from algorithms.method import (
+from medsilo.algorithms.diversifed import TetheredSilo, pairwise_distances, squared_distances
+from medsilo.algorithms.method import (
     CoordinatorHalf,
     Downloads,
     Federation,
@@ -29,8 +29,8 @@ from algorithms.method import (
     Site,
     require,
 )
-from algorithms.tensors import Payload, Stack, TensorSpec, Workspace, combine
-from privacy.exposure import MODEL, Exposure
+from medsilo.algorithms.tensors import Payload, Stack, TensorSpec, Workspace, combine
+from medsilo.privacy.exposure import MODEL, Exposure
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from algorithms.method import (
+from medsilo.algorithms.method import (
     PERSONAL,
     CoordinatorHalf,
     Downloads,
@@ -34,10 +34,10 @@ from algorithms.method import (
     require,
     subset,
 )
-from algorithms.models import Layout, state_of
-from algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace
-from privacy.errors import ConfigurationError
-from privacy.exposure import MODEL, Exposure
+from medsilo.algorithms.models import Layout, state_of
+from medsilo.algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace
+from medsilo.privacy.errors import ConfigurationError
+from medsilo.privacy.exposure import MODEL, Exposure
 
 _STATISTICS = "statistics"
 _WANTED = "wanted"

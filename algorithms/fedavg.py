@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from algorithms.method import SiloHalf, Site
-from algorithms.partial_sharing import PartialSharing, PartialSharingSilo
-from privacy.exposure import MODEL, Exposure
+from medsilo.algorithms.method import SiloHalf, Site
+from medsilo.algorithms.partial_sharing import PartialSharing, PartialSharingSilo
+from medsilo.privacy.exposure import MODEL, Exposure
 
 
 @dataclass(frozen=True)

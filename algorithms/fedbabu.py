@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from algorithms.method import PERSONAL, Site, require
-from algorithms.models import state_of
-from algorithms.partial_sharing import PartialSharing, PartialSharingSilo
-from algorithms.tensors import Payload
+from medsilo.algorithms.method import PERSONAL, Site, require
+from medsilo.algorithms.models import state_of
+from medsilo.algorithms.partial_sharing import PartialSharing, PartialSharingSilo
+from medsilo.algorithms.tensors import Payload
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from algorithms.method import Site
-from algorithms.models import ARCHITECTURES, WITH_BATCH_NORMALISATION, Layout
-from algorithms.partial_sharing import PartialSharing, PartialSharingSilo
-from algorithms.tensors import TensorSpec
-from privacy.exposure import MODEL, Exposure
+from medsilo.algorithms.method import Site
+from medsilo.algorithms.models import ARCHITECTURES, WITH_BATCH_NORMALISATION, Layout
+from medsilo.algorithms.partial_sharing import PartialSharing, PartialSharingSilo
+from medsilo.algorithms.tensors import TensorSpec
+from medsilo.privacy.exposure import MODEL, Exposure
 
 
 @dataclass(frozen=True)

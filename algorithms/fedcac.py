@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.method import (
+from medsilo.algorithms.method import (
     PERSONAL,
     CoordinatorHalf,
     Downloads,
@@ -36,10 +36,10 @@ from algorithms.method import (
     load_parameters,
     require,
 )
-from algorithms.models import state_of
-from algorithms.sharing import model_upload
-from algorithms.tensors import BLOCK, Part, Payload, Stack, TensorSpec, Workspace
-from privacy.exposure import MODEL, Exposure
+from medsilo.algorithms.models import state_of
+from medsilo.algorithms.sharing import model_upload
+from medsilo.algorithms.tensors import BLOCK, Part, Payload, Stack, TensorSpec, Workspace
+from medsilo.privacy.exposure import MODEL, Exposure
 
 _MASK = "mask"
 _GLOBAL = "global."

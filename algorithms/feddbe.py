@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from algorithms.fedgh import class_sums, linear_shape
-from algorithms.method import (
+from medsilo.algorithms.fedgh import class_sums, linear_shape
+from medsilo.algorithms.method import (
     ONE_FOR_ALL,
     PERSONAL,
     TRAINED,
@@ -39,11 +39,11 @@ from algorithms.method import (
     require,
     subset,
 )
-from algorithms.models import Features, Layout, classifier_of, state_of
-from algorithms.sharing import COUNT, count_part, count_weights, model_upload
-from algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace
-from privacy.errors import ConfigurationError
-from privacy.exposure import MODEL, Exposure
+from medsilo.algorithms.models import Features, Layout, classifier_of, state_of
+from medsilo.algorithms.sharing import COUNT, count_part, count_weights, model_upload
+from medsilo.algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace
+from medsilo.privacy.errors import ConfigurationError
+from medsilo.privacy.exposure import MODEL, Exposure
 
 _SHIFT = "shift"
 _GLOBAL = "global"

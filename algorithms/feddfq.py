@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from algorithms.method import (
+from medsilo.algorithms.method import (
     PERSONAL,
     CoordinatorHalf,
     Downloads,
@@ -35,11 +35,11 @@ from algorithms.method import (
     Site,
     require,
 )
-from algorithms.models import Features, classifier_of, state_of
-from algorithms.sharing import Buffers, check_linear, model_upload, received_tensors, upload_specs
-from algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace, combine
-from privacy.errors import ConfigurationError, RefusedError
-from privacy.exposure import Exposure
+from medsilo.algorithms.models import Features, classifier_of, state_of
+from medsilo.algorithms.sharing import Buffers, check_linear, model_upload, received_tensors, upload_specs
+from medsilo.algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace, combine
+from medsilo.privacy.errors import ConfigurationError, RefusedError
+from medsilo.privacy.exposure import Exposure
 
 _IDENTIFIER = "identifier"
 _CHOICE = "choice"

@@ -21,8 +21,8 @@ from typing import ClassVar, Literal
 
 import torch
 
-from algorithms.fedavg import FedAvg
-from algorithms.method import (
+from medsilo.algorithms.fedavg import FedAvg
+from medsilo.algorithms.method import (
     PERSONAL,
     TRAINED,
     CoordinatorHalf,
@@ -34,10 +34,10 @@ from algorithms.method import (
     require,
     subset,
 )
-from algorithms.models import state_of
-from algorithms.partial_sharing import PartialSharingCoordinator, PartialSharingSilo
-from algorithms.tensors import Part, Payload, Stack, Workspace, combine
-from privacy.exposure import MODEL, Exposure
+from medsilo.algorithms.models import state_of
+from medsilo.algorithms.partial_sharing import PartialSharingCoordinator, PartialSharingSilo
+from medsilo.algorithms.tensors import Part, Payload, Stack, Workspace, combine
+from medsilo.privacy.exposure import MODEL, Exposure
 
 _LINEAR = "linear"
 _GLOBAL = "global"

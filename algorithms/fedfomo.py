@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from algorithms.method import (
+from medsilo.algorithms.method import (
     PERSONAL,
     CoordinatorHalf,
     Downloads,
@@ -37,11 +37,11 @@ from algorithms.method import (
     require,
     subset,
 )
-from algorithms.models import state_of
-from algorithms.sharing import model_upload
-from algorithms.tensors import FileSource, Part, Payload, Source, TensorSpec, Workspace
-from privacy.errors import RefusedError
-from privacy.exposure import MODEL, Exposure
+from medsilo.algorithms.models import state_of
+from medsilo.algorithms.sharing import model_upload
+from medsilo.algorithms.tensors import FileSource, Part, Payload, Source, TensorSpec, Workspace
+from medsilo.privacy.errors import RefusedError
+from medsilo.privacy.exposure import MODEL, Exposure
 
 SAME = 1e-12
 """Two models at most this far apart count as identical: there is nothing to take from such a peer."""
@@ -368,7 +368,7 @@ class _Stretches:
         self._stretches = list(stretches)
 
     def read(self, start: int, stop: int) -> bytes:
-        """See ``algorithms.tensors.Source``."""
+        """See ``medsilo.algorithms.tensors.Source``."""
         lengths = [high - low for _, low, high in self._stretches]
         return b"".join(
             source.read(low + begin, low + end)
@@ -384,7 +384,7 @@ class _FileStretches(FileSource):
     stretches: tuple[tuple[int, int], ...]
 
     def read(self, start: int, stop: int) -> bytes:
-        """See ``algorithms.tensors.Source``."""
+        """See ``medsilo.algorithms.tensors.Source``."""
         lengths = [high - low for low, high in self.stretches]
         return b"".join(
             FileSource.read(self, low + begin, low + end)

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from algorithms.method import (
+from medsilo.algorithms.method import (
     ONE_FOR_ALL,
     PERSONAL,
     CoordinatorHalf,
@@ -30,10 +30,10 @@ from algorithms.method import (
     load_parameters,
     require,
 )
-from algorithms.models import Features, Layout, state_of
-from algorithms.tensors import Part, Payload, TensorSpec, Workspace
-from privacy.errors import ConfigurationError
-from privacy.exposure import Exposure
+from medsilo.algorithms.models import Features, Layout, state_of
+from medsilo.algorithms.tensors import Part, Payload, TensorSpec, Workspace
+from medsilo.privacy.errors import ConfigurationError
+from medsilo.privacy.exposure import Exposure
 
 _MEANS = "means"
 _PRESENT = "present"

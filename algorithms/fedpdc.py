@@ -19,7 +19,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from algorithms.method import (
+from medsilo.algorithms.method import (
     ONE_FOR_ALL,
     PERSONAL,
     TRAINED,
@@ -33,11 +33,11 @@ from algorithms.method import (
     Site,
     require,
 )
-from algorithms.models import state_of
-from algorithms.sharing import Buffers, model_upload, received_tensors, upload_specs
-from algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace, combine, payload_tensors
-from privacy.errors import ConfigurationError, RefusedError
-from privacy.exposure import MODEL, Exposure
+from medsilo.algorithms.models import state_of
+from medsilo.algorithms.sharing import Buffers, model_upload, received_tensors, upload_specs
+from medsilo.algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace, combine, payload_tensors
+from medsilo.privacy.errors import ConfigurationError, RefusedError
+from medsilo.privacy.exposure import MODEL, Exposure
 
 _HASH_BYTES = 32
 

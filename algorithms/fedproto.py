@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from algorithms.method import (
+from medsilo.algorithms.method import (
     ONE_FOR_ALL,
     PERSONAL,
     CoordinatorHalf,
@@ -33,10 +33,10 @@ from algorithms.method import (
     load_parameters,
     require,
 )
-from algorithms.models import Features, Layout, state_of
-from algorithms.sharing import check_linear, sample_weights
-from algorithms.tensors import Part, Payload, TensorSpec, Workspace
-from privacy.exposure import Exposure
+from medsilo.algorithms.models import Features, Layout, state_of
+from medsilo.algorithms.sharing import check_linear, sample_weights
+from medsilo.algorithms.tensors import Part, Payload, TensorSpec, Workspace
+from medsilo.privacy.exposure import Exposure
 
 _MEANS = "prototypes"
 _PRESENT = "present"

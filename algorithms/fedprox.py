@@ -6,11 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from algorithms.fedavg import FedAvg
-from algorithms.method import PERSONAL, TRAINED, Correction, SiloHalf, Site, require, subset
-from algorithms.models import state_of
-from algorithms.partial_sharing import PartialSharingSilo
-from algorithms.tensors import Payload
+from medsilo.algorithms.fedavg import FedAvg
+from medsilo.algorithms.method import PERSONAL, TRAINED, Correction, SiloHalf, Site, require, subset
+from medsilo.algorithms.models import state_of
+from medsilo.algorithms.partial_sharing import PartialSharingSilo
+from medsilo.algorithms.tensors import Payload
 
 
 @dataclass(frozen=True)

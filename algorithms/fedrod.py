@@ -18,12 +18,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from algorithms.method import PERSONAL, Federation, Site, State, subset
-from algorithms.models import Features, classifier_of, state_of
-from algorithms.partial_sharing import PartialSharing, PartialSharingCoordinator, PartialSharingSilo
-from algorithms.sharing import check_linear
-from algorithms.tensors import Payload
-from privacy.exposure import MODEL, Exposure
+from medsilo.algorithms.method import PERSONAL, Federation, Site, State, subset
+from medsilo.algorithms.models import Features, classifier_of, state_of
+from medsilo.algorithms.partial_sharing import PartialSharing, PartialSharingCoordinator, PartialSharingSilo
+from medsilo.algorithms.sharing import check_linear
+from medsilo.algorithms.tensors import Payload
+from medsilo.privacy.exposure import MODEL, Exposure
 
 _GENERIC = "generic_head"
 _OWN = "personal_head"

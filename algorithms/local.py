@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from algorithms.method import PERSONAL, CoordinatorHalf, Federation, Method, SiloHalf, Site
-from algorithms.models import state_of
-from algorithms.tensors import Payload, TensorSpec
-from privacy.exposure import Exposure
+from medsilo.algorithms.method import PERSONAL, CoordinatorHalf, Federation, Method, SiloHalf, Site
+from medsilo.algorithms.models import state_of
+from medsilo.algorithms.tensors import Payload, TensorSpec
+from medsilo.privacy.exposure import Exposure
 
 
 @dataclass(frozen=True)

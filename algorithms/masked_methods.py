@@ -16,14 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from algorithms.method import Method
-from algorithms.pfedsim import PFedSim
-from algorithms.sharing import COUNT, count_part
-from algorithms.tensors import BLOCK, MemorySource, Part, Payload, TensorSpec, Workspace
-from privacy.errors import ConfigurationError, RefusedError
-from privacy.exposure import Exposure
-from privacy.masking import LARGEST_WEIGHT, decode, encode
-from privacy.plan import RunPlan, SecureAggregationPlan
+from medsilo.algorithms.method import Method
+from medsilo.algorithms.pfedsim import PFedSim
+from medsilo.algorithms.sharing import COUNT, count_part
+from medsilo.algorithms.tensors import BLOCK, MemorySource, Part, Payload, TensorSpec, Workspace
+from medsilo.privacy.errors import ConfigurationError, RefusedError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.masking import LARGEST_WEIGHT, decode, encode
+from medsilo.privacy.plan import RunPlan, SecureAggregationPlan
 
 WEIGHT = TensorSpec("weight", (), "I64")
 """First in a masked update: the number of images, or 1 where silos count alike. Masked with the rest, so that the

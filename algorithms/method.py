@@ -1,7 +1,7 @@
 """What a federated method is: hyper-parameters, declared exposure, a silo half and a coordinator half.
 
 A method is one file that defines a frozen dataclass deriving from ``Method`` and is listed in
-``algorithms.registry``. The runtimes (daemons and simulation) do everything else: they move payloads, keep
+``medsilo.algorithms.registry``. The runtimes (daemons and simulation) do everything else: they move payloads, keep
 memories across restarts, check shapes and finiteness, measure accuracy. Consent, journal and differential privacy
 wrap a method from outside; no method knows about them.
 
@@ -21,11 +21,11 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from algorithms.models import Layout
-from algorithms.tensors import Payload, TensorSpec, Workspace
-from privacy.errors import ConfigurationError, RefusedError
-from privacy.exposure import MADE_OF_UPDATES, Exposure
-from privacy.plan import RunPlan, TrainingPlan, taking_part
+from medsilo.algorithms.models import Layout
+from medsilo.algorithms.tensors import Payload, TensorSpec, Workspace
+from medsilo.privacy.errors import ConfigurationError, RefusedError
+from medsilo.privacy.exposure import MADE_OF_UPDATES, Exposure
+from medsilo.privacy.plan import RunPlan, TrainingPlan, taking_part
 
 State = dict[str, Tensor]
 """Tensors by name, on the CPU."""
@@ -409,7 +409,7 @@ def subset(state: Mapping[str, Tensor], specs: Sequence[TensorSpec]) -> State:
 
 
 def participants(silos: Sequence[str], *, share: float, seed: int, round_number: int) -> tuple[str, ...]:
-    """The silos that take part in a round: ``privacy.plan.taking_part`` of them, drawn by seed and round.
+    """The silos that take part in a round: ``medsilo.privacy.plan.taking_part`` of them, drawn by seed and round.
 
     The draw depends on the names present and on nothing else, so daemons and simulation agree.
     """

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from algorithms.tensors import TensorSpec
-from privacy.errors import ConfigurationError
-from privacy.exposure import Exposure
-from privacy.plan import ModelPlan
+from medsilo.algorithms.tensors import TensorSpec
+from medsilo.privacy.errors import ConfigurationError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.plan import ModelPlan
 
 
 def diversifed_cnn(input_shape: tuple[int, int, int], classes: int) -> nn.Module:

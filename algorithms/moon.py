@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from algorithms.fedavg import FedAvg
-from algorithms.method import PERSONAL, TRAINED, Objective, Site, require
-from algorithms.models import Features, state_of
-from algorithms.partial_sharing import PartialSharingSilo
-from algorithms.tensors import Payload
+from medsilo.algorithms.fedavg import FedAvg
+from medsilo.algorithms.method import PERSONAL, TRAINED, Objective, Site, require
+from medsilo.algorithms.models import Features, state_of
+from medsilo.algorithms.partial_sharing import PartialSharingSilo
+from medsilo.algorithms.tensors import Payload
 
 
 @dataclass(frozen=True)

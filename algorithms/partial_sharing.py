@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from algorithms.method import (
+from medsilo.algorithms.method import (
     LATER,
     ONE_FOR_ALL,
     PERSONAL,
@@ -31,11 +31,11 @@ from algorithms.method import (
     require,
     subset,
 )
-from algorithms.models import Layout, state_of
-from algorithms.robust import Aggregation, average, check_aggregation, robust_warnings
-from algorithms.sharing import COUNT, count_part, count_weights
-from algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace
-from privacy.exposure import Exposure
+from medsilo.algorithms.models import Layout, state_of
+from medsilo.algorithms.robust import Aggregation, average, check_aggregation, robust_warnings
+from medsilo.algorithms.sharing import COUNT, count_part, count_weights
+from medsilo.algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace
+from medsilo.privacy.exposure import Exposure
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class PartialSharing(Method):
         weighting: "samples" weights a silo by its number of training images, and so exposes that number; "uniform"
             weights all silos alike. With silos of equal size both are the same.
         aggregation: "mean"; or, against poisoned updates, "trimmed_mean" or "median" of each number
-            (``algorithms.robust``). These count silos alike, so that numbers of images do not travel.
+            (``medsilo.algorithms.robust``). These count silos alike, so that numbers of images do not travel.
         trim: the share of silos to leave out at either end of a trimmed mean, in (0, 0.5).
     """
 

@@ -15,12 +15,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from algorithms.ditto import GLOBAL, TwoModelSilo
-from algorithms.fedavg import FedAvg
-from algorithms.method import PERSONAL, TRAINED, SiloHalf, Site, require
-from algorithms.models import state_of
-from algorithms.pfedme import check_finite, mean_gradients, trained_parameters
-from algorithms.tensors import Payload
+from medsilo.algorithms.ditto import GLOBAL, TwoModelSilo
+from medsilo.algorithms.fedavg import FedAvg
+from medsilo.algorithms.method import PERSONAL, TRAINED, SiloHalf, Site, require
+from medsilo.algorithms.models import state_of
+from medsilo.algorithms.pfedme import check_finite, mean_gradients, trained_parameters
+from medsilo.algorithms.tensors import Payload
 
 Batch = tuple[Tensor, Tensor]
 

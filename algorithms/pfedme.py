@@ -14,14 +14,24 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from algorithms.ditto import GLOBAL, TwoModelSilo
-from algorithms.fedavg import FedAvg
-from algorithms.method import PERSONAL, TRAINED, CoordinatorHalf, Downloads, Federation, SiloHalf, Site, require, subset
-from algorithms.models import state_of
-from algorithms.partial_sharing import PartialSharingCoordinator
-from algorithms.tensors import Part, Payload, Stack, Workspace, combine
-from privacy.errors import TrainingError
-from privacy.exposure import MODEL, Exposure
+from medsilo.algorithms.ditto import GLOBAL, TwoModelSilo
+from medsilo.algorithms.fedavg import FedAvg
+from medsilo.algorithms.method import (
+    PERSONAL,
+    TRAINED,
+    CoordinatorHalf,
+    Downloads,
+    Federation,
+    SiloHalf,
+    Site,
+    require,
+    subset,
+)
+from medsilo.algorithms.models import state_of
+from medsilo.algorithms.partial_sharing import PartialSharingCoordinator
+from medsilo.algorithms.tensors import Part, Payload, Stack, Workspace, combine
+from medsilo.privacy.errors import TrainingError
+from medsilo.privacy.exposure import MODEL, Exposure
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from algorithms.method import (
+from medsilo.algorithms.method import (
     LATER,
     PERSONAL,
     CoordinatorHalf,
@@ -33,9 +33,9 @@ from algorithms.method import (
     Site,
     require,
 )
-from algorithms.models import state_of
-from algorithms.robust import Aggregation, average, check_aggregation, robust_warnings
-from algorithms.sharing import (
+from medsilo.algorithms.models import state_of
+from medsilo.algorithms.robust import Aggregation, average, check_aggregation, robust_warnings
+from medsilo.algorithms.sharing import (
     COUNT,
     Buffers,
     check_linear,
@@ -45,8 +45,8 @@ from algorithms.sharing import (
     received_tensors,
     upload_specs,
 )
-from algorithms.tensors import Payload, Stack, TensorSpec, Workspace, combine
-from privacy.exposure import MODEL, Exposure
+from medsilo.algorithms.tensors import Payload, Stack, TensorSpec, Workspace, combine
+from medsilo.privacy.exposure import MODEL, Exposure
 
 _NORM_FLOOR = 1e-8  # the paper's epsilon in Eq. 3
 Variant = Literal["paper", "author"]

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from algorithms.method import Method
-from privacy.errors import ConfigurationError
-from privacy.exposure import MODEL, Exposure
-from privacy.plan import TrainingPlan, steps_of
+from medsilo.algorithms.method import Method
+from medsilo.privacy.errors import ConfigurationError
+from medsilo.privacy.exposure import MODEL, Exposure
+from medsilo.privacy.plan import TrainingPlan, steps_of
 
 NOISED = "noised training (DP-SGD)"
 RELEASED = "clipped and noised average"

@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from algorithms.datasets import ImageDataset, image_hashes, to_tensor
-from privacy.errors import ConfigurationError
+from medsilo.algorithms.datasets import ImageDataset, image_hashes, to_tensor
+from medsilo.privacy.errors import ConfigurationError
 
 _BATCH = 1024
 
 
 class PublicImages:
-    """A labelled set of images that is nobody's patient's; implements ``algorithms.method.PublicSet``.
+    """A labelled set of images that is nobody's patient's; implements ``medsilo.algorithms.method.PublicSet``.
 
     All splits of the data set are used. Raises ``ConfigurationError`` for images that do not fit the model.
     """
@@ -34,7 +34,7 @@ class PublicImages:
         self._initial = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
     def accuracy(self, parameters: Mapping[str, Tensor]) -> float:
-        """See ``algorithms.method.PublicSet``; in evaluation mode."""
+        """See ``medsilo.algorithms.method.PublicSet``; in evaluation mode."""
         self._model.load_state_dict({**self._initial, **parameters})
         self._model.eval()
         correct = 0
@@ -45,6 +45,6 @@ class PublicImages:
         return correct / len(self._labels)
 
     def hashes(self) -> Tensor:
-        """See ``algorithms.method.PublicSet``."""
+        """See ``medsilo.algorithms.method.PublicSet``."""
         digests = image_hashes(self._pixels)
         return torch.frombuffer(bytearray(b"".join(digests)), dtype=torch.uint8).reshape(-1, 32)

@@ -9,34 +9,34 @@ from collections.abc import Mapping
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from algorithms.apple import Apple
-from algorithms.ditto import Ditto
-from algorithms.diversifed import DiversiFed
-from algorithms.fedamp import FedAMP
-from algorithms.fedap import FedAP
-from algorithms.fedavg import FedAvg
-from algorithms.fedbabu import FedBABU
-from algorithms.fedbn import FedBN
-from algorithms.fedcac import FedCAC
-from algorithms.feddbe import FedDBE
-from algorithms.feddfq import FedDFQ
-from algorithms.feddyn import FedDyn
-from algorithms.fedfomo import FedFomo
-from algorithms.fedgh import FedGH
-from algorithms.fedpdc import FedPDC
-from algorithms.fedper import FedPer
-from algorithms.fedproto import FedProto
-from algorithms.fedprox import FedProx
-from algorithms.fedrep import FedRep
-from algorithms.fedrod import FedRoD
-from algorithms.local import Local
-from algorithms.method import Method
-from algorithms.moon import Moon
-from algorithms.perfedavg import PerFedAvg
-from algorithms.pfedme import PFedMe
-from algorithms.pfedsim import PFedSim
-from algorithms.scaffold import Scaffold
-from privacy.errors import ConfigurationError
+from medsilo.algorithms.apple import Apple
+from medsilo.algorithms.ditto import Ditto
+from medsilo.algorithms.diversifed import DiversiFed
+from medsilo.algorithms.fedamp import FedAMP
+from medsilo.algorithms.fedap import FedAP
+from medsilo.algorithms.fedavg import FedAvg
+from medsilo.algorithms.fedbabu import FedBABU
+from medsilo.algorithms.fedbn import FedBN
+from medsilo.algorithms.fedcac import FedCAC
+from medsilo.algorithms.feddbe import FedDBE
+from medsilo.algorithms.feddfq import FedDFQ
+from medsilo.algorithms.feddyn import FedDyn
+from medsilo.algorithms.fedfomo import FedFomo
+from medsilo.algorithms.fedgh import FedGH
+from medsilo.algorithms.fedpdc import FedPDC
+from medsilo.algorithms.fedper import FedPer
+from medsilo.algorithms.fedproto import FedProto
+from medsilo.algorithms.fedprox import FedProx
+from medsilo.algorithms.fedrep import FedRep
+from medsilo.algorithms.fedrod import FedRoD
+from medsilo.algorithms.local import Local
+from medsilo.algorithms.method import Method
+from medsilo.algorithms.moon import Moon
+from medsilo.algorithms.perfedavg import PerFedAvg
+from medsilo.algorithms.pfedme import PFedMe
+from medsilo.algorithms.pfedsim import PFedSim
+from medsilo.algorithms.scaffold import Scaffold
+from medsilo.privacy.errors import ConfigurationError
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
@@ -107,7 +107,7 @@ def _own(name: str, trusted: tuple[str, ...]) -> type[Method]:
             f"method {name!r} cannot be loaded: {error}. Its module's folder must be on PYTHONPATH"
         ) from error
     if not (isinstance(found, type) and issubclass(found, Method) and dataclasses.is_dataclass(found)):
-        raise ConfigurationError(f"method {name!r} is no dataclass that derives from algorithms.method.Method")
+        raise ConfigurationError(f"method {name!r} is no dataclass that derives from medsilo.algorithms.method.Method")
     return found
 
 

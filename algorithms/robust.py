@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.method import require
-from algorithms.tensors import Part, Stack, Workspace, combine, transform
+from medsilo.algorithms.method import require
+from medsilo.algorithms.tensors import Part, Stack, Workspace, combine, transform
 
 Aggregation = Literal["mean", "trimmed_mean", "median"]
 """How one model is made of the silos'."""

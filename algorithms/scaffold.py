@@ -23,8 +23,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from algorithms.fedavg import FedAvg
-from algorithms.method import (
+from medsilo.algorithms.fedavg import FedAvg
+from medsilo.algorithms.method import (
     PERSONAL,
     TRAINED,
     CoordinatorHalf,
@@ -38,10 +38,10 @@ from algorithms.method import (
     require,
     subset,
 )
-from algorithms.models import Layout, state_of
-from algorithms.partial_sharing import PartialSharingCoordinator, PartialSharingSilo
-from algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace, combine
-from privacy.exposure import MODEL, Exposure
+from medsilo.algorithms.models import Layout, state_of
+from medsilo.algorithms.partial_sharing import PartialSharingCoordinator, PartialSharingSilo
+from medsilo.algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace, combine
+from medsilo.privacy.exposure import MODEL, Exposure
 
 PREFIX = "control."
 """What the names of the global control variate's tensors begin with in the coordinator's part."""

@@ -9,11 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from algorithms.method import State, subset
-from algorithms.models import Layout
-from algorithms.tensors import Part, Payload, TensorSpec
-from privacy.errors import ConfigurationError, RefusedError
-from privacy.exposure import Exposure
+from medsilo.algorithms.method import State, subset
+from medsilo.algorithms.models import Layout
+from medsilo.algorithms.tensors import Part, Payload, TensorSpec
+from medsilo.privacy.errors import ConfigurationError, RefusedError
+from medsilo.privacy.exposure import Exposure
 
 Buffers = Literal["local", "aggregate"]
 """Running statistics stay at the silo, or travel and are averaged like parameters."""

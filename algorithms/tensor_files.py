@@ -20,10 +20,10 @@ from typing import Self
 import numpy as np
 from torch import Tensor
 
-from algorithms.tensors import FileSource, Part, Payload, TensorSpec
-from privacy.durable import fsync_folder
-from privacy.errors import DataError
-from privacy.exposure import Exposure
+from medsilo.algorithms.tensors import FileSource, Part, Payload, TensorSpec
+from medsilo.privacy.durable import fsync_folder
+from medsilo.privacy.errors import DataError
+from medsilo.privacy.exposure import Exposure
 
 _HEADER_LIMIT = 100_000_000
 PROCESS = secrets.token_hex(4)
@@ -189,7 +189,7 @@ class FileWorkspace:
         self._spares = spares
 
     def write(self, specs: tuple[TensorSpec, ...], rows: int, blocks: Iterator[Tensor]) -> list[Part]:
-        """See ``algorithms.tensors.Workspace``."""
+        """See ``medsilo.algorithms.tensors.Workspace``."""
         paths = [self._folder / f"result-{PROCESS}-{next(_numbers)}-{row}.safetensors" for row in range(rows)]
         with contextlib.ExitStack() as stack:
             parts = {Exposure.PEER_DERIVED: specs}

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privacy.errors import DataError, RefusedError
-from privacy.exposure import Exposure
+from medsilo.privacy.errors import DataError, RefusedError
+from medsilo.privacy.exposure import Exposure
 
 DTYPES: dict[str, torch.dtype] = {
     "F32": torch.float32,

@@ -8,11 +8,11 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 from google.protobuf.message import Message
 
-from algorithms.tensors import DTYPES, MemorySource, Part, Payload, TensorSpec, all_finite
-from privacy.door import Call, Door, nonce
-from privacy.errors import RefusedError
-from privacy.exposure import TENSOR_CLASSES, Exposure
-from protos.medsilo.v1 import tensor_pb2
+from medsilo.algorithms.tensors import DTYPES, MemorySource, Part, Payload, TensorSpec, all_finite
+from medsilo.privacy.door import Call, Door, nonce
+from medsilo.privacy.errors import RefusedError
+from medsilo.privacy.exposure import TENSOR_CLASSES, Exposure
+from medsilo.protos.medsilo.v1 import tensor_pb2
 
 CHUNK = (1 << 20) - 1024
 """Payload bytes of one chunk; the message around it stays below 1 MiB."""

@@ -25,9 +25,9 @@ from typing import Any
 
 import psutil
 
-from algorithms.datasets import save_npz
-from silo.sharding import PracticalGroups, cut
-from silo.synthetic import generate_tissue
+from medsilo.algorithms.datasets import save_npz
+from medsilo.silo.sharding import PracticalGroups, cut
+from medsilo.silo.synthetic import generate_tissue
 
 BIN = Path(sys.executable).parent
 PORT, ENROLMENT = 17443, 17444

@@ -5,10 +5,10 @@
     python benchmarks/load.py soak   [--minutes 62] [--silos 10]                    # does anything grow?
 
 All of them: one coordinator as its own process (`coordinator serve`), mutual TLS on loopback, journals on, and silos
-that are the daemon's own code (``silo.daemon.train``) with their own certificate, journal and door; only training and
-testing are left out, in whose place a silo sleeps. Several silos share a process, each in its own thread. Images are
-synthetic, and there are few of them. At the end evidence is exported on both sides and held against each other
-(`audit verify --peer`) for a sample of silos.
+that are the daemon's own code (``medsilo.silo.daemon.train``) with their own certificate, journal and door; only
+training and testing are left out, in whose place a silo sleeps. Several silos share a process, each in its own thread.
+Images are synthetic, and there are few of them. At the end evidence is exported on both sides and held against each
+other (`audit verify --peer`) for a sample of silos.
 
 ``--out FILE.json`` keeps each command's result under its name, beside the others'. ``--folder`` is where the parties
 live and what is sampled is kept (``samples.jsonl``); without it, that is deleted at the end.
@@ -286,10 +286,10 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 def prepare(folder: Path, count: int, *, rounds: int, method: str, **run: Any) -> list[str]:
     """Keys, certificates, shards and configurations of a coordinator and ``count`` silos; the silos' names."""
-    from algorithms.datasets import save_npz
-    from privacy.pki import Identity, create_authority, create_keys, issue
-    from silo.sharding import PracticalGroups, cut
-    from silo.synthetic import generate_tissue
+    from medsilo.algorithms.datasets import save_npz
+    from medsilo.privacy.pki import Identity, create_authority, create_keys, issue
+    from medsilo.silo.sharding import PracticalGroups, cut
+    from medsilo.silo.synthetic import generate_tissue
 
     names = [f"hospital{number}" for number in range(1, count + 1)]
     with socket.socket() as probe:
@@ -372,16 +372,15 @@ def crowd(pause: float, names: Sequence[str]) -> None:
     """Silos as the daemon is, a thread each."""
     from rich.console import Console
 
-    import silo.training
-    from silo import daemon
-    from silo.config import SiloConfig
-    from silo.display import Display
+    from medsilo.silo import daemon, training
+    from medsilo.silo.config import SiloConfig
+    from medsilo.silo.display import Display
 
     def rest(*_: object, **__: object) -> None:
         time.sleep(pause)
 
-    silo.training.LocalSite.fit = rest  # type: ignore[assignment, method-assign]
-    silo.training.LocalSite.measure = lambda *_, **__: None  # type: ignore[assignment, method-assign]
+    training.LocalSite.fit = rest  # type: ignore[assignment, method-assign]
+    training.LocalSite.measure = lambda *_, **__: None  # type: ignore[assignment, method-assign]
     in_threads(
         lambda name: daemon.train(SiloConfig.read(Path(f"{name}.yaml")), Display(Console(), as_json=True)), names
     )
@@ -392,18 +391,18 @@ def thin(names: Sequence[str]) -> None:
     send the starting model from the coordinator's file. Door, journal, receipts and connection are as ever."""
     import torch
 
-    import silo.uplink
-    from algorithms.models import Layout, build
-    from algorithms.tensor_files import read_payload
-    from algorithms.tensors import FileSource, MemorySource, Part
-    from privacy.consent import ConsentFile
-    from privacy.door import Door
-    from privacy.exposure import Exposure
-    from privacy.gate import PlanGate
-    from privacy.journal import Journal
-    from privacy.pki import load_audit_key
-    from protos.medsilo.v1 import coordinator_pb2 as wire
-    from silo.config import SiloConfig
+    from medsilo.algorithms.models import Layout, build
+    from medsilo.algorithms.tensor_files import read_payload
+    from medsilo.algorithms.tensors import FileSource, MemorySource, Part
+    from medsilo.privacy.consent import ConsentFile
+    from medsilo.privacy.door import Door
+    from medsilo.privacy.exposure import Exposure
+    from medsilo.privacy.gate import PlanGate
+    from medsilo.privacy.journal import Journal
+    from medsilo.privacy.pki import load_audit_key
+    from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+    from medsilo.silo import uplink
+    from medsilo.silo.config import SiloConfig
 
     class Dropping:
         def __init__(self, parts: Any) -> None:
@@ -415,7 +414,7 @@ def thin(names: Sequence[str]) -> None:
         def payload(self) -> dict[Exposure, Part]:
             return {exposure: Part((), MemorySource([])) for exposure in self._parts}
 
-    silo.uplink.MemorySink = Dropping  # type: ignore[assignment, misc]
+    uplink.MemorySink = Dropping  # type: ignore[assignment, misc]
 
     def take_part(name: str) -> None:
         config = SiloConfig.read(Path(f"{name}.yaml"))
@@ -424,12 +423,12 @@ def thin(names: Sequence[str]) -> None:
             door = Door(journal, identity=config.identity.uri, federation="load", gate=PlanGate(Exposure))
             consent = ConsentFile.read(config.consent)
             door.note("consent", consent=consent.describe(), synthetic=True)
-            uplink = silo.uplink.Uplink(
+            line = uplink.Uplink(
                 config, config.open_credentials(), door, notice=lambda text: print(name, text, flush=True)
             )
-            plan = uplink.get_plan()
-            uplink.use(door, plan)
-            uplink.answer(plan, None, synthetic=True)
+            plan = line.get_plan()
+            line.use(door, plan)
+            line.answer(plan, None, synthetic=True)
             door.note("run", run=plan.run, plan_sha256=plan.sha256.hex(), plan=plan.model_dump(mode="json"))
             with torch.device("meta"):
                 layout = Layout.of(build(plan.model, seed=plan.seed))

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import privacy.journal
-from protos.medsilo.v1 import journal_pb2
+from medsilo.privacy import journal
+from medsilo.protos.medsilo.v1 import journal_pb2
 
 
 class PlainDoor:
@@ -69,10 +69,10 @@ def keep_nothing() -> None:
 
     disk = SimpleNamespace(usable=True)
     disk.append = disk.sync = disk.check_usable = lambda *_, **__: None
-    privacy.journal.Journal.append = append  # type: ignore[method-assign]
-    privacy.journal.Journal._read_lines = lambda _self, _first, count: [b""] * count  # type: ignore[method-assign]
-    privacy.journal.Journal.remember = lambda *_: None  # type: ignore[method-assign]
-    privacy.journal.Appender = lambda _folder: disk  # type: ignore[assignment,misc]
+    journal.Journal.append = append  # type: ignore[method-assign]
+    journal.Journal._read_lines = lambda _self, _first, count: [b""] * count  # type: ignore[method-assign]
+    journal.Journal.remember = lambda *_: None  # type: ignore[method-assign]
+    journal.Appender = lambda _folder: disk  # type: ignore[assignment,misc]
 
 
 def main() -> None:
@@ -80,20 +80,20 @@ def main() -> None:
     end = sys.argv.index("--")
     flags, sys.argv = set(sys.argv[1:end]), sys.argv[end + 1 :]
     if "untrained" in flags:
-        import silo.training
+        from medsilo.silo import training
 
-        silo.training.LocalSite.fit = silo.training.LocalSite.measure = lambda *_, **__: None
+        training.LocalSite.fit = training.LocalSite.measure = lambda *_, **__: None
     if "unjournalled" in flags:
         keep_nothing()
     if "unaudited" in flags:
-        import coordinator.daemon
-        import silo.daemon
+        from medsilo.coordinator import daemon as coordinator_daemon
+        from medsilo.silo import daemon
 
-        silo.daemon.Door = coordinator.daemon.Door = PlainDoor
+        daemon.Door = coordinator_daemon.Door = PlainDoor
     if sys.argv[0] == "silo":
-        from silo.cli import main as command
+        from medsilo.silo.cli import main as command
     else:
-        from coordinator.cli import main as command
+        from medsilo.coordinator.cli import main as command
     command()
 
 

@@ -20,16 +20,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from algorithms.datasets import ImageDataset, load_npz
-from algorithms.fedavg import FedAvg
-from algorithms.tensors import Part, Payload
-from coordinator.changes import Change, compare
-from coordinator.comparing import Beginning, products_of_changes
-from privacy.exposure import MODEL, Exposure
-from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
-from silo.sharding import Dirichlet, cut
-from silo.synthetic import generate_tissue
-from simulation.federation import Simulation
+from medsilo.algorithms.datasets import ImageDataset, load_npz
+from medsilo.algorithms.fedavg import FedAvg
+from medsilo.algorithms.tensors import Part, Payload
+from medsilo.coordinator.changes import Change, compare
+from medsilo.coordinator.comparing import Beginning, products_of_changes
+from medsilo.privacy.exposure import MODEL, Exposure
+from medsilo.privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from medsilo.silo.sharding import Dirichlet, cut
+from medsilo.silo.synthetic import generate_tissue
+from medsilo.simulation.federation import Simulation
 
 SILOS, ROUNDS, FACTOR = 10, 10, 5.0
 METHODS = {

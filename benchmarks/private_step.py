@@ -18,12 +18,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from algorithms.datasets import ImageDataset, ImageSplit
-from algorithms.local import Local
-from algorithms.models import build
-from privacy.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
-from privacy.sealed_keys import unsealed
-from silo.training import LocalSite
+from medsilo.algorithms.datasets import ImageDataset, ImageSplit
+from medsilo.algorithms.local import Local
+from medsilo.algorithms.models import build
+from medsilo.privacy.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
+from medsilo.privacy.sealed_keys import unsealed
+from medsilo.silo.training import LocalSite
 
 MODELS = ("diversifed-cnn", "lenet5-gn", "resnet8-gn")
 

@@ -30,18 +30,18 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from securesystemslib import dsse
 
-from algorithms.masked_methods import encode_upload, masked_payload, mean_of
-from algorithms.models import Layout, build, state_of
-from algorithms.sharing import count_part, model_upload
-from algorithms.tensors import MemoryWorkspace
-from privacy import mask_keys
-from privacy.exposure import Exposure
-from privacy.mask_keys import CertifiedKey, Occasion, Roster, certify, vouch
-from privacy.pki import Identity, create_authority, create_keys, issue, load_audit_key, load_credentials
-from privacy.plan import MethodPlan, ModelPlan, RunPlan, SecureAggregationPlan, TrainingPlan
-from silo.sharding import PracticalGroups, cut
-from silo.synthetic import generate_tissue
-from silo.training import LocalSite
+from medsilo.algorithms.masked_methods import encode_upload, masked_payload, mean_of
+from medsilo.algorithms.models import Layout, build, state_of
+from medsilo.algorithms.sharing import count_part, model_upload
+from medsilo.algorithms.tensors import MemoryWorkspace
+from medsilo.privacy import mask_keys
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.mask_keys import CertifiedKey, Occasion, Roster, certify, vouch
+from medsilo.privacy.pki import Identity, create_authority, create_keys, issue, load_audit_key, load_credentials
+from medsilo.privacy.plan import MethodPlan, ModelPlan, RunPlan, SecureAggregationPlan, TrainingPlan
+from medsilo.silo.sharding import PracticalGroups, cut
+from medsilo.silo.synthetic import generate_tissue
+from medsilo.silo.training import LocalSite
 
 MODEL = ModelPlan(name="diversifed-cnn", input_shape=(3, 28, 28), classes=9)
 OCCASION = Occasion("bench", "bench", bytes(32), 0)

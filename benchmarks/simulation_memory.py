@@ -19,12 +19,12 @@ from pathlib import Path
 
 import torch
 
-from algorithms.models import build
-from algorithms.registry import make
-from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
-from silo.sharding import Dirichlet, cut
-from silo.synthetic import generate_tissue
-from simulation.federation import Simulation
+from medsilo.algorithms.models import build
+from medsilo.algorithms.registry import make
+from medsilo.privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from medsilo.silo.sharding import Dirichlet, cut
+from medsilo.silo.synthetic import generate_tissue
+from medsilo.simulation.federation import Simulation
 
 MODEL = "torchvision:shufflenet_v2_x0_5"
 CLASSES = 650

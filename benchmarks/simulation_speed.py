@@ -31,13 +31,13 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from algorithms.datasets import ImageDataset, ImageSplit
-from algorithms.local import Local
-from algorithms.method import Correction
-from algorithms.models import build, state_of
-from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
-from silo.training import LocalSite
-from simulation.batched import Fit, InLanes, InThreads, Stacked
+from medsilo.algorithms.datasets import ImageDataset, ImageSplit
+from medsilo.algorithms.local import Local
+from medsilo.algorithms.method import Correction
+from medsilo.algorithms.models import build, state_of
+from medsilo.privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from medsilo.silo.training import LocalSite
+from medsilo.simulation.batched import Fit, InLanes, InThreads, Stacked
 
 SHAPES = {
     "cnn": ("diversifed-cnn", 20, 500, (3, 28, 28), 9),

@@ -9,25 +9,34 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from coordinator.ca_commands import ca_app
-from coordinator.config import CoordinatorConfig
-from coordinator.joining_commands import doctor, init, invite
-from coordinator.status import status_of
-from coordinator.store import Store
-from privacy import logs
-from privacy.audit_commands import audit_app
-from privacy.console import application, output
-from privacy.console import run as run_app
-from privacy.errors import ConfigurationError
-from privacy.exposure import Exposure
-from privacy.logs import LogFormat
-from privacy.party_commands import Log, OnlyRun, ReportFolder, ReportFormats, Rotate, make_keys, report_on, rotate_key
-from privacy.report_format import Format
-from privacy.report_words import minute, ranges, rounds_and_end
-from privacy.withdrawal import Cause
+from medsilo.coordinator.ca_commands import ca_app
+from medsilo.coordinator.config import CoordinatorConfig
+from medsilo.coordinator.joining_commands import doctor, init, invite
+from medsilo.coordinator.status import status_of
+from medsilo.coordinator.store import Store
+from medsilo.privacy import logs
+from medsilo.privacy.audit_commands import audit_app
+from medsilo.privacy.console import application, output
+from medsilo.privacy.console import run as run_app
+from medsilo.privacy.errors import ConfigurationError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.logs import LogFormat
+from medsilo.privacy.party_commands import (
+    Log,
+    OnlyRun,
+    ReportFolder,
+    ReportFormats,
+    Rotate,
+    make_keys,
+    report_on,
+    rotate_key,
+)
+from medsilo.privacy.report_format import Format
+from medsilo.privacy.report_words import minute, ranges, rounds_and_end
+from medsilo.privacy.withdrawal import Cause
 
 if TYPE_CHECKING:
-    from privacy.report import Attendance, SharedAccuracy
+    from medsilo.privacy.report import Attendance, SharedAccuracy
 
 app = application("The coordinator of a federation: leads runs, and never sees an image.", program="coordinator")
 app.command()(init)
@@ -75,7 +84,7 @@ def serve(
     log: Log = LogFormat.TEXT,
 ) -> None:
     """Run the daemon."""
-    import coordinator.daemon as daemon  # torch and gRPC take seconds to load; the other commands need neither
+    import medsilo.coordinator.daemon as daemon  # torch and gRPC take seconds to load; the other commands need neither
 
     logs.begin(log)
     daemon.run(CoordinatorConfig.read(config), until_done=until_done)
@@ -135,7 +144,7 @@ def page(
     ] = None,
 ) -> None:
     """Serve a live page about the run, over TLS, to who has its token or an operator's certificate."""
-    from coordinator.page import serve_page
+    from medsilo.coordinator.page import serve_page
 
     settings, store = _open_store(config)
     store.close()
@@ -212,7 +221,7 @@ def report(
     run: OnlyRun = None,
 ) -> None:
     """Say what left which hospital, by the coordinator's own record: in words here; as HTML, PDF and JSON in files."""
-    from privacy.report import Answer
+    from medsilo.privacy.report import Answer
 
     settings, store = _open_store(config)
     names = [name for name, _, _ in store.runs()]
@@ -239,7 +248,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _attendance(store: Store, run: str, plan: str) -> list[Attendance]:
-    from privacy.report import Attendance
+    from medsilo.privacy.report import Attendance
 
     rounds = [state for state in store.rounds(run) if state.number < json.loads(plan)["rounds"]]
     found = []
@@ -251,7 +260,7 @@ def _attendance(store: Store, run: str, plan: str) -> list[Attendance]:
 
 
 def _shared_accuracy(store: Store, run: str) -> SharedAccuracy | None:
-    from privacy.report import SharedAccuracy
+    from medsilo.privacy.report import SharedAccuracy
 
     last = {
         name: participation.accuracy

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from algorithms.tensors import Part, Payload, Source, Stack, TensorSpec
-from privacy.exposure import MODEL, Exposure
+from medsilo.algorithms.tensors import Part, Payload, Source, Stack, TensorSpec
+from medsilo.privacy.exposure import MODEL, Exposure
 
 _MODELS = (Exposure.PEER_DERIVED, *MODEL, Exposure.INITIAL_MODEL)
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from coordinator.store import has_password
-from privacy.accounting import DiscreteGaussian, Event, SampledGaussian, Unit, noise_multiplier_for
-from privacy.configuration import HIDDEN, FilePath, Name, StrictModel
-from privacy.endpoint import Address, Host, is_loopback
-from privacy.errors import ConfigurationError
-from privacy.exposure import MODEL, Exposure, expand
-from privacy.party import PartyConfig
-from privacy.plan import (
+from medsilo.coordinator.store import has_password
+from medsilo.privacy.accounting import DiscreteGaussian, Event, SampledGaussian, Unit, noise_multiplier_for
+from medsilo.privacy.configuration import HIDDEN, FilePath, Name, StrictModel
+from medsilo.privacy.endpoint import Address, Host, is_loopback
+from medsilo.privacy.errors import ConfigurationError
+from medsilo.privacy.exposure import MODEL, Exposure, expand
+from medsilo.privacy.party import PartyConfig
+from medsilo.privacy.plan import (
     MethodPlan,
     MetricsPlan,
     ModelPlan,
@@ -33,8 +33,8 @@ from privacy.plan import (
 if TYPE_CHECKING:
     from torch import nn
 
-    from algorithms.method import Method
-    from algorithms.public_set import PublicImages
+    from medsilo.algorithms.method import Method
+    from medsilo.algorithms.public_set import PublicImages
 
 # What needs PyTorch is imported where it is used: loading it takes seconds, and `coordinator status` can do without.
 
@@ -74,7 +74,7 @@ class PrivacyConfig(StrictModel):
 
     def plan(self, method: Method, training: TrainingPlan, rounds: int) -> PrivacyPlan:
         """The plan with the least noise that keeps to the target; raises ``BudgetError`` if none does."""
-        from algorithms.private_methods import planned_averages, planned_steps
+        from medsilo.algorithms.private_methods import planned_averages, planned_steps
 
         steps = planned_steps(method, training, rounds, self.sampling_rate)
         settings = {"identifier": self.identifier, "choice": self.choice}
@@ -293,7 +293,7 @@ class CoordinatorConfig(PartyConfig):
 
     def make_method(self) -> Method:
         """The run's method; raises ``ConfigurationError`` for hyper-parameters that it does not have."""
-        from algorithms.registry import make
+        from medsilo.algorithms.registry import make
 
         parameters = dict(self.run.method)
         name = str(parameters.pop("name"))
@@ -310,7 +310,7 @@ class CoordinatorConfig(PartyConfig):
 
     def build_model(self) -> nn.Module:
         """The run's first model; raises ``ConfigurationError`` for one that cannot be built."""
-        from algorithms.models import build
+        from medsilo.algorithms.models import build
 
         try:
             return build(self.run.model, seed=self.run.seed, trusted=self.trusted_models)
@@ -326,8 +326,8 @@ class CoordinatorConfig(PartyConfig):
 
         Raises ``ConfigurationError`` if it does and there are none.
         """
-        from algorithms.datasets import load_npz
-        from algorithms.public_set import PublicImages
+        from medsilo.algorithms.datasets import load_npz
+        from medsilo.algorithms.public_set import PublicImages
 
         if not self.make_method().needs_public:
             return None
@@ -340,8 +340,8 @@ class CoordinatorConfig(PartyConfig):
 
     def plan(self) -> RunPlan:
         """The plan that silos are asked to join."""
-        from algorithms.masked_methods import check_participation, masked_rounds, required
-        from algorithms.private_methods import check_model
+        from medsilo.algorithms.masked_methods import check_participation, masked_rounds, required
+        from medsilo.algorithms.private_methods import check_model
 
         method = self.make_method()
         run = self.run

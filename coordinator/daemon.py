@@ -13,22 +13,22 @@ from types import FrameType
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from algorithms.allocation import reuse_freed_memory
-from coordinator.config import CoordinatorConfig
-from coordinator.enrolment import EnrolmentService, serve_enrolment
-from coordinator.rounds import REMINDER_SECONDS, Rounds
-from coordinator.service import CoordinatorService, serve
-from coordinator.store import Store
-from privacy import service_manager
-from privacy.door import REMEMBER_AFTER, Door
-from privacy.durable import on_disk
-from privacy.errors import DiskError, JournalInUseError, LeaseLostError, MedsiloError
-from privacy.gate import PlanGate
-from privacy.journal import Journal
-from privacy.pki import Identity, load_audit_key
-from privacy.plan import RunPlan
-from privacy.revocation import LiveCredentials
-from privacy.state_folder import keep_private
+from medsilo.algorithms.allocation import reuse_freed_memory
+from medsilo.coordinator.config import CoordinatorConfig
+from medsilo.coordinator.enrolment import EnrolmentService, serve_enrolment
+from medsilo.coordinator.rounds import REMINDER_SECONDS, Rounds
+from medsilo.coordinator.service import CoordinatorService, serve
+from medsilo.coordinator.store import Store
+from medsilo.privacy import service_manager
+from medsilo.privacy.door import REMEMBER_AFTER, Door
+from medsilo.privacy.durable import on_disk
+from medsilo.privacy.errors import DiskError, JournalInUseError, LeaseLostError, MedsiloError
+from medsilo.privacy.gate import PlanGate
+from medsilo.privacy.journal import Journal
+from medsilo.privacy.pki import Identity, load_audit_key
+from medsilo.privacy.plan import RunPlan
+from medsilo.privacy.revocation import LiveCredentials
+from medsilo.privacy.state_folder import keep_private
 
 log = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from sqlalchemy import make_url, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from coordinator.config import CoordinatorConfig
-from coordinator.invitations import Invitations
-from coordinator.store import make_engine
-from privacy.endpoint import split_address
-from privacy.errors import ConfigurationError, MedsiloError
-from privacy.examination import (
+from medsilo.coordinator.config import CoordinatorConfig
+from medsilo.coordinator.invitations import Invitations
+from medsilo.coordinator.store import make_engine
+from medsilo.privacy.endpoint import split_address
+from medsilo.privacy.errors import ConfigurationError, MedsiloError
+from medsilo.privacy.examination import (
     Finding,
     bad,
     check_certificate,
@@ -27,7 +27,7 @@ from privacy.examination import (
     good,
     notice,
 )
-from privacy.pki import fingerprint
+from medsilo.privacy.pki import fingerprint
 
 _SECONDS = 5.0
 _DAMAGED = "stop the daemon, keep a copy of the state folder, and check the disk; then put back the newest copy"

@@ -22,24 +22,24 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from google.protobuf.message import DecodeError
 
-from coordinator.config import CoordinatorConfig, EnrolmentConfig
-from coordinator.invitations import Invitations, Kept
-from coordinator.listening import server_credentials
-from coordinator.store import Store
-from privacy.door import Call, Door, nonce
-from privacy.durable import write_atomically
-from privacy.envelope import from_message
-from privacy.errors import IdentityError, MedsiloError, RefusedError
-from privacy.examination import SOON_DAYS
-from privacy.exposure import attribute
-from privacy.invitation import Statement
-from privacy.pki import Credentials, Identity, fingerprint, identity_of_certificate, issue
-from privacy.plan import RunPlan
-from privacy.printable import check_texts, from_the_other_side
-from privacy.protocol import agreed
-from privacy.revocation import LiveCredentials
-from protos.medsilo.v1 import enrolment_pb2 as wire
-from protos.versions import PROTOCOL_VERSION
+from medsilo.coordinator.config import CoordinatorConfig, EnrolmentConfig
+from medsilo.coordinator.invitations import Invitations, Kept
+from medsilo.coordinator.listening import server_credentials
+from medsilo.coordinator.store import Store
+from medsilo.privacy.door import Call, Door, nonce
+from medsilo.privacy.durable import write_atomically
+from medsilo.privacy.envelope import from_message
+from medsilo.privacy.errors import IdentityError, MedsiloError, RefusedError
+from medsilo.privacy.examination import SOON_DAYS
+from medsilo.privacy.exposure import attribute
+from medsilo.privacy.invitation import Statement
+from medsilo.privacy.pki import Credentials, Identity, fingerprint, identity_of_certificate, issue
+from medsilo.privacy.plan import RunPlan
+from medsilo.privacy.printable import check_texts, from_the_other_side
+from medsilo.privacy.protocol import agreed
+from medsilo.privacy.revocation import LiveCredentials
+from medsilo.protos.medsilo.v1 import enrolment_pb2 as wire
+from medsilo.protos.versions import PROTOCOL_VERSION
 
 log = logging.getLogger(__name__)
 

@@ -11,17 +11,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from coordinator.config import CoordinatorConfig
-from coordinator.invitations import Invitations
-from coordinator.setting_up import Federation, set_up
-from coordinator.setting_up import invite as make_invitation
-from privacy.console import output
-from privacy.errors import ConfigurationError
-from privacy.examination import show
-from privacy.invitation import Invitation
-from privacy.pki import fingerprint
-from privacy.plan import ModelPlan, TrainingPlan
-from privacy.state_folder import keep_private, writing_privately
+from medsilo.coordinator.config import CoordinatorConfig
+from medsilo.coordinator.invitations import Invitations
+from medsilo.coordinator.setting_up import Federation, set_up
+from medsilo.coordinator.setting_up import invite as make_invitation
+from medsilo.privacy.console import output
+from medsilo.privacy.errors import ConfigurationError
+from medsilo.privacy.examination import show
+from medsilo.privacy.invitation import Invitation
+from medsilo.privacy.pki import fingerprint
+from medsilo.privacy.plan import ModelPlan, TrainingPlan
+from medsilo.privacy.state_folder import keep_private, writing_privately
 
 out = output()
 aside = Console(stderr=True, highlight=False)
@@ -137,7 +137,7 @@ def doctor(
     config: Config, as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False
 ) -> None:
     """Look whether the coordinator can serve, and say what to do if not."""
-    from coordinator.doctor import examine
+    from medsilo.coordinator.doctor import examine
 
     with writing_privately():
         name, findings = examine(config)
@@ -148,8 +148,8 @@ def _check_known(wanted: Federation) -> None:
     """Raises ``ConfigurationError`` for a method or model that nobody has; users' own factories are looked at later."""
     if (wanted.method, wanted.model) == (METHOD, MODEL):
         return
-    from algorithms.models import build  # PyTorch takes seconds to load
-    from algorithms.registry import make
+    from medsilo.algorithms.models import build  # PyTorch takes seconds to load
+    from medsilo.algorithms.registry import make
 
     option = "--method"
     try:

@@ -21,9 +21,9 @@ from sqlalchemy import ColumnElement, Connection, DateTime, Engine, func, or_, s
 from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, TimeoutError
 from sqlalchemy.orm import Session
 
-from coordinator.tables import Lease as Row
-from privacy import service_manager
-from privacy.errors import ConfigurationError, LeaseLostError
+from medsilo.coordinator.tables import Lease as Row
+from medsilo.privacy import service_manager
+from medsilo.privacy.errors import ConfigurationError, LeaseLostError
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc
 
-from privacy.environment import require_tls_1_3
-from privacy.pki import Credentials
-from privacy.revocation import LiveCredentials
+from medsilo.privacy.environment import require_tls_1_3
+from medsilo.privacy.pki import Credentials
+from medsilo.privacy.revocation import LiveCredentials
 
 
 def server_credentials(

@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from threading import Lock
 from typing import Any
 
-from algorithms.private_methods import planned_averages, planned_steps
-from coordinator import weights_log
-from coordinator.config import CoordinatorConfig
-from coordinator.drawing import curves, matrix
-from coordinator.status import status_of
-from coordinator.store import RoundState, Store
-from privacy.accounting import Event, epsilon, shown
-from privacy.exposure import Exposure
-from privacy.journal_tail import JournalTail
-from privacy.plan import RunPlan
-from privacy.report_words import NAME, TELLING, last_part, readable_bytes
+from medsilo.algorithms.private_methods import planned_averages, planned_steps
+from medsilo.coordinator import weights_log
+from medsilo.coordinator.config import CoordinatorConfig
+from medsilo.coordinator.drawing import curves, matrix
+from medsilo.coordinator.status import status_of
+from medsilo.coordinator.store import RoundState, Store
+from medsilo.privacy.accounting import Event, epsilon, shown
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.journal_tail import JournalTail
+from medsilo.privacy.plan import RunPlan
+from medsilo.privacy.report_words import NAME, TELLING, last_part, readable_bytes
 
 
 class Overview:

@@ -8,13 +8,13 @@ from pathlib import Path
 import jinja2
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from coordinator.config import CoordinatorConfig
-from coordinator.overview import Overview
-from coordinator.store import Store
-from privacy.endpoint import split_address
-from privacy.errors import ConfigurationError
-from privacy.page_server import Content, PageServer, open_token, tls_context
-from privacy.state_folder import keep_private
+from medsilo.coordinator.config import CoordinatorConfig
+from medsilo.coordinator.overview import Overview
+from medsilo.coordinator.store import Store
+from medsilo.privacy.endpoint import split_address
+from medsilo.privacy.errors import ConfigurationError
+from medsilo.privacy.page_server import Content, PageServer, open_token, tls_context
+from medsilo.privacy.state_folder import keep_private
 
 _STATES = ("not joined yet", "declined", "joined", "training", "delivered", "fetching the end", "done", "withdrawn")
 

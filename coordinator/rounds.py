@@ -20,25 +20,25 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from algorithms.allocation import return_freed_memory
-from algorithms.masked_methods import masked_specs, mean_of, silos_may_change
-from algorithms.method import Downloads, Federation, Memory, Method, local_metrics, participants
-from algorithms.models import Layout
-from algorithms.tensor_files import PROCESS, FileWorkspace, Spares, read_payload, write_payload
-from algorithms.tensors import FileSource, Part, Payload, TensorSpec, Workspace
-from coordinator import weights_log
-from coordinator.changes import Change, compare
-from coordinator.comparing import Beginning, norm_of_change, products_of_changes
-from coordinator.config import CoordinatorConfig
-from coordinator.masked_round import MaskedRound
-from coordinator.store import EVERYONE, RoundState, Store, Withdrawal
-from privacy.durable import on_disk
-from privacy.early_end import EarlyEnd, EndReason
-from privacy.errors import DiskError, MedsiloError, RefusedError, StoreError
-from privacy.exposure import MODEL, Exposure
-from privacy.mask_keys import CertifiedKey
-from privacy.plan import RunPlan
-from protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.algorithms.allocation import return_freed_memory
+from medsilo.algorithms.masked_methods import masked_specs, mean_of, silos_may_change
+from medsilo.algorithms.method import Downloads, Federation, Memory, Method, local_metrics, participants
+from medsilo.algorithms.models import Layout
+from medsilo.algorithms.tensor_files import PROCESS, FileWorkspace, Spares, read_payload, write_payload
+from medsilo.algorithms.tensors import FileSource, Part, Payload, TensorSpec, Workspace
+from medsilo.coordinator import weights_log
+from medsilo.coordinator.changes import Change, compare
+from medsilo.coordinator.comparing import Beginning, norm_of_change, products_of_changes
+from medsilo.coordinator.config import CoordinatorConfig
+from medsilo.coordinator.masked_round import MaskedRound
+from medsilo.coordinator.store import EVERYONE, RoundState, Store, Withdrawal
+from medsilo.privacy.durable import on_disk
+from medsilo.privacy.early_end import EarlyEnd, EndReason
+from medsilo.privacy.errors import DiskError, MedsiloError, RefusedError, StoreError
+from medsilo.privacy.exposure import MODEL, Exposure
+from medsilo.privacy.mask_keys import CertifiedKey
+from medsilo.privacy.plan import RunPlan
+from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, Engine, inspect, text
 
-from coordinator.lease import is_taken
-from privacy.errors import ConfigurationError
+from medsilo.coordinator.lease import is_taken
+from medsilo.privacy.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from alembic.config import Config

@@ -21,28 +21,28 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import HealthServicer
 
-from algorithms.tensor_files import PayloadWriter
-from algorithms.tensors import TensorSpec
-from algorithms.transfer import MemorySink, Receiver, check_finite, check_parts, manifest, read_manifest, send
-from coordinator.config import CoordinatorConfig
-from coordinator.listening import server_credentials
-from coordinator.patience import Patience
-from coordinator.rounds import LateError, Rounds
-from coordinator.store import Store
-from privacy.door import Call, Door, nonce
-from privacy.durable import disk_error
-from privacy.envelope import from_json, from_message, to_json, to_message
-from privacy.errors import IdentityError, MedsiloError, ReceiptError, RefusedError, StoreError
-from privacy.exposure import Exposure
-from privacy.mask_keys import CertifiedKey, Occasion, read_certified, round_of
-from privacy.pki import Credentials, Identity, fingerprint
-from privacy.printable import from_the_other_side
-from privacy.protocol import agreed, newer
-from privacy.receipts import OutOfStepError
-from privacy.revocation import LiveCredentials
-from privacy.withdrawal import Tombstone
-from protos.medsilo.v1 import coordinator_pb2 as wire
-from protos.versions import PROTOCOL_VERSION
+from medsilo.algorithms.tensor_files import PayloadWriter
+from medsilo.algorithms.tensors import TensorSpec
+from medsilo.algorithms.transfer import MemorySink, Receiver, check_finite, check_parts, manifest, read_manifest, send
+from medsilo.coordinator.config import CoordinatorConfig
+from medsilo.coordinator.listening import server_credentials
+from medsilo.coordinator.patience import Patience
+from medsilo.coordinator.rounds import LateError, Rounds
+from medsilo.coordinator.store import Store
+from medsilo.privacy.door import Call, Door, nonce
+from medsilo.privacy.durable import disk_error
+from medsilo.privacy.envelope import from_json, from_message, to_json, to_message
+from medsilo.privacy.errors import IdentityError, MedsiloError, ReceiptError, RefusedError, StoreError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.mask_keys import CertifiedKey, Occasion, read_certified, round_of
+from medsilo.privacy.pki import Credentials, Identity, fingerprint
+from medsilo.privacy.printable import from_the_other_side
+from medsilo.privacy.protocol import agreed, newer
+from medsilo.privacy.receipts import OutOfStepError
+from medsilo.privacy.revocation import LiveCredentials
+from medsilo.privacy.withdrawal import Tombstone
+from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.protos.versions import PROTOCOL_VERSION
 
 log = logging.getLogger(__name__)
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from coordinator.config import CoordinatorConfig
-from coordinator.invitations import Invitations
-from privacy.durable import write_atomically
-from privacy.endpoint import check_host, split_address
-from privacy.errors import ConfigurationError
-from privacy.installing import aligned, make_keys_once, make_whole, place_new, quoted
-from privacy.invitation import Invitation, new_code
-from privacy.pki import Identity, create_authority, fingerprint, issue
+from medsilo.coordinator.config import CoordinatorConfig
+from medsilo.coordinator.invitations import Invitations
+from medsilo.privacy.durable import write_atomically
+from medsilo.privacy.endpoint import check_host, split_address
+from medsilo.privacy.errors import ConfigurationError
+from medsilo.privacy.installing import aligned, make_keys_once, make_whole, place_new, quoted
+from medsilo.privacy.invitation import Invitation, new_code
+from medsilo.privacy.pki import Identity, create_authority, fingerprint, issue
 
 _CONFIGURATION = """\
 # The coordinator of the federation {federation}. Written by `coordinator init`; yours to change.

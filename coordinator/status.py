@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from coordinator.config import CoordinatorConfig
-from coordinator.store import Member, RoundState, Store, Withdrawal
+from medsilo.coordinator.config import CoordinatorConfig
+from medsilo.coordinator.store import Member, RoundState, Store, Withdrawal
 
 LAST_CHANGES = 5
 """Of how many rounds' changes it tells."""

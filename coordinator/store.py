@@ -22,12 +22,12 @@ from sqlalchemy import URL, Engine, create_engine, event, make_url, select
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from coordinator import schema, tables
-from coordinator.changes import Change
-from coordinator.lease import AWAY, Lease, folder_id
-from privacy.durable import disk_error
-from privacy.early_end import EarlyEnd, EndReason
-from privacy.errors import ConfigurationError, DiskError, LeaseLostError, StoreError
+from medsilo.coordinator import schema, tables
+from medsilo.coordinator.changes import Change
+from medsilo.coordinator.lease import AWAY, Lease, folder_id
+from medsilo.privacy.durable import disk_error
+from medsilo.privacy.early_end import EarlyEnd, EndReason
+from medsilo.privacy.errors import ConfigurationError, DiskError, LeaseLostError, StoreError
 
 _FAILED = {
     sqlite3.SQLITE_FULL: errno.ENOSPC,

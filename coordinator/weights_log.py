@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from algorithms.method import SiloWeights
+from medsilo.algorithms.method import SiloWeights
 
 FILE = "weights.jsonl"
 

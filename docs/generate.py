@@ -21,19 +21,19 @@ from typer.cli import get_docs_for_click
 from typer.main import get_command
 from typer.models import Context
 
-from algorithms.method import Method
-from algorithms.registry import METHODS
-from coordinator.cli import app as coordinator_app
-from coordinator.config import CoordinatorConfig
-from privacy.consent import Consent
-from privacy.errors import MedsiloError
-from privacy.exposure import Exposure
-from silo.cli import app as silo_app
-from silo.config import SiloConfig
-from silo.flower.config import FlowerConfig
-from silo.shard_command import shard
-from simulation.cli import app as simulation_app
-from simulation.experiment import SETTINGS, ExperimentConfig
+from medsilo.algorithms.method import Method
+from medsilo.algorithms.registry import METHODS
+from medsilo.coordinator.cli import app as coordinator_app
+from medsilo.coordinator.config import CoordinatorConfig
+from medsilo.privacy.consent import Consent
+from medsilo.privacy.errors import MedsiloError
+from medsilo.privacy.exposure import Exposure
+from medsilo.silo.cli import app as silo_app
+from medsilo.silo.config import SiloConfig
+from medsilo.silo.flower.config import FlowerConfig
+from medsilo.silo.shard_command import shard
+from medsilo.simulation.cli import app as simulation_app
+from medsilo.simulation.experiment import SETTINGS, ExperimentConfig
 
 FOLDER = Path(__file__).parent / "reference"
 _KEYS = re.compile(r"(?:^|(?<=[.;] )|(?<=\) )|(?<=:\n)|(?<=\n))((?:``\w+``,? (?:and )?)*``\w+``):\s+", re.MULTILINE)

@@ -22,7 +22,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
-from privacy.errors import BudgetError
+from medsilo.privacy.errors import BudgetError
 
 Unit = Literal["image", "patient"]
 """Whose contribution the guarantee hides."""

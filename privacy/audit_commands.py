@@ -11,12 +11,12 @@ from typing import Annotated, Any
 
 import typer
 
-from privacy.console import output
-from privacy.errors import ConfigurationError, JournalError, MedsiloError
-from privacy.fork_proof import ForkProof, read_fork_proof
-from privacy.party import PartyConfig
-from privacy.pki import load_audit_public
-from privacy.state_folder import keep_private
+from medsilo.privacy.console import output
+from medsilo.privacy.errors import ConfigurationError, JournalError, MedsiloError
+from medsilo.privacy.fork_proof import ForkProof, read_fork_proof
+from medsilo.privacy.party import PartyConfig
+from medsilo.privacy.pki import load_audit_public
+from medsilo.privacy.state_folder import keep_private
 
 SOUND, BROKEN, UNREADABLE = 0, 1, 2
 _ROUND = re.compile(r"[1-9][0-9]{0,8}")
@@ -51,9 +51,9 @@ def audit_app(read: Callable[[Path], PartyConfig]) -> typer.Typer:
         if it cannot be read. Of a proof that `--proof` wrote: 0 if it holds.
         """
         # What reads evidence takes a while to load; other commands need none.
-        from privacy.bundle import UnreadableError
-        from privacy.findings import Verification
-        from privacy.verification import verify_evidence
+        from medsilo.privacy.bundle import UnreadableError
+        from medsilo.privacy.findings import Verification
+        from medsilo.privacy.verification import verify_evidence
 
         own = read(config) if config is not None else None
         source = bundle or (own.journal if own else None)
@@ -98,8 +98,8 @@ def audit_app(read: Callable[[Path], PartyConfig]) -> typer.Typer:
         ] = None,
     ) -> None:
         """Write the evidence as one JSON file that proves itself, for an auditor or the other side."""
-        from privacy.bundle import Selection, export, sha256_of
-        from privacy.crate import write_crate
+        from medsilo.privacy.bundle import Selection, export, sha256_of
+        from medsilo.privacy.crate import write_crate
 
         own = read(config)
         first, last = _rounds(rounds)

@@ -17,13 +17,13 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from privacy.canonical import read_canonical, write_canonical
-from privacy.checkpoint import Checkpoint, read_note
-from privacy.configuration import StrictModel
-from privacy.durable import replacing
-from privacy.errors import ConfigurationError, JournalError
-from privacy.journal import last_checkpoint, read_checkpoints, read_lines
-from privacy.merkle import MerkleTree, perfect_subtrees
+from medsilo.privacy.canonical import read_canonical, write_canonical
+from medsilo.privacy.checkpoint import Checkpoint, read_note
+from medsilo.privacy.configuration import StrictModel
+from medsilo.privacy.durable import replacing
+from medsilo.privacy.errors import ConfigurationError, JournalError
+from medsilo.privacy.journal import last_checkpoint, read_checkpoints, read_lines
+from medsilo.privacy.merkle import MerkleTree, perfect_subtrees
 
 VERSION = 1
 _OPENING = "{"

@@ -16,7 +16,7 @@ from functools import lru_cache
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from privacy.errors import JournalError
+from medsilo.privacy.errors import JournalError
 
 _ED25519 = b"\x01"
 _COSIGNATURE = b"\x04"

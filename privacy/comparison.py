@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from privacy.times import TOLERANCE_SECONDS, Times
+from medsilo.privacy.times import TOLERANCE_SECONDS, Times
 
 Side = Literal["own", "peer"]
 _BATCH = 2000

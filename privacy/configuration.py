@@ -9,8 +9,8 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 
-from privacy.errors import ConfigurationError
-from privacy.printable import printable
+from medsilo.privacy.errors import ConfigurationError
+from medsilo.privacy.printable import printable
 
 
 class StrictModel(BaseModel):

@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from privacy.accounting import Guarantee, Unit, epsilon, shown
-from privacy.configuration import Name, StrictModel, load
-from privacy.errors import ConsentError, IdentityError
-from privacy.exposure import Exposure, expand
-from privacy.pki import Identity
-from privacy.plan import Proposal, steps_of
+from medsilo.privacy.accounting import Guarantee, Unit, epsilon, shown
+from medsilo.privacy.configuration import Name, StrictModel, load
+from medsilo.privacy.errors import ConsentError, IdentityError
+from medsilo.privacy.exposure import Exposure, expand
+from medsilo.privacy.pki import Identity
+from medsilo.privacy.plan import Proposal, steps_of
 
 
 def today() -> date:

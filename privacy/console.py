@@ -12,10 +12,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from privacy.durable import disk_error
-from privacy.errors import MedsiloError
-from privacy.printable import printable
-from protos.versions import OLDEST_VERSION, PROTOCOL_VERSION
+from medsilo.privacy.durable import disk_error
+from medsilo.privacy.errors import MedsiloError
+from medsilo.privacy.printable import printable
+from medsilo.protos.versions import OLDEST_VERSION, PROTOCOL_VERSION
 
 
 def run(app: typer.Typer) -> None:

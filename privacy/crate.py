@@ -14,9 +14,9 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
-from privacy.bundle import Header, open_evidence, sha256_of
-from privacy.envelope import key_id
-from privacy.errors import ConfigurationError
+from medsilo.privacy.bundle import Header, open_evidence, sha256_of
+from medsilo.privacy.envelope import key_id
+from medsilo.privacy.errors import ConfigurationError
 
 SCHEMA = "bundle.schema.json"
 _PROV = "http://www.w3.org/ns/prov#"
@@ -116,7 +116,7 @@ def write_crate(folder: Path, bundle: Path, *, reports: Path | None = None) -> P
             "prov:wasGeneratedBy": activities,
         },
     )
-    with as_file(files("privacy") / SCHEMA) as schema:
+    with as_file(files("medsilo.privacy") / SCHEMA) as schema:
         described = _add_file(crate, schema, "The bundle's form (JSON Schema)", "application/schema+json")
         proof = {"prov:wasAttributedTo": owner, "prov:wasDerivedFrom": journal}
         crate.mainEntity = _add_file(

@@ -21,9 +21,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from privacy.checkpoint import read_note
-from privacy.errors import ReceiptError
-from privacy.receipts import MOST_CALLS, Attestation, Correspondence, Direction, Key
+from medsilo.privacy.checkpoint import read_note
+from medsilo.privacy.errors import ReceiptError
+from medsilo.privacy.receipts import MOST_CALLS, Attestation, Correspondence, Direction, Key
 
 _BEFORE_KEYS = ("Enrol", "GetPlan")
 _REMEMBERED = 4 * MOST_CALLS

@@ -20,16 +20,16 @@ from typing import Any, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from privacy.envelope import from_json, from_message, key_id, to_json, to_message
-from privacy.errors import ConsentError, IdentityError, JournalError, MedsiloError, ReceiptError, RefusedError
-from privacy.exposure import SCHEMA_FILES, SCHEMA_SHA256, Attribution, Exposure, attribute
-from privacy.journal import Journal, read_records, understanding
-from privacy.key_rotation import follow
-from privacy.printable import check_texts, printable
-from privacy.protocol import fitted
-from privacy.receipts import Correspondence
-from privacy.retention import SentArchive
-from protos.medsilo.v1 import journal_pb2
+from medsilo.privacy.envelope import from_json, from_message, key_id, to_json, to_message
+from medsilo.privacy.errors import ConsentError, IdentityError, JournalError, MedsiloError, ReceiptError, RefusedError
+from medsilo.privacy.exposure import SCHEMA_FILES, SCHEMA_SHA256, Attribution, Exposure, attribute
+from medsilo.privacy.journal import Journal, read_records, understanding
+from medsilo.privacy.key_rotation import follow
+from medsilo.privacy.printable import check_texts, printable
+from medsilo.privacy.protocol import fitted
+from medsilo.privacy.receipts import Correspondence
+from medsilo.privacy.retention import SentArchive
+from medsilo.protos.medsilo.v1 import journal_pb2
 
 NONCE_BYTES = 16
 AUDIT_KEY_BYTES = 32
@@ -204,9 +204,9 @@ class Door:
     def release(self, messages: Sequence[Message], call: Call) -> list[bytes]:
         """The exact bytes to send, one item a message, all of them recorded and durable.
 
-        What is newer than the other side understands is left out (``privacy.protocol``). Raises ``ConsentError`` or
-        ``RefusedError`` if any of them may not leave; then none does, and the refusal is a record. Raises
-        ``MedsiloError`` if the call is over; then nothing is recorded either.
+        What is newer than the other side understands is left out (``medsilo.privacy.protocol``). Raises
+        ``ConsentError`` or ``RefusedError`` if any of them may not leave; then none does, and the refusal is a record.
+        Raises ``MedsiloError`` if the call is over; then nothing is recorded either.
         """
         sealed, records = [], []
         version = self.correspondence(call.peer).version

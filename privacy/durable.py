@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from privacy.errors import DiskError
+from medsilo.privacy.errors import DiskError
 
 _WAYS_OUT = {
     errno.ENOSPC: "the disk is full. Free some space there",

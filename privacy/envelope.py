@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from securesystemslib import dsse
 from securesystemslib.signer import CryptoSigner, Signature, SSlibKey  # type: ignore[attr-defined]
 
-from privacy.canonical import read_canonical, write_canonical
-from privacy.errors import JournalError
-from protos.medsilo.v1 import journal_pb2
+from medsilo.privacy.canonical import read_canonical, write_canonical
+from medsilo.privacy.errors import JournalError
+from medsilo.protos.medsilo.v1 import journal_pb2
 
 ATTESTATION = "application/vnd.medsilo.attestation+json"
 ROTATION = "application/vnd.medsilo.key-rotation+json"

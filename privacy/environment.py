@@ -1,6 +1,6 @@
 """What the libraries in this process are told through its environment: here, and nowhere else.
 
-They read it when they are loaded, so every package of this project imports this module before anything else. What
+They read it when they are loaded, so `medsilo` imports this module before anything else. What
 the user's own environment says of these names does not count.
 """
 
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from privacy.errors import ConfigurationError
+from medsilo.privacy.errors import ConfigurationError
 
 TLS_SUITES = "GRPC_SSL_CIPHER_SUITES"
 NO_TELEMETRY = {

@@ -9,25 +9,25 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from privacy.accounting import shown
-from privacy.bundle import Evidence, Header, UnreadableError
-from privacy.canonical import read_canonical
-from privacy.checkpoint import Checkpoint, read_note, time_of, verify
-from privacy.comparison import Comparison, Extent, Side
-from privacy.dialogue import Dialogue
-from privacy.envelope import ATTESTATION, from_json, key_id, unseal
-from privacy.errors import JournalError, MedsiloError
-from privacy.exposure import SCHEMA_SHA256
-from privacy.findings import BrokenError, Finding, Verification
-from privacy.key_rotation import follow
-from privacy.ledger import LASTING, UPDATE, Charges
-from privacy.mask_keys import check_recorded
-from privacy.merkle import EMPTY_ROOT, MerkleTree, root_of
-from privacy.permission import Permissions
-from privacy.receipts import Attestation
-from privacy.stored_schema import StoredSchema
-from privacy.testimony import Testimony, Witness
-from privacy.times import Clockwork
+from medsilo.privacy.accounting import shown
+from medsilo.privacy.bundle import Evidence, Header, UnreadableError
+from medsilo.privacy.canonical import read_canonical
+from medsilo.privacy.checkpoint import Checkpoint, read_note, time_of, verify
+from medsilo.privacy.comparison import Comparison, Extent, Side
+from medsilo.privacy.dialogue import Dialogue
+from medsilo.privacy.envelope import ATTESTATION, from_json, key_id, unseal
+from medsilo.privacy.errors import JournalError, MedsiloError
+from medsilo.privacy.exposure import SCHEMA_SHA256
+from medsilo.privacy.findings import BrokenError, Finding, Verification
+from medsilo.privacy.key_rotation import follow
+from medsilo.privacy.ledger import LASTING, UPDATE, Charges
+from medsilo.privacy.mask_keys import check_recorded
+from medsilo.privacy.merkle import EMPTY_ROOT, MerkleTree, root_of
+from medsilo.privacy.permission import Permissions
+from medsilo.privacy.receipts import Attestation
+from medsilo.privacy.stored_schema import StoredSchema
+from medsilo.privacy.testimony import Testimony, Witness
+from medsilo.privacy.times import Clockwork
 
 _REMEMBERED = 1 << 13
 """How far an attestation's checkpoint may lie behind the record that holds it: others write records meanwhile."""

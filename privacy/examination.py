@@ -18,12 +18,12 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from privacy.console import medsilo_version
-from privacy.errors import JournalError, JournalInUseError, MedsiloError, NotReadyError
-from privacy.journal import Journal
-from privacy.party import PartyConfig
-from privacy.pki import Credentials, load_audit_key
-from privacy.state_folder import name_some, readable_by_others
+from medsilo.privacy.console import medsilo_version
+from medsilo.privacy.errors import JournalError, JournalInUseError, MedsiloError, NotReadyError
+from medsilo.privacy.journal import Journal
+from medsilo.privacy.party import PartyConfig
+from medsilo.privacy.pki import Credentials, load_audit_key
+from medsilo.privacy.state_folder import name_some, readable_by_others
 
 State = Literal["good", "notice", "bad"]
 SOON_DAYS = 30

@@ -3,7 +3,7 @@
 The attribution reads the exact bytes that go over the wire, not the message object: protobuf keeps fields that
 it does not know through parsing and serialising, so only the bytes tell what really leaves.
 
->>> from protos.medsilo.v1 import coordinator_pb2
+>>> from medsilo.protos.medsilo.v1 import coordinator_pb2
 >>> message = coordinator_pb2.GetPlanRequest(nonce=bytes(16), silo="hospital1", protocol_version=1)
 >>> attribute(message.SerializeToString(), message.DESCRIPTOR).classes
 {<Exposure.PROTOCOL: 'PROTOCOL'>: 20, <Exposure.IDENTITY: 'IDENTITY'>: 11}
@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, cast
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor
 
-from privacy.errors import RefusedError
-from protos.medsilo.v1 import coordinator_pb2, enrolment_pb2, exposure_pb2, journal_pb2, plan_pb2, tensor_pb2
+from medsilo.privacy.errors import RefusedError
+from medsilo.protos.medsilo.v1 import coordinator_pb2, enrolment_pb2, exposure_pb2, journal_pb2, plan_pb2, tensor_pb2
 
 SCHEMA_FILES: tuple[FileDescriptor, ...] = tuple(
     module.DESCRIPTOR for module in (exposure_pb2, tensor_pb2, journal_pb2, plan_pb2, coordinator_pb2, enrolment_pb2)

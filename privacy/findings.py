@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from privacy.errors import MedsiloError
-from privacy.times import Times
+from medsilo.privacy.errors import MedsiloError
+from medsilo.privacy.times import Times
 
 
 class BrokenError(MedsiloError):

@@ -14,15 +14,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from privacy.bundle import UnreadableError
-from privacy.canonical import read_canonical, write_canonical
-from privacy.checkpoint import MOST_SIGNS, Checkpoint, verify
-from privacy.configuration import StrictModel
-from privacy.durable import replacing
-from privacy.envelope import from_json, key_id
-from privacy.errors import JournalError
-from privacy.key_rotation import follow
-from privacy.merkle import check_consistency, proven_subtrees
+from medsilo.privacy.bundle import UnreadableError
+from medsilo.privacy.canonical import read_canonical, write_canonical
+from medsilo.privacy.checkpoint import MOST_SIGNS, Checkpoint, verify
+from medsilo.privacy.configuration import StrictModel
+from medsilo.privacy.durable import replacing
+from medsilo.privacy.envelope import from_json, key_id
+from medsilo.privacy.errors import JournalError
+from medsilo.privacy.key_rotation import follow
+from medsilo.privacy.merkle import check_consistency, proven_subtrees
 
 FORM = "medsilo-two-histories"
 _LARGEST = 4 << 20

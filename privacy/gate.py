@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable
 from datetime import date
 from pathlib import Path
 
-from privacy.consent import Consent, ConsentFile, Missing, today
-from privacy.errors import ConfigurationError, ConsentError
-from privacy.exposure import Exposure
-from privacy.pki import Identity
-from privacy.plan import Proposal
-from privacy.withdrawal import Cause, EndedError
+from medsilo.privacy.consent import Consent, ConsentFile, Missing, today
+from medsilo.privacy.errors import ConfigurationError, ConsentError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.pki import Identity
+from medsilo.privacy.plan import Proposal
+from medsilo.privacy.withdrawal import Cause, EndedError
 
 _SETTLING_SECONDS = 0.2
 """A file that is being written is read again after this time, until it has not changed."""

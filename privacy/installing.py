@@ -8,12 +8,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from privacy.configuration import Model, load
-from privacy.durable import fsync_folder, write_atomically
-from privacy.errors import ConfigurationError
-from privacy.party import PartyConfig
-from privacy.pki import create_keys
-from privacy.state_folder import writing_privately
+from medsilo.privacy.configuration import Model, load
+from medsilo.privacy.durable import fsync_folder, write_atomically
+from medsilo.privacy.errors import ConfigurationError
+from medsilo.privacy.party import PartyConfig
+from medsilo.privacy.pki import create_keys
+from medsilo.privacy.state_folder import writing_privately
 
 
 def quoted(text: object) -> str:

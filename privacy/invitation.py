@@ -24,11 +24,11 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from pydantic import Field, ValidationError
 from securesystemslib import dsse
 
-from privacy.configuration import StrictModel
-from privacy.endpoint import split_address
-from privacy.envelope import countersign, seal, unseal
-from privacy.errors import ConfigurationError, IdentityError, JournalError, RefusedError
-from privacy.pki import Identity
+from medsilo.privacy.configuration import StrictModel
+from medsilo.privacy.endpoint import split_address
+from medsilo.privacy.envelope import countersign, seal, unseal
+from medsilo.privacy.errors import ConfigurationError, IdentityError, JournalError, RefusedError
+from medsilo.privacy.pki import Identity
 
 ENROLMENT = "application/vnd.medsilo.enrolment+json"
 _SCHEME = "medsilo:1"

@@ -29,14 +29,14 @@ from typing import Any, Self
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securesystemslib import dsse
 
-from privacy.canonical import read_canonical, write_canonical
-from privacy.checkpoint import Checkpoint, cosign, read_note, verify
-from privacy.durable import Appender, fsync_folder
-from privacy.envelope import from_json, seal
-from privacy.errors import JournalError, JournalInUseError, StoreError
-from privacy.journal_start import Held, KeptFile, Start, mark_of, read_start, write_start
-from privacy.merkle import TILE, ProvingTree, check_consistency
-from privacy.writer import Writer
+from medsilo.privacy.canonical import read_canonical, write_canonical
+from medsilo.privacy.checkpoint import Checkpoint, cosign, read_note, verify
+from medsilo.privacy.durable import Appender, fsync_folder
+from medsilo.privacy.envelope import from_json, seal
+from medsilo.privacy.errors import JournalError, JournalInUseError, StoreError
+from medsilo.privacy.journal_start import Held, KeptFile, Start, mark_of, read_start, write_start
+from medsilo.privacy.merkle import TILE, ProvingTree, check_consistency
+from medsilo.privacy.writer import Writer
 
 log = logging.getLogger(__name__)
 

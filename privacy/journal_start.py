@@ -17,12 +17,12 @@ from typing import Annotated, Any, Literal
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import Field, ValidationError
 
-from privacy.checkpoint import Checkpoint, verify
-from privacy.configuration import StrictModel
-from privacy.durable import write_atomically
-from privacy.envelope import from_json, seal, to_json, unseal
-from privacy.errors import JournalError
-from privacy.merkle import TILE, TILE_LEVEL, MerkleTree
+from medsilo.privacy.checkpoint import Checkpoint, verify
+from medsilo.privacy.configuration import StrictModel
+from medsilo.privacy.durable import write_atomically
+from medsilo.privacy.envelope import from_json, seal, to_json, unseal
+from medsilo.privacy.errors import JournalError
+from medsilo.privacy.merkle import TILE, TILE_LEVEL, MerkleTree
 
 START = "start.json"
 _TYPE = "application/vnd.medsilo.journal-start+json"

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from privacy.errors import JournalError
-from privacy.journal import segments
+from medsilo.privacy.errors import JournalError
+from medsilo.privacy.journal import segments
 
 _BLOCK = 1 << 20
 

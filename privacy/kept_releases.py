@@ -10,11 +10,11 @@ import hashlib
 import json
 from collections.abc import Sequence
 
-from privacy.canonical import write_canonical
-from privacy.durable import write_atomically
-from privacy.errors import BudgetError
-from privacy.ledger import Ledger
-from privacy.plan import ReleasePlan
+from medsilo.privacy.canonical import write_canonical
+from medsilo.privacy.durable import write_atomically
+from medsilo.privacy.errors import BudgetError
+from medsilo.privacy.ledger import Ledger
+from medsilo.privacy.plan import ReleasePlan
 
 
 class KeptReleases:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from securesystemslib import dsse
 
-from privacy.envelope import ROTATION, countersign, key_id, seal, to_json, unseal
-from privacy.errors import JournalError
-from privacy.journal import Journal, current_key
-from privacy.pki import Identity, load_audit_key, pending_audit_key, replace_audit_key
+from medsilo.privacy.envelope import ROTATION, countersign, key_id, seal, to_json, unseal
+from medsilo.privacy.errors import JournalError
+from medsilo.privacy.journal import Journal, current_key
+from medsilo.privacy.pki import Identity, load_audit_key, pending_audit_key, replace_audit_key
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 

@@ -6,7 +6,7 @@ overspend the budget is refused before anything is written.
 
 What is held against the budget is not the account's sum but the most that any image, or any patient, has cost that the
 version holds: all charges of all accounts of the folder in which that image or patient is, whatever their version, unit
-or split (``privacy.units`` tells where). Added up are:
+or split (``medsilo.privacy.units`` tells where). Added up are:
 
 * with the image as unit, charges for images as they are, and charges for patients as they are where each patient has
   one image. Where patients have several, blanking one image changes its patient's clipped gradient into another one,
@@ -44,14 +44,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from privacy import accounting
-from privacy.accounting import Adjacency, Event, GaussianRelease, Grouped, Guarantee, Unit, shown
-from privacy.canonical import write_canonical
-from privacy.durable import Appender
-from privacy.errors import BudgetError
+from medsilo.privacy import accounting
+from medsilo.privacy.accounting import Adjacency, Event, GaussianRelease, Grouped, Guarantee, Unit, shown
+from medsilo.privacy.canonical import write_canonical
+from medsilo.privacy.durable import Appender
+from medsilo.privacy.errors import BudgetError
 
 if TYPE_CHECKING:
-    from privacy.units import Content, Group, Members, Units
+    from medsilo.privacy.units import Content, Group, Members, Units
 
 _SLACK = 1e-9
 _AGREEMENT = 1e-3
@@ -134,7 +134,7 @@ class Subject:
 @dataclass(frozen=True)
 class Entry:
     """One charge. ``sha256`` is the hash of its line; ``index`` counts charges from 1. ``seal``: the hash of the file
-    with the release's key (``privacy.sealed_keys``); empty where none was sealed."""
+    with the release's key (``medsilo.privacy.sealed_keys``); empty where none was sealed."""
 
     subject: Subject
     index: int
@@ -329,7 +329,7 @@ class Ledger:
 
     @cached_property
     def _units(self) -> Units:
-        from privacy.units import Units  # arrays take time to load, and who only reads journals does without
+        from medsilo.privacy.units import Units  # arrays take time to load, and who only reads journals does without
 
         return Units(self.folder)
 
@@ -362,10 +362,10 @@ class Ledger:
     def _grouped(self, accounts: Mapping[Subject, Ledger]) -> list[Group]:
         """See ``units.groups``; reckoned anew when an account or its members are new."""
         if len(accounts) == 1:
-            from privacy.units import Share
+            from medsilo.privacy.units import Share
 
             return [{self.subject: Share()}]
-        from privacy.units import groups
+        from medsilo.privacy.units import groups
 
         members = {
             one: self._units.find(

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from pythonjsonlogger.json import JsonFormatter
 
-from privacy.printable import printable
+from medsilo.privacy.printable import printable
 
 
 class OneLine(logging.Formatter):

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from privacy import accounting
-from privacy.accounting import Guarantee, shown
-from privacy.errors import JournalError
-from privacy.ledger import Subject, read_spent, replay
+from medsilo.privacy import accounting
+from medsilo.privacy.accounting import Guarantee, shown
+from medsilo.privacy.errors import JournalError
+from medsilo.privacy.ledger import Subject, read_spent, replay
 
 DELTA = 1e-5
 """At which a loss is told where no consent names a δ."""

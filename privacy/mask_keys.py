@@ -29,13 +29,13 @@ from pydantic import Field, ValidationError
 from securesystemslib import dsse
 from securesystemslib.signer import Signature  # type: ignore[attr-defined]
 
-from privacy.canonical import read_canonical, write_canonical
-from privacy.configuration import StrictModel, explain
-from privacy.envelope import from_json, from_message, key_id, seal, to_json, to_message, unseal
-from privacy.errors import IdentityError, JournalError, RefusedError
-from privacy.masking import mask, pair_keys
-from privacy.pki import Credentials, Identity, fingerprint, identity_named_by, identity_of_certificate
-from protos.medsilo.v1 import journal_pb2
+from medsilo.privacy.canonical import read_canonical, write_canonical
+from medsilo.privacy.configuration import StrictModel, explain
+from medsilo.privacy.envelope import from_json, from_message, key_id, seal, to_json, to_message, unseal
+from medsilo.privacy.errors import IdentityError, JournalError, RefusedError
+from medsilo.privacy.masking import mask, pair_keys
+from medsilo.privacy.pki import Credentials, Identity, fingerprint, identity_named_by, identity_of_certificate
+from medsilo.protos.medsilo.v1 import journal_pb2
 
 MASK_KEY = "application/vnd.medsilo.mask-key+json"
 VOUCHER = "application/vnd.medsilo.audit-key+json"

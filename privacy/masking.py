@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-from privacy.errors import RefusedError, TrainingError
+from medsilo.privacy.errors import RefusedError, TrainingError
 
 LARGEST_WEIGHT = 2**29 - 1
 """So that weight times a float32 is exact in float64."""

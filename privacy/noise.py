@@ -3,7 +3,8 @@
 A generator that the coordinator could seed would let it subtract the noise exactly, and one that begins anew each round
 gives the same noise twice, whose difference shows the sums without any. So the key comes from the operating system,
 never from a plan, and a generator can be neither copied, saved nor taken along into a forked process. What was begun
-with a key that is sealed on disk (``privacy.sealed_keys``) is drawn again from that key, and is then the same release.
+with a key that is sealed on disk (``medsilo.privacy.sealed_keys``) is drawn again from that key, and is then the same
+release.
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ from typing import Any
 import jinja2
 from aiohttp import web
 
-from privacy.durable import write_atomically
-from privacy.errors import ConfigurationError, IdentityError, MedsiloError
-from privacy.revocation import LiveCredentials
+from medsilo.privacy.durable import write_atomically
+from medsilo.privacy.errors import ConfigurationError, IdentityError, MedsiloError
+from medsilo.privacy.revocation import LiveCredentials
 
 log = logging.getLogger(__name__)
 

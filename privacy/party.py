@@ -7,10 +7,10 @@ from typing import ClassVar, Self
 
 from pydantic import PrivateAttr
 
-from privacy.configuration import FilePath, Name, StrictModel, load
-from privacy.endpoint import TlsFiles
-from privacy.pki import Identity, Role
-from privacy.revocation import LiveCredentials
+from medsilo.privacy.configuration import FilePath, Name, StrictModel, load
+from medsilo.privacy.endpoint import TlsFiles
+from medsilo.privacy.pki import Identity, Role
+from medsilo.privacy.revocation import LiveCredentials
 
 
 class PartyConfig(StrictModel):

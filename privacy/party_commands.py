@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from privacy.console import output
-from privacy.errors import JournalError
-from privacy.key_rotation import rotate
-from privacy.logs import LogFormat
-from privacy.party import PartyConfig
-from privacy.pki import KeyPaths, create_keys, load_audit_key
-from privacy.report_format import Format
-from privacy.state_folder import keep_private
+from medsilo.privacy.console import output
+from medsilo.privacy.errors import JournalError
+from medsilo.privacy.key_rotation import rotate
+from medsilo.privacy.logs import LogFormat
+from medsilo.privacy.party import PartyConfig
+from medsilo.privacy.pki import KeyPaths, create_keys, load_audit_key
+from medsilo.privacy.report_format import Format
+from medsilo.privacy.state_folder import keep_private
 
 if TYPE_CHECKING:
-    from privacy.report import Answer, Attendance, SharedAccuracy
+    from medsilo.privacy.report import Answer, Attendance, SharedAccuracy
 
 Rotate = Annotated[
     bool, typer.Option("--rotate", help="Change the audit key, by a signed record; stop the daemon first.")
@@ -61,8 +61,8 @@ def report_on(
 
     Ends the command with the exit code of a broken journal if it is not sound.
     """
-    from privacy.report_builder import make_report  # takes a while to load; the other commands need none of it
-    from privacy.report_pages import print_report, write_report
+    from medsilo.privacy.report_builder import make_report  # takes a while to load; the other commands need none of it
+    from medsilo.privacy.report_pages import print_report, write_report
 
     key = load_audit_key(party.keys / "audit.key").public_key().public_bytes_raw()
     found = make_report(

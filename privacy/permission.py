@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
-from privacy.canonical import write_canonical
-from privacy.errors import ConsentError
-from privacy.exposure import Exposure, expand
-from privacy.times import TOLERANCE_SECONDS, moment
+from medsilo.privacy.canonical import write_canonical
+from medsilo.privacy.errors import ConsentError
+from medsilo.privacy.exposure import Exposure, expand
+from medsilo.privacy.times import TOLERANCE_SECONDS, moment
 
 _ALWAYS = frozenset({Exposure.PROTOCOL.value, Exposure.IDENTITY.value})
 _MASKED = Exposure.MASKED_UPDATE.value

@@ -27,8 +27,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import pkcs12
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from privacy.durable import fsync_folder, write_atomically
-from privacy.errors import ClockError, IdentityError
+from medsilo.privacy.durable import fsync_folder, write_atomically
+from medsilo.privacy.errors import ClockError, IdentityError
 
 Role = Literal["silo", "coordinator", "operator"]
 """``operator``: a person who looks at the coordinator's page; no RPC is for it."""

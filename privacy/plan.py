@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from privacy.accounting import (
+from medsilo.privacy.accounting import (
     Adjacency,
     DiscreteGaussian,
     DiscreteLaplace,
@@ -27,19 +27,19 @@ from privacy.accounting import (
     SampledGaussian,
     Unit,
 )
-from privacy.canonical import write_canonical
-from privacy.configuration import Name, StrictModel, explain
-from privacy.errors import RefusedError
-from privacy.exposure import Exposure
-from privacy.pki import Identity
-from privacy.printable import Printable
-from protos.medsilo.v1 import plan_pb2
+from medsilo.privacy.canonical import write_canonical
+from medsilo.privacy.configuration import Name, StrictModel, explain
+from medsilo.privacy.errors import RefusedError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.pki import Identity
+from medsilo.privacy.printable import Printable
+from medsilo.protos.medsilo.v1 import plan_pb2
 
 
 class ModelPlan(StrictModel):
     """The architecture that every silo builds.
 
-    ``name``: a network of ``algorithms.models``, ``torchvision:NAME``, or ``module:factory`` of one's own.
+    ``name``: a network of ``medsilo.algorithms.models``, ``torchvision:NAME``, or ``module:factory`` of one's own.
     ``input_shape``: channels, height, width of an image. ``classes``: how many the images have.
     """
 
@@ -252,7 +252,7 @@ class SecureAggregationPlan(StrictModel):
 
     Attributes:
         minimum: the fewest silos whose sum it may learn. With two, each could work out what the other sent.
-        fraction_bits: F; numbers are summed as multiples of 2^-F, modulo 2^64 (``privacy.masking``).
+        fraction_bits: F; numbers are summed as multiples of 2^-F, modulo 2^64 (``medsilo.privacy.masking``).
         rounds: how many rounds, from the first, are masked: all but where a method needs single models later.
     """
 

@@ -10,7 +10,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from pydantic import AfterValidator
 
-from privacy.errors import RefusedError
+from medsilo.privacy.errors import RefusedError
 
 _LONGEST = 2000
 

@@ -6,7 +6,7 @@ version brought a field, a value of an enumeration or a call stands beside it in
 version, in ``protos/released``. A silo names its version in each request, a coordinator in the plan's answer; they
 speak the older of the two.
 
->>> from protos.medsilo.v1 import coordinator_pb2
+>>> from medsilo.protos.medsilo.v1 import coordinator_pb2
 >>> answer = coordinator_pb2.GetPlanResponse(time_ms=7, protocol_version=PROTOCOL_VERSION)
 >>> older = fitted(answer, 1, "spiffe://test/silo/hospital1")
 >>> older.time_ms, older.protocol_version
@@ -22,10 +22,10 @@ from typing import Any, TypeVar
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from privacy.errors import RefusedError
-from privacy.pki import Identity
-from protos.medsilo.v1 import coordinator_pb2, enrolment_pb2, exposure_pb2
-from protos.versions import OLDEST_VERSION, PROTOCOL_VERSION
+from medsilo.privacy.errors import RefusedError
+from medsilo.privacy.pki import Identity
+from medsilo.protos.medsilo.v1 import coordinator_pb2, enrolment_pb2, exposure_pb2
+from medsilo.protos.versions import OLDEST_VERSION, PROTOCOL_VERSION
 
 _CALLS = {
     method.name: method

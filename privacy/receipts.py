@@ -23,12 +23,12 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import Field, ValidationError
 from securesystemslib import dsse
 
-from privacy.checkpoint import MOST_SIGNS, Checkpoint, read_note, verify, verify_cosignature
-from privacy.configuration import StrictModel
-from privacy.envelope import ATTESTATION, from_json, unseal
-from privacy.errors import ReceiptError, RefusedError
-from privacy.merkle import EMPTY_ROOT, check_consistency
-from protos.versions import OLDEST_VERSION
+from medsilo.privacy.checkpoint import MOST_SIGNS, Checkpoint, read_note, verify, verify_cosignature
+from medsilo.privacy.configuration import StrictModel
+from medsilo.privacy.envelope import ATTESTATION, from_json, unseal
+from medsilo.privacy.errors import ReceiptError, RefusedError
+from medsilo.privacy.merkle import EMPTY_ROOT, check_consistency
+from medsilo.protos.versions import OLDEST_VERSION
 
 MOST_CALLS = 500
 """Calls in one attestation; what is left waits for the next."""

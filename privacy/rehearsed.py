@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from privacy.accounting import Guarantee
-from privacy.errors import DataError
+from medsilo.privacy.accounting import Guarantee
+from medsilo.privacy.errors import DataError
 
 VERDICT = {
     "broken": "more could be learnt than the plan promises",

@@ -4,7 +4,8 @@ A report is made by one pass over a journal and holds sums by run, other party, 
 size does not grow with the number of messages. It says the same for the same journal, to the byte.
 
 Both parties' journals tell what left the hospitals: a silo's in the messages that it sent, a coordinator's in those
-that it received. ``privacy.report_document`` puts a report into words, ``privacy.report_pages`` writes it out.
+that it received. ``medsilo.privacy.report_document`` puts a report into words, ``medsilo.privacy.report_pages`` writes
+it out.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from privacy import accounting
-from privacy.accounting import Guarantee
-from privacy.consent import INVENTED_HOSPITALS
-from privacy.exposure import Exposure, expand
-from privacy.loss import PrivacyLoss
-from privacy.pki import Identity
-from privacy.plan import PrivacyPlan
-from privacy.rehearsed import Rehearsed
-from privacy.report_words import (
+from medsilo.privacy import accounting
+from medsilo.privacy.accounting import Guarantee
+from medsilo.privacy.consent import INVENTED_HOSPITALS
+from medsilo.privacy.exposure import Exposure, expand
+from medsilo.privacy.loss import PrivacyLoss
+from medsilo.privacy.pki import Identity
+from medsilo.privacy.plan import PrivacyPlan
+from medsilo.privacy.rehearsed import Rehearsed
+from medsilo.privacy.report_words import (
     NO_DIFFERENTIAL_PRIVACY,
     NO_LIMIT_KNOWN,
     NOISED_RISK,

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from privacy.errors import ConfigurationError, JournalError
-from privacy.exposure import Exposure, expand
-from privacy.journal import RECORDS, read_lines, read_records
-from privacy.loss import privacy_losses
-from privacy.merkle import MerkleTree
-from privacy.pki import Identity, load_audit_public
-from privacy.rehearsed import Rehearsed, read_rehearsals
-from privacy.report import (
+from medsilo.privacy.errors import ConfigurationError, JournalError
+from medsilo.privacy.exposure import Exposure, expand
+from medsilo.privacy.journal import RECORDS, read_lines, read_records
+from medsilo.privacy.loss import privacy_losses
+from medsilo.privacy.merkle import MerkleTree
+from medsilo.privacy.pki import Identity, load_audit_public
+from medsilo.privacy.rehearsed import Rehearsed, read_rehearsals
+from medsilo.privacy.report import (
     BEFORE,
     Answer,
     Attendance,
@@ -29,11 +29,11 @@ from privacy.report import (
     Verification,
     add_counts,
 )
-from privacy.report_words import TELLING
-from privacy.stored_schema import StoredSchema
-from privacy.verification import verify_evidence
-from privacy.withdrawal import Cause
-from protos.medsilo.v1 import coordinator_pb2
+from medsilo.privacy.report_words import TELLING
+from medsilo.privacy.stored_schema import StoredSchema
+from medsilo.privacy.verification import verify_evidence
+from medsilo.privacy.withdrawal import Cause
+from medsilo.protos.medsilo.v1 import coordinator_pb2
 
 _Flows = dict[tuple[str, str, Exposure], Flow]
 

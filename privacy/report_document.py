@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from privacy.report import Report
-from privacy.report_blocks import Document, Section, Terms, harmless, texts_of
-from privacy.report_page_one import answers, subtitle, warnings
-from privacy.report_sections import sections
-from privacy.report_words import glossary_of, grouped
+from medsilo.privacy.report import Report
+from medsilo.privacy.report_blocks import Document, Section, Terms, harmless, texts_of
+from medsilo.privacy.report_page_one import answers, subtitle, warnings
+from medsilo.privacy.report_sections import sections
+from medsilo.privacy.report_words import glossary_of, grouped
 
 
 def make_document(report: Report) -> Document:

@@ -7,10 +7,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from privacy.exposure import MODEL, Exposure
-from privacy.report import BEFORE, Report, in_order
-from privacy.report_blocks import Answered, Tone
-from privacy.report_words import (
+from medsilo.privacy.exposure import MODEL, Exposure
+from medsilo.privacy.report import BEFORE, Report, in_order
+from medsilo.privacy.report_blocks import Answered, Tone
+from medsilo.privacy.report_words import (
     NAME,
     NO_LIMIT_KNOWN,
     NOTHING,
@@ -27,7 +27,7 @@ from privacy.report_words import (
     text_of,
     times,
 )
-from privacy.withdrawal import Cause
+from medsilo.privacy.withdrawal import Cause
 
 _RUNS_ON_PAGE_ONE = 6
 _PROVEN = "It proved its name with a certificate of the federation"

@@ -12,14 +12,14 @@ import jinja2
 from rich.console import Console
 from rich.table import Table
 
-from privacy.durable import write_atomically
-from privacy.report import Report, in_order
-from privacy.report_blocks import Document
-from privacy.report_document import make_document
-from privacy.report_format import Format
-from privacy.report_words import NAME, TELLING, grouped
+from medsilo.privacy.durable import write_atomically
+from medsilo.privacy.report import Report, in_order
+from medsilo.privacy.report_blocks import Document
+from medsilo.privacy.report_document import make_document
+from medsilo.privacy.report_format import Format
+from medsilo.privacy.report_words import NAME, TELLING, grouped
 
-TEMPLATES = files("privacy") / "templates"
+TEMPLATES = files("medsilo.privacy") / "templates"
 _NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from privacy.accounting import shown
-from privacy.report_words import readable_bytes
+from medsilo.privacy.accounting import shown
+from medsilo.privacy.report_words import readable_bytes
 
 WIDTH = 600
 _BARS = 34

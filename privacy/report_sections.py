@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from privacy.exposure import MEANING, Exposure
-from privacy.report import Answer, Report, Run, add_counts, in_order
-from privacy.report_blocks import Block, Fold, Heading, Paragraph, Picture, Section, Steps, Table
-from privacy.report_plots import Strip, bars_by_round
-from privacy.report_words import (
+from medsilo.privacy.exposure import MEANING, Exposure
+from medsilo.privacy.report import Answer, Report, Run, add_counts, in_order
+from medsilo.privacy.report_blocks import Block, Fold, Heading, Paragraph, Picture, Section, Steps, Table
+from medsilo.privacy.report_plots import Strip, bars_by_round
+from medsilo.privacy.report_words import (
     NAME,
     TELLING,
     capital,
@@ -26,7 +26,7 @@ from privacy.report_words import (
     updates_arrived,
     yes_or_no,
 )
-from privacy.withdrawal import Cause
+from medsilo.privacy.withdrawal import Cause
 
 MOST_BARS = 40
 """More rounds than that share bars in pictures, and rows in the tables below them."""

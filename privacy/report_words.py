@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from privacy.exposure import Exposure
+from medsilo.privacy.exposure import Exposure
 
 TELLING = tuple(
     exposure
@@ -70,7 +70,7 @@ def classify(left: Collection[Exposure], came_back: Collection[Exposure], *, las
     that the coordinator measured on a hospital's model count as having left: the hospital's model gave them away.
     ``last_layer_apart``: last layers left, but were not mixed into what came back.
 
-    >>> from privacy.exposure import MODEL
+    >>> from medsilo.privacy.exposure import MODEL
     >>> classify(MODEL, [], last_layer_apart=False)
     'models only'
     >>> classify([*MODEL, Exposure.RUNNING_STATISTICS], [], last_layer_apart=False)

@@ -15,7 +15,7 @@ from pathlib import Path
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from privacy.errors import DataError, IdentityError
+from medsilo.privacy.errors import DataError, IdentityError
 
 _NONCE = 12
 _LENGTH = 8

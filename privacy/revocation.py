@@ -17,10 +17,10 @@ from typing import Any
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
-from privacy.durable import write_atomically
-from privacy.endpoint import TlsFiles
-from privacy.errors import IdentityError
-from privacy.pki import (
+from medsilo.privacy.durable import write_atomically
+from medsilo.privacy.endpoint import TlsFiles
+from medsilo.privacy.errors import IdentityError
+from medsilo.privacy.pki import (
     UNUSABLE,
     Credentials,
     Identity,

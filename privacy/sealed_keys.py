@@ -16,10 +16,10 @@ import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from privacy.canonical import write_canonical
-from privacy.durable import fsync_folder, write_atomically
-from privacy.ledger import Purpose, Subject
-from privacy.noise import KEY_BYTES
+from medsilo.privacy.canonical import write_canonical
+from medsilo.privacy.durable import fsync_folder, write_atomically
+from medsilo.privacy.ledger import Purpose, Subject
+from medsilo.privacy.noise import KEY_BYTES
 
 _SUFFIX = ".json"
 

@@ -10,9 +10,9 @@ from typing import Any
 from google.protobuf import descriptor_pb2
 from google.protobuf.message import DecodeError
 
-from privacy.errors import JournalError
-from privacy.exposure import Exposure
-from protos.medsilo.v1 import exposure_pb2
+from medsilo.privacy.errors import JournalError
+from medsilo.privacy.exposure import Exposure
+from medsilo.protos.medsilo.v1 import exposure_pb2
 
 _PREFIX = "EXPOSURE_CLASS_"
 

@@ -16,15 +16,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from privacy.canonical import read_canonical
-from privacy.checkpoint import Checkpoint, read_note, time_of
-from privacy.comparison import Side
-from privacy.envelope import from_json, key_id
-from privacy.exposure import Exposure
-from privacy.findings import Finding
-from privacy.merkle import proven_subtrees
-from privacy.receipts import Attestation
-from privacy.times import moment
+from medsilo.privacy.canonical import read_canonical
+from medsilo.privacy.checkpoint import Checkpoint, read_note, time_of
+from medsilo.privacy.comparison import Side
+from medsilo.privacy.envelope import from_json, key_id
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.findings import Finding
+from medsilo.privacy.merkle import proven_subtrees
+from medsilo.privacy.receipts import Attestation
+from medsilo.privacy.times import moment
 
 _SCHEMA = """
 CREATE TABLE stretch (side, party, start, end, hash, position, PRIMARY KEY (side, party, start, end)) WITHOUT ROWID;

@@ -28,10 +28,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from privacy.canonical import write_canonical
-from privacy.durable import on_disk, write_atomically
-from privacy.errors import BudgetError
-from privacy.ledger import Subject
+from medsilo.privacy.canonical import write_canonical
+from medsilo.privacy.durable import on_disk, write_atomically
+from medsilo.privacy.errors import BudgetError
+from medsilo.privacy.ledger import Subject
 
 KEY = "units.key"
 SUFFIX = ".units"

@@ -9,18 +9,18 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from privacy.bundle import UnreadableError, open_evidence, read_evidence
-from privacy.canonical import read_canonical
-from privacy.checkpoint import Checkpoint, read_note, verify
-from privacy.comparison import Comparison, comparing
-from privacy.envelope import from_json, key_id
-from privacy.errors import JournalError, MedsiloError
-from privacy.evidence_reader import EvidenceReader
-from privacy.findings import Finding, Verification
-from privacy.fork_proof import ForkProof, View
-from privacy.merkle import EMPTY_ROOT
-from privacy.receipts import Attestation
-from privacy.testimony import ForkFound, Testimony
+from medsilo.privacy.bundle import UnreadableError, open_evidence, read_evidence
+from medsilo.privacy.canonical import read_canonical
+from medsilo.privacy.checkpoint import Checkpoint, read_note, verify
+from medsilo.privacy.comparison import Comparison, comparing
+from medsilo.privacy.envelope import from_json, key_id
+from medsilo.privacy.errors import JournalError, MedsiloError
+from medsilo.privacy.evidence_reader import EvidenceReader
+from medsilo.privacy.findings import Finding, Verification
+from medsilo.privacy.fork_proof import ForkProof, View
+from medsilo.privacy.merkle import EMPTY_ROOT
+from medsilo.privacy.receipts import Attestation
+from medsilo.privacy.testimony import ForkFound, Testimony
 
 
 def verify_evidence(path: str | Path, *, peer: str | Path | None = None, key: bytes | None = None) -> Verification:

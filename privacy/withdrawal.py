@@ -17,11 +17,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import Field, ValidationError
 from securesystemslib import dsse
 
-from privacy.canonical import read_canonical
-from privacy.configuration import StrictModel, explain
-from privacy.envelope import from_json, seal, unseal
-from privacy.errors import ConsentError, JournalError, RefusedError
-from privacy.journal import RECORDS, read_records, understanding
+from medsilo.privacy.canonical import read_canonical
+from medsilo.privacy.configuration import StrictModel, explain
+from medsilo.privacy.envelope import from_json, seal, unseal
+from medsilo.privacy.errors import ConsentError, JournalError, RefusedError
+from medsilo.privacy.journal import RECORDS, read_records, understanding
 
 WITHDRAWAL = "application/vnd.medsilo.withdrawal+json"
 """The tombstone's payload type."""

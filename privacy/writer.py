@@ -15,8 +15,8 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from privacy.durable import fsync_folder, write_atomically
-from privacy.errors import LeaseLostError
+from medsilo.privacy.durable import fsync_folder, write_atomically
+from medsilo.privacy.errors import LeaseLostError
 
 WRITER = "writer"
 _SCRATCH = ".writing-"

@@ -1,4 +1,4 @@
-"""Generates the Python code of the message schemas: ``python -m protos.generate [--check | --freeze]``.
+"""Generates the Python code of the message schemas: ``python -m medsilo.protos.generate [--check | --freeze]``.
 
 The generated code is committed; ``--check`` regenerates it in a temporary folder and fails on any difference.
 ``--freeze`` belongs to a release: it keeps the schemas as those of the release's protocol version.
@@ -15,12 +15,12 @@ from pathlib import Path
 import grpc_tools
 from grpc_tools import protoc
 
-from protos.versions import PROTOCOL_VERSION, released
+from medsilo.protos.versions import PROTOCOL_VERSION, released
 
 ROOT = Path(__file__).parent
 SCHEMAS = sorted(ROOT.glob("medsilo/v1/*.proto"))
-# protoc writes imports from the schema root; here that root is the package `protos`.
-_IMPORT = re.compile(r"^from medsilo\.", re.MULTILINE)
+# protoc writes imports from the schema root; here that root is the package `medsilo.protos`.
+_IMPORT = re.compile(r"^from medsilo\.v1", re.MULTILINE)
 
 
 def generate(out: Path) -> list[Path]:
@@ -28,7 +28,7 @@ def generate(out: Path) -> list[Path]:
     _compile(f"--python_out={out}", f"--pyi_out={out}")
     written = sorted(out.glob("medsilo/v1/*_pb2.py*"))
     for path in written:
-        path.write_text(_IMPORT.sub("from protos.medsilo.", path.read_text()))
+        path.write_text(_IMPORT.sub("from medsilo.protos.medsilo.v1", path.read_text()))
     return written
 
 
@@ -74,7 +74,7 @@ def main() -> None:
         return
     if asked.check:
         if names := drift():
-            sys.exit(f"out of date: {', '.join(names)}; run: python -m protos.generate")
+            sys.exit(f"out of date: {', '.join(names)}; run: python -m medsilo.protos.generate")
         return
     generate(ROOT)
 

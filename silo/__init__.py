@@ -1,3 +1,1 @@
 """The hospital daemon."""
-
-import privacy.environment  # noqa: F401 before any library reads the process's environment

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from algorithms.method import Method
-from algorithms.private_methods import planned_averages, planned_steps, refusal
-from privacy.accounting import Event, SampledGaussian, epsilon, shown
-from privacy.consent import LEAST_UNITS, Consent
-from privacy.door import Call, Door
-from privacy.errors import BudgetError, DataError, RefusedError
-from privacy.exposure import Exposure
-from privacy.journal import read_records
-from privacy.kept_releases import KeptReleases
-from privacy.ledger import (
+from medsilo.algorithms.method import Method
+from medsilo.algorithms.private_methods import planned_averages, planned_steps, refusal
+from medsilo.privacy.accounting import Event, SampledGaussian, epsilon, shown
+from medsilo.privacy.consent import LEAST_UNITS, Consent
+from medsilo.privacy.door import Call, Door
+from medsilo.privacy.errors import BudgetError, DataError, RefusedError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.journal import read_records
+from medsilo.privacy.kept_releases import KeptReleases
+from medsilo.privacy.ledger import (
     LASTING,
     UPDATE,
     Budget,
@@ -26,8 +26,8 @@ from privacy.ledger import (
     describe_spent,
     told_of,
 )
-from privacy.plan import PrivacyPlan, RunPlan
-from privacy.sealed_keys import Paid, SealedKeys
+from medsilo.privacy.plan import PrivacyPlan, RunPlan
+from medsilo.privacy.sealed_keys import Paid, SealedKeys
 
 _ROUNDING = 1e-3
 

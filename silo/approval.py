@@ -6,13 +6,13 @@ import json
 import time
 from collections.abc import Callable
 
-from privacy.consent import Consent, ConsentFile
-from privacy.door import Door
-from privacy.durable import write_atomically
-from privacy.gate import ConsentGate
-from privacy.plan import RunPlan
-from privacy.withdrawal import History, timestamp
-from silo.config import SiloConfig
+from medsilo.privacy.consent import Consent, ConsentFile
+from medsilo.privacy.door import Door
+from medsilo.privacy.durable import write_atomically
+from medsilo.privacy.gate import ConsentGate
+from medsilo.privacy.plan import RunPlan
+from medsilo.privacy.withdrawal import History, timestamp
+from medsilo.silo.config import SiloConfig
 
 _LOOK_SECONDS = 0.5
 

@@ -9,14 +9,14 @@ from typing import Any
 
 from rich.table import Table
 
-from algorithms.datasets import load_npz
-from privacy import accounting
-from privacy.accounting import Guarantee, shown
-from privacy.consent import ConsentFile, PrivacyConsent
-from privacy.errors import DataError
-from privacy.ledger import Entry, Ledger, Spending, Subject, ledgers
-from privacy.loss import DELTA
-from silo.config import SiloConfig
+from medsilo.algorithms.datasets import load_npz
+from medsilo.privacy import accounting
+from medsilo.privacy.accounting import Guarantee, shown
+from medsilo.privacy.consent import ConsentFile, PrivacyConsent
+from medsilo.privacy.errors import DataError
+from medsilo.privacy.ledger import Entry, Ledger, Spending, Subject, ledgers
+from medsilo.privacy.loss import DELTA
+from medsilo.silo.config import SiloConfig
 
 
 @dataclass(frozen=True)

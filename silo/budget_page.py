@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from html import escape
 
-from privacy.accounting import shown
-from privacy.report_plots import spending
-from silo.budget import AccountView, Part, lines, titled
+from medsilo.privacy.accounting import shown
+from medsilo.privacy.report_plots import spending
+from medsilo.silo.budget import AccountView, Part, lines, titled
 
 _STYLE = (
     "body{font-family:sans-serif;max-width:44rem;margin:2rem auto;padding:0 1rem;color:#1b2733}"
@@ -16,7 +16,7 @@ _STYLE = (
 
 
 def to_html(silo: str, accounts: list[AccountView]) -> str:
-    """The page; ``accounts`` as ``silo.budget.read_accounts`` gives them."""
+    """The page; ``accounts`` as ``medsilo.silo.budget.read_accounts`` gives them."""
     title = f"Privacy loss at {escape(silo)}"
     parts = [
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>',

@@ -8,12 +8,12 @@ from typing import Any
 
 import grpc
 
-from privacy.endpoint import split_address
-from privacy.environment import require_tls_1_3
-from privacy.errors import IdentityError, UnreachableError
-from privacy.pki import Credentials, Identity
-from privacy.printable import from_the_other_side
-from silo.proxy import ProxyConfig
+from medsilo.privacy.endpoint import split_address
+from medsilo.privacy.environment import require_tls_1_3
+from medsilo.privacy.errors import IdentityError, UnreachableError
+from medsilo.privacy.pki import Credentials, Identity
+from medsilo.privacy.printable import from_the_other_side
+from medsilo.silo.proxy import ProxyConfig
 
 CONNECT_SECONDS = 10.0
 KEEPALIVE_SECONDS: float = 20

@@ -16,25 +16,34 @@ from rich.console import Console
 from rich.table import Table
 from typer.main import get_group
 
-from privacy import service_manager
-from privacy.audit_commands import audit_app
-from privacy.console import application, output
-from privacy.console import run as run_app
-from privacy.durable import write_atomically
-from privacy.errors import ConfigurationError, RehearsalError
-from privacy.logs import LogFormat
-from privacy.party_commands import Log, OnlyRun, ReportFolder, ReportFormats, Rotate, make_keys, report_on, rotate_key
-from privacy.report_format import Format
-from privacy.report_words import readable_bytes
-from privacy.state_folder import keep_private
-from silo.config import SiloConfig
-from silo.consent_commands import approve, consent_app
-from silo.evaluation_commands import Round, Run, evaluate, export
-from silo.flower.config import FlowerConfig, read_party
-from silo.joining_commands import doctor, init
-from silo.models_command import models
-from silo.plans import known_plan, read_plan
-from silo.prepare_command import prepare, read_window
+from medsilo.privacy import service_manager
+from medsilo.privacy.audit_commands import audit_app
+from medsilo.privacy.console import application, output
+from medsilo.privacy.console import run as run_app
+from medsilo.privacy.durable import write_atomically
+from medsilo.privacy.errors import ConfigurationError, RehearsalError
+from medsilo.privacy.logs import LogFormat
+from medsilo.privacy.party_commands import (
+    Log,
+    OnlyRun,
+    ReportFolder,
+    ReportFormats,
+    Rotate,
+    make_keys,
+    report_on,
+    rotate_key,
+)
+from medsilo.privacy.report_format import Format
+from medsilo.privacy.report_words import readable_bytes
+from medsilo.privacy.state_folder import keep_private
+from medsilo.silo.config import SiloConfig
+from medsilo.silo.consent_commands import approve, consent_app
+from medsilo.silo.evaluation_commands import Round, Run, evaluate, export
+from medsilo.silo.flower.config import FlowerConfig, read_party
+from medsilo.silo.joining_commands import doctor, init
+from medsilo.silo.models_command import models
+from medsilo.silo.plans import known_plan, read_plan
+from medsilo.silo.prepare_command import prepare, read_window
 
 app = application(
     "A hospital's side of a federation: trains on its own images, decides and records what leaves.", program="silo"
@@ -63,7 +72,7 @@ def open_sent(
     ] = None,
 ) -> None:
     """Show exactly which tensors left, from the messages that this silo kept (`keep_sent_days`)."""
-    from silo.opening import open_rounds
+    from medsilo.silo.opening import open_rounds
 
     settings = SiloConfig.read(config)
     keep_private(settings.state)
@@ -106,8 +115,8 @@ def keys(config: Config, rotate: Rotate = False) -> None:
 @app.command()
 def train(config: Config, log: Log = LogFormat.TEXT) -> None:
     """Join the coordinator's run and train to its end; the same command goes on after any crash."""
-    from silo import daemon  # torch and gRPC take seconds to load; the other commands need neither
-    from silo.display import Display
+    from medsilo.silo import daemon  # torch and gRPC take seconds to load; the other commands need neither
+    from medsilo.silo.display import Display
 
     settings = SiloConfig.read(config)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -142,8 +151,8 @@ def _end(number: int, _frame: FrameType | None) -> None:
 @app.command()
 def flower(config: Config, log: Log = LogFormat.TEXT) -> None:
     """Be the door between a Flower SuperNode on this machine and its server: what leaves is agreed to and recorded."""
-    from privacy import logs
-    from silo.flower.serving import serve
+    from medsilo.privacy import logs
+    from medsilo.silo.flower.serving import serve
 
     settings = FlowerConfig.read(config)
     logs.begin(log)
@@ -175,8 +184,8 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Show exactly what would leave in the first round, and what else in others. Sends nothing."""
-    from silo import inspection
-    from silo.inspection_display import show
+    from medsilo.silo import inspection
+    from medsilo.silo.inspection_display import show
 
     settings = SiloConfig.read(config)
     found = inspection.inspect(settings, read_plan(plan) if plan else known_plan(settings))
@@ -199,10 +208,10 @@ def rehearse(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")] = False,
 ) -> None:
     """Try out what could be learnt from the first round's update, before it leaves. Sends and charges nothing."""
-    from privacy.report_pages import print_page_one
-    from silo import rehearsal
-    from silo.rehearsal_page import as_json as machine_readable
-    from silo.rehearsal_page import make_document, write_page
+    from medsilo.privacy.report_pages import print_page_one
+    from medsilo.silo import rehearsal
+    from medsilo.silo.rehearsal_page import as_json as machine_readable
+    from medsilo.silo.rehearsal_page import make_document, write_page
 
     settings = SiloConfig.read(config)
     keep_private(settings.state)
@@ -240,7 +249,7 @@ def budget(
     ] = None,
 ) -> None:
     """Show what the privacy ledgers say: spent and left, per run, release and version. Sends nothing."""
-    from silo import budget as view
+    from medsilo.silo import budget as view
 
     settings = SiloConfig.read(config)
     if shard is not None:
@@ -248,7 +257,7 @@ def budget(
         typer.echo(f"The images and patients of data set {version} are on record (as keyed hashes).", err=True)
     found = view.read_accounts(settings, course=html is not None)
     if html is not None:
-        from silo.budget_page import to_html
+        from medsilo.silo.budget_page import to_html
 
         try:
             write_atomically(html, to_html(settings.name, found).encode())
@@ -287,7 +296,7 @@ def page(
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="The port, on this machine alone.")] = 8600,
 ) -> None:
     """Serve a page on this machine alone: what has left, what would leave next, the budget, a button to withdraw."""
-    from silo.page import serve_page
+    from medsilo.silo.page import serve_page
 
     def ready(address: str, token: Path) -> None:
         out.print(f"The page, to be opened on this machine: {address}", markup=False, soft_wrap=True)
@@ -314,8 +323,8 @@ def predict(
     ] = None,
 ) -> None:
     """Classify images with this hospital's personalised model. Sends nothing."""
-    from silo import prediction
-    from silo.kept_models import find_model, why_untrained
+    from medsilo.silo import prediction
+    from medsilo.silo.kept_models import find_model, why_untrained
 
     settings = SiloConfig.read(config)
     kept = find_model(settings.runs, run, round_)
@@ -350,7 +359,7 @@ app.command()(models)
 
 
 def _add_shard() -> None:
-    from silo.shard_command import shard
+    from medsilo.silo.shard_command import shard
 
     app.command()(shard)
 

@@ -8,12 +8,12 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from privacy.configuration import FilePath, Name, StrictModel
-from privacy.endpoint import Address, is_loopback
-from privacy.party import PartyConfig
-from privacy.pki import Identity
-from privacy.retention import SentArchive
-from silo.proxy import ProxyConfig
+from medsilo.privacy.configuration import FilePath, Name, StrictModel
+from medsilo.privacy.endpoint import Address, is_loopback
+from medsilo.privacy.party import PartyConfig
+from medsilo.privacy.pki import Identity
+from medsilo.privacy.retention import SentArchive
+from medsilo.silo.proxy import ProxyConfig
 
 
 class CoordinatorAddress(StrictModel):

@@ -11,16 +11,16 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from privacy.consent import ConsentFile, today
-from privacy.console import application, output
-from privacy.errors import ConfigurationError, ConsentError, JournalInUseError
-from privacy.exposure import MEANING, Exposure
-from privacy.report_words import updates_arrived
-from privacy.state_folder import keep_private
-from privacy.withdrawal import Cause, EndedError, History, timestamp
-from silo.config import SiloConfig
-from silo.plans import known_plan
-from silo.withdrawal_request import WithdrawalRequest
+from medsilo.privacy.consent import ConsentFile, today
+from medsilo.privacy.console import application, output
+from medsilo.privacy.errors import ConfigurationError, ConsentError, JournalInUseError
+from medsilo.privacy.exposure import MEANING, Exposure
+from medsilo.privacy.report_words import updates_arrived
+from medsilo.privacy.state_folder import keep_private
+from medsilo.privacy.withdrawal import Cause, EndedError, History, timestamp
+from medsilo.silo.config import SiloConfig
+from medsilo.silo.plans import known_plan
+from medsilo.silo.withdrawal_request import WithdrawalRequest
 
 consent_app = application("What this hospital consents to: look at it, take it back, give it anew.")
 out = output()
@@ -109,7 +109,7 @@ def tell_coordinator(settings: SiloConfig) -> str:
     """Tells the coordinator of the withdrawal, once no daemon has the journal open; how that went, in words."""
     if not (settings.keys / "audit.key").exists():
         return ""  # no keys, so there was never a journal, nor a run
-    from silo.ending import conclude_alone  # takes seconds to load; until then nothing leaves already
+    from medsilo.silo.ending import conclude_alone  # takes seconds to load; until then nothing leaves already
 
     error = EndedError(Cause.WITHDRAWN, "the consent is withdrawn")
     outcome = _when_free(lambda: conclude_alone(settings, error, _say))
@@ -119,7 +119,7 @@ def tell_coordinator(settings: SiloConfig) -> str:
 @consent_app.command()
 def give(config: Config, yes: Yes = False) -> None:
     """Give a withdrawn consent anew, as its file stands now. Editing the file alone does not undo a withdrawal."""
-    from silo.ending import own_journal
+    from medsilo.silo.ending import own_journal
 
     settings = SiloConfig.read(config)
     keep_private(settings.state)
@@ -148,9 +148,9 @@ def approve(
     yes: Yes = False,
 ) -> None:
     """Let a run begin that waits for approval, after showing what would leave."""
-    from silo import inspection
-    from silo.approval import approve as leave_approval
-    from silo.inspection_display import show
+    from medsilo.silo import inspection
+    from medsilo.silo.approval import approve as leave_approval
+    from medsilo.silo.inspection_display import show
 
     settings = SiloConfig.read(config)
     keep_private(settings.state)

@@ -17,45 +17,53 @@ from typing import TYPE_CHECKING
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from algorithms.allocation import reuse_freed_memory
-from algorithms.datasets import ImageDataset, load_npz
-from algorithms.masked_methods import check_masks, digest, required
-from algorithms.method import SiloHalf, local_metrics
-from algorithms.models import build
-from algorithms.registry import make
-from algorithms.tensors import Part, Payload, payload_tensors
-from algorithms.transfer import check_finite
-from privacy.consent import ConsentFile, Missing, today
-from privacy.door import Door
-from privacy.durable import on_disk
-from privacy.early_end import EarlyEnd, EndReason
-from privacy.errors import BudgetError, ConsentError, DataError, MedsiloError, ReceiptError, RefusedError, TrainingError
-from privacy.exposure import Exposure
-from privacy.gate import ConsentGate
-from privacy.journal import Journal
-from privacy.ledger import Ledger, Subject
-from privacy.mask_keys import CertifiedKey
-from privacy.pki import Credentials, load_audit_key
-from privacy.plan import RunPlan
-from privacy.retention import SentArchive
-from privacy.sealed_keys import SealedKeys
-from privacy.state_folder import keep_private
-from privacy.withdrawal import Cause, EndedError, History
-from protos.medsilo.v1 import coordinator_pb2 as wire
-from silo.account import Account, budget_of, check_enough, check_promise, metrics_budget_of
-from silo.approval import await_approval, waits
-from silo.config import SiloConfig
-from silo.display import Display
-from silo.ending import Ending, conclude_alone, refuse_withdrawn
-from silo.masking import Masking
-from silo.plans import keep_plan
-from silo.processes import Processes, take_up
-from silo.run_state import Measured, RunState, has_ended
-from silo.training import LocalSite, Measurement, Progress, choose_device, set_threads
-from silo.uplink import LateError, UnansweredError, Uplink
+from medsilo.algorithms.allocation import reuse_freed_memory
+from medsilo.algorithms.datasets import ImageDataset, load_npz
+from medsilo.algorithms.masked_methods import check_masks, digest, required
+from medsilo.algorithms.method import SiloHalf, local_metrics
+from medsilo.algorithms.models import build
+from medsilo.algorithms.registry import make
+from medsilo.algorithms.tensors import Part, Payload, payload_tensors
+from medsilo.algorithms.transfer import check_finite
+from medsilo.privacy.consent import ConsentFile, Missing, today
+from medsilo.privacy.door import Door
+from medsilo.privacy.durable import on_disk
+from medsilo.privacy.early_end import EarlyEnd, EndReason
+from medsilo.privacy.errors import (
+    BudgetError,
+    ConsentError,
+    DataError,
+    MedsiloError,
+    ReceiptError,
+    RefusedError,
+    TrainingError,
+)
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.gate import ConsentGate
+from medsilo.privacy.journal import Journal
+from medsilo.privacy.ledger import Ledger, Subject
+from medsilo.privacy.mask_keys import CertifiedKey
+from medsilo.privacy.pki import Credentials, load_audit_key
+from medsilo.privacy.plan import RunPlan
+from medsilo.privacy.retention import SentArchive
+from medsilo.privacy.sealed_keys import SealedKeys
+from medsilo.privacy.state_folder import keep_private
+from medsilo.privacy.withdrawal import Cause, EndedError, History
+from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.silo.account import Account, budget_of, check_enough, check_promise, metrics_budget_of
+from medsilo.silo.approval import await_approval, waits
+from medsilo.silo.config import SiloConfig
+from medsilo.silo.display import Display
+from medsilo.silo.ending import Ending, conclude_alone, refuse_withdrawn
+from medsilo.silo.masking import Masking
+from medsilo.silo.plans import keep_plan
+from medsilo.silo.processes import Processes, take_up
+from medsilo.silo.run_state import Measured, RunState, has_ended
+from medsilo.silo.training import LocalSite, Measurement, Progress, choose_device, set_threads
+from medsilo.silo.uplink import LateError, UnansweredError, Uplink
 
 if TYPE_CHECKING:
-    from silo.private_count import PrivateCounts
+    from medsilo.silo.private_count import PrivateCounts
 
 _LOOK_SECONDS = 0.5
 """How often a waiting daemon looks whether its consent still holds."""
@@ -231,7 +239,7 @@ def _open_account(
 ) -> Account | None:
     if plan.privacy is None:
         return None
-    from silo.private_training import owners_of  # Opacus takes seconds to load
+    from medsilo.silo.private_training import owners_of  # Opacus takes seconds to load
 
     units = int(owners_of(dataset, plan.privacy.unit).max()) + 1
     check_enough(plan.privacy, consent.consent, units)
@@ -257,7 +265,7 @@ def _open_counts(
     if budget is None:
         display.notice("accuracies stay here: the consent has no budget for them (`privacy: metrics_epsilon`)")
         return None
-    from silo.private_count import PrivateCounts, held_out_owners
+    from medsilo.silo.private_count import PrivateCounts, held_out_owners
 
     try:
         owners = held_out_owners(dataset, plan.privacy.unit)

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from algorithms.method import Method
-from privacy.errors import ConfigurationError, TrainingError
-from privacy.plan import RunPlan
+from medsilo.algorithms.method import Method
+from medsilo.privacy.errors import ConfigurationError, TrainingError
+from medsilo.privacy.plan import RunPlan
 
 PATIENCE = timedelta(minutes=10)
 """How long a process waits for the others in the middle of a step."""

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TextColumn
 
-from privacy.plan import RunPlan
-from silo.training import Progress as Training
+from medsilo.privacy.plan import RunPlan
+from medsilo.silo.training import Progress as Training
 
 
 class Display:

@@ -14,11 +14,11 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from algorithms.datasets import ImageDataset, largest_group, load_npz
-from algorithms.registry import METHODS
-from privacy.consent import INVENTED_HOSPITALS, ConsentFile, today
-from privacy.door import Call, Door, nonce
-from privacy.errors import (
+from medsilo.algorithms.datasets import ImageDataset, largest_group, load_npz
+from medsilo.algorithms.registry import METHODS
+from medsilo.privacy.consent import INVENTED_HOSPITALS, ConsentFile, today
+from medsilo.privacy.door import Call, Door, nonce
+from medsilo.privacy.errors import (
     ConfigurationError,
     DataError,
     IdentityError,
@@ -26,7 +26,7 @@ from privacy.errors import (
     MedsiloError,
     UnreachableError,
 )
-from privacy.examination import (
+from medsilo.privacy.examination import (
     SOON_DAYS,
     Finding,
     bad,
@@ -39,18 +39,18 @@ from privacy.examination import (
     good,
     notice,
 )
-from privacy.gate import ConsentGate
-from privacy.journal import Journal
-from privacy.pki import Credentials, identity_of_certificate, load_audit_key
-from privacy.plan import RunPlan
-from privacy.protocol import agreed, newer, spoken_instead
-from privacy.withdrawal import History
-from protos.medsilo.v1 import coordinator_pb2 as wire
-from protos.versions import PROTOCOL_VERSION
-from silo.approval import waits
-from silo.channel import channel_credentials, connect, open_channel, said
-from silo.config import SiloConfig
-from silo.plans import keep_plan, known_plan
+from medsilo.privacy.gate import ConsentGate
+from medsilo.privacy.journal import Journal
+from medsilo.privacy.pki import Credentials, identity_of_certificate, load_audit_key
+from medsilo.privacy.plan import RunPlan
+from medsilo.privacy.protocol import agreed, newer, spoken_instead
+from medsilo.privacy.withdrawal import History
+from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.protos.versions import PROTOCOL_VERSION
+from medsilo.silo.approval import waits
+from medsilo.silo.channel import channel_credentials, connect, open_channel, said
+from medsilo.silo.config import SiloConfig
+from medsilo.silo.plans import keep_plan, known_plan
 
 ANSWER_SECONDS = 20
 LARGEST_SKEW_SECONDS = 60.0
@@ -325,7 +325,7 @@ def _check_plan(config: SiloConfig, plan: RunPlan | None) -> list[Finding]:
 def _check_ledgers(config: SiloConfig) -> list[Finding]:
     if not config.ledgers.exists():
         return []
-    from silo.budget import read_accounts
+    from medsilo.silo.budget import read_accounts
 
     try:
         accounts = read_accounts(config)

@@ -7,17 +7,17 @@ from contextlib import contextmanager
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from privacy.door import Door
-from privacy.envelope import from_json, to_json
-from privacy.errors import ConsentError, DiskError, IdentityError, JournalError, JournalInUseError, MedsiloError
-from privacy.gate import FarewellGate
-from privacy.journal import Journal
-from privacy.pki import load_audit_key
-from privacy.report_words import updates_arrived
-from privacy.withdrawal import Cause, EndedError, History, Part, Tombstone, timestamp
-from silo.config import SiloConfig
-from silo.uplink import Uplink
-from silo.withdrawal_request import WithdrawalRequest
+from medsilo.privacy.door import Door
+from medsilo.privacy.envelope import from_json, to_json
+from medsilo.privacy.errors import ConsentError, DiskError, IdentityError, JournalError, JournalInUseError, MedsiloError
+from medsilo.privacy.gate import FarewellGate
+from medsilo.privacy.journal import Journal
+from medsilo.privacy.pki import load_audit_key
+from medsilo.privacy.report_words import updates_arrived
+from medsilo.privacy.withdrawal import Cause, EndedError, History, Part, Tombstone, timestamp
+from medsilo.silo.config import SiloConfig
+from medsilo.silo.uplink import Uplink
+from medsilo.silo.withdrawal_request import WithdrawalRequest
 
 TELLING_SECONDS = 10.0
 """How long an ending silo tries to tell the coordinator."""

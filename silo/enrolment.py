@@ -13,23 +13,23 @@ from dataclasses import dataclass
 import grpc
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from privacy.consent import Consent, ConsentFile
-from privacy.door import Call, Door, nonce
-from privacy.durable import write_atomically
-from privacy.envelope import to_message
-from privacy.errors import IdentityError, RefusedError, UnreachableError
-from privacy.gate import ConsentGate
-from privacy.invitation import Invitation, Statement
-from privacy.journal import Journal
-from privacy.pki import fingerprint, identity_of_certificate
-from privacy.plan import RunPlan
-from privacy.protocol import agreed, spoken_instead
-from protos.medsilo.v1 import enrolment_pb2 as wire
-from protos.versions import PROTOCOL_VERSION
-from silo.channel import channel_credentials, open_channel, said, shown_certificates
-from silo.config import SiloConfig
-from silo.plans import keep_plan
-from silo.proxy import ProxyConfig
+from medsilo.privacy.consent import Consent, ConsentFile
+from medsilo.privacy.door import Call, Door, nonce
+from medsilo.privacy.durable import write_atomically
+from medsilo.privacy.envelope import to_message
+from medsilo.privacy.errors import IdentityError, RefusedError, UnreachableError
+from medsilo.privacy.gate import ConsentGate
+from medsilo.privacy.invitation import Invitation, Statement
+from medsilo.privacy.journal import Journal
+from medsilo.privacy.pki import fingerprint, identity_of_certificate
+from medsilo.privacy.plan import RunPlan
+from medsilo.privacy.protocol import agreed, spoken_instead
+from medsilo.protos.medsilo.v1 import enrolment_pb2 as wire
+from medsilo.protos.versions import PROTOCOL_VERSION
+from medsilo.silo.channel import channel_credentials, open_channel, said, shown_certificates
+from medsilo.silo.config import SiloConfig
+from medsilo.silo.plans import keep_plan
+from medsilo.silo.proxy import ProxyConfig
 
 ANSWER_SECONDS = 60
 _METHOD = f"/{wire.DESCRIPTOR.services_by_name['EnrolmentService'].full_name}/Enrol"

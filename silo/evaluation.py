@@ -19,18 +19,18 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from algorithms.datasets import ImageDataset, Images, ImageSplit, image_hashes, load_npz, to_tensor
-from algorithms.local import Local
-from algorithms.models import build
-from privacy.errors import DataError
-from privacy.plan import RunPlan
-from silo.config import SiloConfig
-from silo.kept_models import KeptModel, find_model, kept_models, read_plan
-from silo.performance import Difference, Floats, Performance, compare, measure
-from silo.prediction import PersonalisedModel, check_images, load_kept, logits_of
-from silo.run_state import DESCRIPTION, RESULTS, has_ended
-from silo.saliency import grad_cam
-from silo.training import choose_device
+from medsilo.algorithms.datasets import ImageDataset, Images, ImageSplit, image_hashes, load_npz, to_tensor
+from medsilo.algorithms.local import Local
+from medsilo.algorithms.models import build
+from medsilo.privacy.errors import DataError
+from medsilo.privacy.plan import RunPlan
+from medsilo.silo.config import SiloConfig
+from medsilo.silo.kept_models import KeptModel, find_model, kept_models, read_plan
+from medsilo.silo.performance import Difference, Floats, Performance, compare, measure
+from medsilo.silo.prediction import PersonalisedModel, check_images, load_kept, logits_of
+from medsilo.silo.run_state import DESCRIPTION, RESULTS, has_ended
+from medsilo.silo.saliency import grad_cam
+from medsilo.silo.training import choose_device
 
 Kind = Literal["right, most sure", "right, least sure", "wrong, most sure", "wrong, least sure"]
 KINDS: tuple[Kind, ...] = ("wrong, most sure", "wrong, least sure", "right, most sure", "right, least sure")
@@ -125,9 +125,9 @@ def evaluate(
     against: str | None = None,
     samples: int = SAMPLES,
 ) -> Evaluation:
-    """``run``, ``round_``: see ``silo.kept_models.find_model``. ``images``: another ``.npz``, whose test images are
-    taken. ``against``: another run, whose last model is compared; by default the newest of separate training (method
-    ``local``), else the starting model. ``samples``: so many pictures of each of ``KINDS``.
+    """``run``, ``round_``: see ``medsilo.silo.kept_models.find_model``. ``images``: another ``.npz``, whose test images
+    are taken. ``against``: another run, whose last model is compared; by default the newest of separate training
+    (method ``local``), else the starting model. ``samples``: so many pictures of each of ``KINDS``.
 
     Raises ``DataError`` for files that are missing or do not fit each other, ``ConfigurationError`` for a device that
     is not there.

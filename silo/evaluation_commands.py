@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from privacy.console import output
-from privacy.state_folder import keep_private
-from silo.config import SiloConfig
+from medsilo.privacy.console import output
+from medsilo.privacy.state_folder import keep_private
+from medsilo.silo.config import SiloConfig
 
 out = output()
 
@@ -55,10 +55,10 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")] = False,
 ) -> None:
     """Show what this hospital's model can do on its own test images: figures, pictures, model card. Sends nothing."""
-    from privacy.report_pages import print_page_one
-    from silo import evaluation  # PyTorch and scikit-learn take seconds to load
-    from silo.evaluation_page import as_json as machine_readable
-    from silo.evaluation_page import make_document, write_page
+    from medsilo.privacy.report_pages import print_page_one
+    from medsilo.silo import evaluation  # PyTorch and scikit-learn take seconds to load
+    from medsilo.silo.evaluation_page import as_json as machine_readable
+    from medsilo.silo.evaluation_page import make_document, write_page
 
     settings = SiloConfig.read(config)
     keep_private(settings.state)
@@ -85,7 +85,7 @@ def export(
     round_: Round = None,
 ) -> None:
     """Write this hospital's model as one file for other programs, checked against the model. Sends nothing."""
-    from silo import exporting
+    from medsilo.silo import exporting
 
     settings = SiloConfig.read(config)
     made = exporting.export(settings, path or Path(f"{settings.name}.{kind}"), kind, run=run, round_=round_)

@@ -8,17 +8,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from privacy.durable import write_atomically
-from privacy.report_blocks import Answered, Block, Document, Paragraph, Picture, Section, Table, Terms, harmless
-from privacy.report_pages import page
-from privacy.report_words import grouped, listed, number_of
-from silo.config import SiloConfig
-from silo.evaluation import KINDS, Evaluation, Sample
-from silo.evaluation_pictures import pairs, reliability, whereabouts
-from silo.evaluation_words import NOT_MEASURED, caveats, class_table, interval, percent, share, ways
-from silo.kept_models import why_untrained
-from silo.model_card import NO_DEVICE, as_markdown, model_card
-from silo.performance import ClassPerformance, Difference
+from medsilo.privacy.durable import write_atomically
+from medsilo.privacy.report_blocks import Answered, Block, Document, Paragraph, Picture, Section, Table, Terms, harmless
+from medsilo.privacy.report_pages import page
+from medsilo.privacy.report_words import grouped, listed, number_of
+from medsilo.silo.config import SiloConfig
+from medsilo.silo.evaluation import KINDS, Evaluation, Sample
+from medsilo.silo.evaluation_pictures import pairs, reliability, whereabouts
+from medsilo.silo.evaluation_words import NOT_MEASURED, caveats, class_table, interval, percent, share, ways
+from medsilo.silo.kept_models import why_untrained
+from medsilo.silo.model_card import NO_DEVICE, as_markdown, model_card
+from medsilo.silo.performance import ClassPerformance, Difference
 
 CARD = "model-card.md"
 _MOST_CLASSES = 20

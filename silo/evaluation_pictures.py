@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from algorithms.datasets import Images
-from privacy.report_plots import DARK, INK, LIGHT, LINE, WIDTH
-from silo.evaluation import Sample
-from silo.performance import Calibration
+from medsilo.algorithms.datasets import Images
+from medsilo.privacy.report_plots import DARK, INK, LIGHT, LINE, WIDTH
+from medsilo.silo.evaluation import Sample
+from medsilo.silo.performance import Calibration
 
 _SIDE = 300
 _LEFT, _TOP = 60, 16

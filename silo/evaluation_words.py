@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from privacy.report_blocks import Table
-from privacy.report_words import grouped, listed, number_of
-from silo.evaluation import Evaluation
-from silo.performance import BINS, FEWEST_PATIENTS, RESAMPLES, Share
+from medsilo.privacy.report_blocks import Table
+from medsilo.privacy.report_words import grouped, listed, number_of
+from medsilo.silo.evaluation import Evaluation
+from medsilo.silo.performance import BINS, FEWEST_PATIENTS, RESAMPLES, Share
 
 NOT_MEASURED = "not measured"
 FEW_IMAGES = 30

@@ -21,16 +21,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from algorithms.datasets import Images, load_npz
-from privacy.durable import write_atomically
-from privacy.errors import ConfigurationError, DataError
-from silo.config import SiloConfig
-from silo.evaluation import file_sha256
-from silo.evaluation_commands import ExportFormat
-from silo.kept_models import KeptModel, find_model
-from silo.model_card import NO_DEVICE
-from silo.performance import Floats
-from silo.prediction import PersonalisedModel, check_images, load_kept
+from medsilo.algorithms.datasets import Images, load_npz
+from medsilo.privacy.durable import write_atomically
+from medsilo.privacy.errors import ConfigurationError, DataError
+from medsilo.silo.config import SiloConfig
+from medsilo.silo.evaluation import file_sha256
+from medsilo.silo.evaluation_commands import ExportFormat
+from medsilo.silo.kept_models import KeptModel, find_model
+from medsilo.silo.model_card import NO_DEVICE
+from medsilo.silo.performance import Floats
+from medsilo.silo.prediction import PersonalisedModel, check_images, load_kept
 
 INPUT, LOGITS, PROBABILITIES = "images", "logits", "probabilities"
 METADATA = "medsilo"
@@ -53,7 +53,7 @@ class Exported:
 
 
 class _FromPixels(nn.Module):
-    """A model behind the scaling of ``algorithms.datasets.to_tensor``."""
+    """A model behind the scaling of ``medsilo.algorithms.datasets.to_tensor``."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -67,8 +67,8 @@ class _FromPixels(nn.Module):
 def export(
     config: SiloConfig, out: Path, kind: ExportFormat, *, run: str | None = None, round_: str | None = None
 ) -> Exported:
-    """Writes a model (``silo.kept_models.find_model``) to ``out``, after it was held against the original on the
-    hospital's test images.
+    """Writes a model (``medsilo.silo.kept_models.find_model``) to ``out``, after it was held against the original on
+    the hospital's test images.
 
     Raises ``ConfigurationError`` if the packages for ONNX are missing or the file cannot be written; ``DataError`` if
     the model cannot be exported, or the exported one says something else; nothing is written then.

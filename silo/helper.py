@@ -1,4 +1,5 @@
-"""``python -m silo.helper``: a process that computes a part of a silo's training; started by ``silo.processes`` alone.
+"""``python -m medsilo.silo.helper``: a process that computes a part of a silo's training; started by
+``medsilo.silo.processes`` alone.
 
 It has no keys, journal or connection to the coordinator, and writes no file.
 """
@@ -17,15 +18,15 @@ from pathlib import Path
 
 import torch
 
-from algorithms.allocation import reuse_freed_memory
-from algorithms.datasets import load_npz
-from algorithms.models import build
-from algorithms.registry import make
-from privacy.errors import DataError, MedsiloError
-from privacy.plan import RunPlan
-from silo.data_parallel import DataParallel, LostProcessError
-from silo.processes import READY, Order, take_up
-from silo.training import LocalSite, set_threads
+from medsilo.algorithms.allocation import reuse_freed_memory
+from medsilo.algorithms.datasets import load_npz
+from medsilo.algorithms.models import build
+from medsilo.algorithms.registry import make
+from medsilo.privacy.errors import DataError, MedsiloError
+from medsilo.privacy.plan import RunPlan
+from medsilo.silo.data_parallel import DataParallel, LostProcessError
+from medsilo.silo.processes import READY, Order, take_up
+from medsilo.silo.training import LocalSite, set_threads
 
 
 def main() -> None:

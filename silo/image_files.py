@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from algorithms.datasets import Images
-from algorithms.scope import beyond, file_kind
-from privacy.errors import ConfigurationError, DataError
+from medsilo.algorithms.datasets import Images
+from medsilo.algorithms.scope import beyond, file_kind
+from medsilo.privacy.errors import ConfigurationError, DataError
 
 if TYPE_CHECKING:
     from pydicom import Dataset

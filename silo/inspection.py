@@ -9,29 +9,29 @@ from typing import NoReturn
 
 import torch
 
-from algorithms.datasets import largest_group, load_npz
-from algorithms.masked_methods import check_masks, encode_upload, masked_payload
-from algorithms.method import Method, local_metrics
-from algorithms.models import build, state_of
-from algorithms.private_methods import DERIVED, NOISED, PUBLIC, RELEASED, mechanism, planned_averages
-from algorithms.registry import make
-from algorithms.tensors import Part, Payload
-from algorithms.transfer import CHUNK, chunk_message, manifest
-from privacy.accounting import Event, Guarantee, epsilon, shown
-from privacy.consent import Consent, ConsentFile, Missing
-from privacy.door import NONCE_BYTES
-from privacy.exposure import Exposure, attribute, field_exposure
-from privacy.kept_releases import KeptReleases
-from privacy.ledger import Ledger, Spending, Subject
-from privacy.plan import RunPlan
-from privacy.withdrawal import History
-from protos.medsilo.v1 import coordinator_pb2 as wire
-from protos.versions import PROTOCOL_VERSION
-from silo.account import budget_of, check_promise, metrics_budget_of
-from silo.config import SiloConfig
-from silo.run_state import has_ended
-from silo.training import LocalSite
-from silo.uplink import WAIT_SECONDS
+from medsilo.algorithms.datasets import largest_group, load_npz
+from medsilo.algorithms.masked_methods import check_masks, encode_upload, masked_payload
+from medsilo.algorithms.method import Method, local_metrics
+from medsilo.algorithms.models import build, state_of
+from medsilo.algorithms.private_methods import DERIVED, NOISED, PUBLIC, RELEASED, mechanism, planned_averages
+from medsilo.algorithms.registry import make
+from medsilo.algorithms.tensors import Part, Payload
+from medsilo.algorithms.transfer import CHUNK, chunk_message, manifest
+from medsilo.privacy.accounting import Event, Guarantee, epsilon, shown
+from medsilo.privacy.consent import Consent, ConsentFile, Missing
+from medsilo.privacy.door import NONCE_BYTES
+from medsilo.privacy.exposure import Exposure, attribute, field_exposure
+from medsilo.privacy.kept_releases import KeptReleases
+from medsilo.privacy.ledger import Ledger, Spending, Subject
+from medsilo.privacy.plan import RunPlan
+from medsilo.privacy.withdrawal import History
+from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.protos.versions import PROTOCOL_VERSION
+from medsilo.silo.account import budget_of, check_promise, metrics_budget_of
+from medsilo.silo.config import SiloConfig
+from medsilo.silo.run_state import has_ended
+from medsilo.silo.training import LocalSite
+from medsilo.silo.uplink import WAIT_SECONDS
 
 _HARMLESS = (Exposure.PROTOCOL, Exposure.IDENTITY, Exposure.INITIAL_MODEL)
 PAID = "already paid for this data set: the same noised numbers are sent again"

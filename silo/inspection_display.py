@@ -10,12 +10,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from privacy.accounting import shown
-from privacy.consent import INVENTED_HOSPITALS
-from privacy.exposure import MEANING
-from privacy.ledger import told_of
-from silo.config import SiloConfig
-from silo.inspection import Inspection, Leaving
+from medsilo.privacy.accounting import shown
+from medsilo.privacy.consent import INVENTED_HOSPITALS
+from medsilo.privacy.exposure import MEANING
+from medsilo.privacy.ledger import told_of
+from medsilo.silo.config import SiloConfig
+from medsilo.silo.inspection import Inspection, Leaving
 
 
 def show(found: Inspection, settings: SiloConfig, out: Console, *, as_json: bool) -> None:

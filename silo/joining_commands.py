@@ -10,15 +10,15 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from privacy.configuration import with_home
-from privacy.console import output
-from privacy.errors import ConfigurationError, ConsentError, DataError, MedsiloError, NotReadyError
-from privacy.examination import Finding, show
-from privacy.exposure import MADE_OF_UPDATES, MEANING, Exposure, expand
-from privacy.invitation import Invitation
-from privacy.plan import RunPlan
-from privacy.state_folder import writing_privately
-from silo.config import SiloConfig
+from medsilo.privacy.configuration import with_home
+from medsilo.privacy.console import output
+from medsilo.privacy.errors import ConfigurationError, ConsentError, DataError, MedsiloError, NotReadyError
+from medsilo.privacy.examination import Finding, show
+from medsilo.privacy.exposure import MADE_OF_UPDATES, MEANING, Exposure, expand
+from medsilo.privacy.invitation import Invitation
+from medsilo.privacy.plan import RunPlan
+from medsilo.privacy.state_folder import writing_privately
+from medsilo.silo.config import SiloConfig
 
 out = output()
 
@@ -60,9 +60,11 @@ def init(
 
     Overwrites nothing; after an interruption the same command goes on.
     """
-    from silo import setting_up as steps  # gRPC and NumPy take a moment to load; the other commands need neither
-    from silo.doctor import examine, skew_finding
-    from silo.enrolment import trusted_authority
+    from medsilo.silo import (
+        setting_up as steps,  # gRPC and NumPy take a moment to load; the other commands need neither
+    )
+    from medsilo.silo.doctor import examine, skew_finding
+    from medsilo.silo.enrolment import trusted_authority
 
     asking = sys.stdin.isatty()
     invited = Invitation.parse(invitation or _ask(asking, "The invitation, one line", "give the invitation"))
@@ -127,7 +129,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Look whether this hospital can train, and say what to do if not. Nothing about patients leaves."""
-    from silo.doctor import examine
+    from medsilo.silo.doctor import examine
 
     with writing_privately():
         name, findings = examine(config)
@@ -138,7 +140,7 @@ def _agree(
     plan: RunPlan, yes_to: list[str], rounds: int, config: SiloConfig, asking: bool
 ) -> tuple[frozenset[Exposure], str]:
     """What the hospital agrees to, and how it said so; nothing by default."""
-    from silo.setting_up import needed_by_method
+    from medsilo.silo.setting_up import needed_by_method
 
     nothing = frozenset[Exposure](), "Nothing is agreed to yet."
     if not yes_to and not asking:
@@ -211,7 +213,7 @@ def _show_plan(plan: RunPlan, needed: tuple[Exposure, ...]) -> None:
 
 
 def _readable(data: Path | None, asking: bool) -> Path:
-    from algorithms.datasets import load_npz
+    from medsilo.algorithms.datasets import load_npz
 
     while True:
         path = data or Path(

@@ -15,10 +15,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from privacy.durable import write_atomically
-from privacy.errors import DataError
-from privacy.plan import RunPlan
-from silo.run_state import MODEL, Progress, give_name, read_progress
+from medsilo.privacy.durable import write_atomically
+from medsilo.privacy.errors import DataError
+from medsilo.privacy.plan import RunPlan
+from medsilo.silo.run_state import MODEL, Progress, give_name, read_progress
 
 _IN_USE = "in-use.json"
 
@@ -133,7 +133,7 @@ def _rounds_behind(progress: Progress, plan: RunPlan) -> int:
         return progress.rounds
     # Of an earlier release. Where the model is what the coordinator hands out, the last round's outcome comes with the
     # next task, and the end's is measured.
-    from algorithms.registry import make  # PyTorch takes seconds to load
+    from medsilo.algorithms.registry import make  # PyTorch takes seconds to load
 
     if not make(plan.method.name, plan.method.parameters).measures_received:
         return progress.trained_rounds

@@ -7,17 +7,17 @@ from collections.abc import Iterable, Sequence
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from algorithms.masked_methods import encode_upload, masked_payload, silos_may_change
-from algorithms.registry import make
-from algorithms.tensors import Payload
-from privacy.consent import Consent
-from privacy.door import Door
-from privacy.errors import RefusedError
-from privacy.mask_keys import CertifiedKey, Occasion, Roster, certify, vouch
-from privacy.pki import Credentials
-from privacy.plan import RunPlan, SecureAggregationPlan
-from privacy.withdrawal import MaskedSum
-from protos.medsilo.v1 import journal_pb2
+from medsilo.algorithms.masked_methods import encode_upload, masked_payload, silos_may_change
+from medsilo.algorithms.registry import make
+from medsilo.algorithms.tensors import Payload
+from medsilo.privacy.consent import Consent
+from medsilo.privacy.door import Door
+from medsilo.privacy.errors import RefusedError
+from medsilo.privacy.mask_keys import CertifiedKey, Occasion, Roster, certify, vouch
+from medsilo.privacy.pki import Credentials
+from medsilo.privacy.plan import RunPlan, SecureAggregationPlan
+from medsilo.privacy.withdrawal import MaskedSum
+from medsilo.protos.medsilo.v1 import journal_pb2
 
 
 class Masking:

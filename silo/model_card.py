@@ -5,12 +5,12 @@ from __future__ import annotations
 from html import escape
 from importlib.metadata import version
 
-from privacy.exposure import Exposure
-from privacy.report_blocks import Block, Heading, Paragraph, Table, harmless
-from privacy.report_words import grouped, listed, number_of
-from silo.evaluation import Evaluation
-from silo.evaluation_words import NOT_MEASURED, caveats, class_table, percent, share, ways
-from silo.kept_models import KeptModel
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.report_blocks import Block, Heading, Paragraph, Table, harmless
+from medsilo.privacy.report_words import grouped, listed, number_of
+from medsilo.silo.evaluation import Evaluation
+from medsilo.silo.evaluation_words import NOT_MEASURED, caveats, class_table, percent, share, ways
+from medsilo.silo.kept_models import KeptModel
 
 NO_DEVICE = (
     "It is not a medical device: no authority has cleared it, nobody has tested it in clinical use, and no decision "

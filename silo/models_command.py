@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from privacy.console import output
-from privacy.errors import ConfigurationError
-from silo.config import SiloConfig
+from medsilo.privacy.console import output
+from medsilo.privacy.errors import ConfigurationError
+from medsilo.silo.config import SiloConfig
 
 out = output()
 
@@ -30,7 +30,7 @@ def models(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """List the models that runs have left; with --run or --round, put one in use. Sends nothing."""
-    from silo import kept_models
+    from medsilo.silo import kept_models
 
     runs = SiloConfig.read(config).runs
     if newest and (run is not None or round_ is not None):

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from algorithms.transfer import MemorySink, Receiver, read_manifest
-from privacy.errors import DataError, RefusedError
-from privacy.exposure import Exposure
-from privacy.journal import read_records, understanding
-from privacy.retention import SentArchive
-from protos.medsilo.v1 import coordinator_pb2 as wire
-from silo.config import SiloConfig
+from medsilo.algorithms.transfer import MemorySink, Receiver, read_manifest
+from medsilo.privacy.errors import DataError, RefusedError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.journal import read_records, understanding
+from medsilo.privacy.retention import SentArchive
+from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.silo.config import SiloConfig
 
 _FILE_NAME = re.compile(r"[a-z0-9-]{1,63}-[0-9]{1,9}-[0-9a-f]{32}")
 

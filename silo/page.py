@@ -16,19 +16,19 @@ from typing import Any
 import jinja2
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from privacy.errors import MedsiloError
-from privacy.exposure import MEANING, Exposure
-from privacy.journal_tail import JournalTail
-from privacy.page_server import Content, PageServer, open_token
-from privacy.report import BEFORE
-from privacy.report_plots import Strip, bars_by_round, spending
-from privacy.report_words import NAME, TELLING, readable_bytes
-from privacy.state_folder import keep_private
-from silo import inspection
-from silo.budget import lines, read_accounts
-from silo.config import SiloConfig
-from silo.consent_commands import consent_content, take_back, tell_coordinator
-from silo.plans import known_plan
+from medsilo.privacy.errors import MedsiloError
+from medsilo.privacy.exposure import MEANING, Exposure
+from medsilo.privacy.journal_tail import JournalTail
+from medsilo.privacy.page_server import Content, PageServer, open_token
+from medsilo.privacy.report import BEFORE
+from medsilo.privacy.report_plots import Strip, bars_by_round, spending
+from medsilo.privacy.report_words import NAME, TELLING, readable_bytes
+from medsilo.privacy.state_folder import keep_private
+from medsilo.silo import inspection
+from medsilo.silo.budget import lines, read_accounts
+from medsilo.silo.config import SiloConfig
+from medsilo.silo.consent_commands import consent_content, take_back, tell_coordinator
+from medsilo.silo.plans import known_plan
 
 _HOST = "127.0.0.1"
 _INSPECTED_SECONDS = 20.0

@@ -10,8 +10,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
-from algorithms.datasets import ImageDataset, written_whole
-from privacy.errors import ConfigurationError
+from medsilo.algorithms.datasets import ImageDataset, written_whole
+from medsilo.privacy.errors import ConfigurationError
 
 _INK = "#1d2733"
 _MUTED = "#66717f"

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from privacy.configuration import explain
-from privacy.durable import write_atomically
-from privacy.errors import ConfigurationError
-from privacy.plan import RunPlan
-from silo.config import SiloConfig
+from medsilo.privacy.configuration import explain
+from medsilo.privacy.durable import write_atomically
+from medsilo.privacy.errors import ConfigurationError
+from medsilo.privacy.plan import RunPlan
+from medsilo.silo.config import SiloConfig
 
 
 def read_plan(path: Path) -> RunPlan:

@@ -16,15 +16,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from algorithms.datasets import ImageDataset, Images, load_npz, to_tensor
-from algorithms.models import build
-from algorithms.scope import beyond, file_kind
-from privacy.errors import DataError
-from privacy.plan import ModelPlan
-from silo.image_files import PICTURES, Window, is_grey, is_image, read_picture
-from silo.kept_models import KeptModel
-from silo.preparing import Entry, class_names, listed
-from silo.run_state import DESCRIPTION, MODEL
+from medsilo.algorithms.datasets import ImageDataset, Images, load_npz, to_tensor
+from medsilo.algorithms.models import build
+from medsilo.algorithms.scope import beyond, file_kind
+from medsilo.privacy.errors import DataError
+from medsilo.privacy.plan import ModelPlan
+from medsilo.silo.image_files import PICTURES, Window, is_grey, is_image, read_picture
+from medsilo.silo.kept_models import KeptModel
+from medsilo.silo.preparing import Entry, class_names, listed
+from medsilo.silo.run_state import DESCRIPTION, MODEL
 
 _BATCH = 256
 
@@ -44,8 +44,9 @@ class Prediction:
 class PersonalisedModel:
     """A hospital's own model after a run.
 
-    ``module``: in evaluation mode, on the CPU; takes float32 [n, C, H, W] as ``algorithms.datasets.to_tensor`` scales
-    pixels, gives logits [n, classes]. ``plan``: its architecture. ``class_names``: what the logits stand for, in order.
+    ``module``: in evaluation mode, on the CPU; takes float32 [n, C, H, W] as ``medsilo.algorithms.datasets.to_tensor``
+    scales pixels, gives logits [n, classes]. ``plan``: its architecture. ``class_names``: what the logits stand for, in
+    order.
     ``description``: all that ``model.json`` says: silo, federation, run, method, data set and its fingerprint, whether
     the images that it was trained on are ``synthetic``.
     """
@@ -81,7 +82,7 @@ class PersonalisedModel:
         takes it), or a MedMNIST ``.npz``, whose test images are taken.
 
         Pictures are scaled to what the model was trained on, by the same code; ``notice`` is told what was changed.
-        ``window``: as the training images were shown (``silo.image_files``).
+        ``window``: as the training images were shown (``medsilo.silo.image_files``).
 
         Raises ``DataError`` for files that are missing or do not fit, an ``.npz`` of another size, and other classes.
         """

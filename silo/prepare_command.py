@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from privacy.console import output
-from privacy.errors import ConfigurationError
+from medsilo.privacy.console import output
+from medsilo.privacy.errors import ConfigurationError
 
 out = output()
 
@@ -60,8 +60,8 @@ def prepare(
     """
     from rich.progress import track
 
-    from algorithms.datasets import image_hashes, save_npz
-    from silo.preparing import Form, assemble, listed, passed_over
+    from medsilo.algorithms.datasets import image_hashes, save_npz
+    from medsilo.silo.preparing import Form, assemble, listed, passed_over
 
     if target.suffix != ".npz":
         raise ConfigurationError(f"--out {target}: give a file that ends in .npz")

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
-from algorithms.datasets import ImageDataset, ImageSplit
-from algorithms.scope import beyond, file_kind
-from privacy.errors import DataError
-from silo.image_files import Window, is_image, read_image, read_patient
+from medsilo.algorithms.datasets import ImageDataset, ImageSplit
+from medsilo.algorithms.scope import beyond, file_kind
+from medsilo.privacy.errors import DataError
+from medsilo.silo.image_files import Window, is_image, read_image, read_patient
 
 SPLITS = ("train", "val", "test")
 _COLUMNS = ("file", "label", "patient", "split")

@@ -15,11 +15,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from privacy.errors import RefusedError
-from privacy.kept_releases import KeptReleases
-from privacy.noise import NoiseSource
-from privacy.plan import PrivacyPlan
-from silo.private_training import Charge
+from medsilo.privacy.errors import RefusedError
+from medsilo.privacy.kept_releases import KeptReleases
+from medsilo.privacy.noise import NoiseSource
+from medsilo.privacy.plan import PrivacyPlan
+from medsilo.silo.private_training import Charge
 
 _MARGIN = 1 - 1e-9
 
@@ -58,7 +58,7 @@ class PrivateAverages:
             content: as the plan names it.
             parts: the images' vectors in order, float64 ``[b, D]``.
             round_number: for the account.
-            lasting: see ``algorithms.method.Site.average``.
+            lasting: see ``medsilo.algorithms.method.Site.average``.
 
         Raises ``RefusedError`` for a content that the plan does not name, and ``BudgetError`` before any noise is drawn
         if the account does not allow it.

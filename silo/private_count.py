@@ -16,12 +16,12 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
-from algorithms.datasets import ImageDataset, image_hashes
-from privacy.accounting import Unit
-from privacy.errors import DataError
-from privacy.noise import NoiseSource
-from privacy.plan import MetricsPlan
-from silo.private_training import Charge
+from medsilo.algorithms.datasets import ImageDataset, image_hashes
+from medsilo.privacy.accounting import Unit
+from medsilo.privacy.errors import DataError
+from medsilo.privacy.noise import NoiseSource
+from medsilo.privacy.plan import MetricsPlan
+from medsilo.silo.private_training import Charge
 
 
 def held_out_owners(dataset: ImageDataset, unit: Unit) -> npt.NDArray[np.int64]:

@@ -1,10 +1,10 @@
 """Several processes that train one silo's model, started and told what to do by the one that is the silo.
 
 Only the silo has keys, journal, door, ledger, run folder and a connection to the coordinator. The others
-(``silo.helper``) read the same images and run the same method's half on what the silo was given, so that each comes to
-the same trainings (``silo.data_parallel``). What they are told travels through a socket pair that nobody else holds;
-they open nothing but the process group's connections on the loopback interface, and end when the silo does, however it
-ends.
+(``medsilo.silo.helper``) read the same images and run the same method's half on what the silo was given, so that each
+comes to the same trainings (``medsilo.silo.data_parallel``). What they are told travels through a socket pair that
+nobody else holds; they open nothing but the process group's connections on the loopback interface, and end when the
+silo does, however it ends.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from typing import Self
 import torch
 from safetensors.torch import load, save
 
-from algorithms.datasets import ImageDataset
-from algorithms.method import Memory, SiloHalf
-from algorithms.registry import make
-from algorithms.tensors import Part, Payload
-from privacy.errors import TrainingError
-from privacy.exposure import Exposure
-from privacy.plan import RunPlan
-from silo.config import SiloConfig
-from silo.data_parallel import Alone, DataParallel, LostProcessError, check_divisible
-from silo.training import OPTIMIZER, LocalSite
+from medsilo.algorithms.datasets import ImageDataset
+from medsilo.algorithms.method import Memory, SiloHalf
+from medsilo.algorithms.registry import make
+from medsilo.algorithms.tensors import Part, Payload
+from medsilo.privacy.errors import TrainingError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.plan import RunPlan
+from medsilo.silo.config import SiloConfig
+from medsilo.silo.data_parallel import Alone, DataParallel, LostProcessError, check_divisible
+from medsilo.silo.training import OPTIMIZER, LocalSite
 
 READY = b"ready"
 _PATIENCE_SECONDS = 30.0
@@ -178,7 +178,7 @@ class Processes:
         own, other = multiprocessing.Pipe()
         with other:
             process = subprocess.Popen(  # noqa: S603 this project's own program
-                [sys.executable, "-P", "-m", "silo.helper", str(other.fileno())],
+                [sys.executable, "-P", "-m", "medsilo.silo.helper", str(other.fileno())],
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

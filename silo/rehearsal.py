@@ -2,7 +2,7 @@
 
 A round is trained as in the run's first one, but for a fair coin for each of some units (images, patients), the
 canaries, that decides whether the training sees it. Two attackers then guess the coins from the trained model
-(``privacy.membership`` says what right guesses prove):
+(``medsilo.privacy.membership`` says what right guesses prove):
 
 * *loss*: by how much the canary's cross entropy fell from the starting model to the trained one;
 * *gradient*: how much of the canary's own gradient is in the difference of the two models, by ridge regression of the
@@ -29,24 +29,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from algorithms.datasets import ImageDataset, ImageSplit, load_npz, to_tensor
-from algorithms.feddfq import FedDFQSilo
-from algorithms.method import PERSONAL, TRAINED, Downloads, Federation, Memory, Method, State
-from algorithms.models import build, state_of
-from algorithms.registry import make
-from algorithms.tensors import Payload
-from privacy import accounting
-from privacy.accounting import Event, Guarantee, Unit
-from privacy.errors import DataError
-from privacy.exposure import MODEL, Exposure
-from privacy.loss import DELTA
-from privacy.membership import MembershipAudit, audit_scores
-from privacy.noise import NoiseSource
-from privacy.plan import RunPlan
-from privacy.sealed_keys import Paid, unsealed
-from silo.account import check_promise
-from silo.config import SiloConfig
-from silo.training import LocalSite, Progress, check_fits, choose_device
+from medsilo.algorithms.datasets import ImageDataset, ImageSplit, load_npz, to_tensor
+from medsilo.algorithms.feddfq import FedDFQSilo
+from medsilo.algorithms.method import PERSONAL, TRAINED, Downloads, Federation, Memory, Method, State
+from medsilo.algorithms.models import build, state_of
+from medsilo.algorithms.registry import make
+from medsilo.algorithms.tensors import Payload
+from medsilo.privacy import accounting
+from medsilo.privacy.accounting import Event, Guarantee, Unit
+from medsilo.privacy.errors import DataError
+from medsilo.privacy.exposure import MODEL, Exposure
+from medsilo.privacy.loss import DELTA
+from medsilo.privacy.membership import MembershipAudit, audit_scores
+from medsilo.privacy.noise import NoiseSource
+from medsilo.privacy.plan import RunPlan
+from medsilo.privacy.sealed_keys import Paid, unsealed
+from medsilo.silo.account import check_promise
+from medsilo.silo.config import SiloConfig
+from medsilo.silo.training import LocalSite, Progress, check_fits, choose_device
 
 CANARIES = 1000
 """At most so many, unless told otherwise."""
@@ -238,7 +238,7 @@ def _units(dataset: ImageDataset, unit: Unit) -> list[npt.NDArray[np.int64]]:
     if unit == "image":
         found = list(np.arange(len(dataset.train), dtype=np.int64).reshape(-1, 1))
     else:
-        from silo.private_training import owners_of  # Opacus takes seconds to load
+        from medsilo.silo.private_training import owners_of  # Opacus takes seconds to load
 
         owners = owners_of(dataset, unit)
         order = np.argsort(owners, kind="stable")

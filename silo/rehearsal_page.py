@@ -8,11 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from privacy.accounting import shown
-from privacy.durable import write_atomically
-from privacy.exposure import MODEL, Exposure
-from privacy.membership import Attack
-from privacy.report_blocks import (
+from medsilo.privacy.accounting import shown
+from medsilo.privacy.durable import write_atomically
+from medsilo.privacy.exposure import MODEL, Exposure
+from medsilo.privacy.membership import Attack
+from medsilo.privacy.report_blocks import (
     Answered,
     Block,
     Document,
@@ -24,11 +24,11 @@ from privacy.report_blocks import (
     Terms,
     harmless,
 )
-from privacy.report_pages import page
-from privacy.report_words import grouped, number_of
-from silo.config import SiloConfig
-from silo.rehearsal import Rehearsal
-from silo.rehearsal_pictures import epsilon_bars, profiles, score_histograms
+from medsilo.privacy.report_pages import page
+from medsilo.privacy.report_words import grouped, number_of
+from medsilo.silo.config import SiloConfig
+from medsilo.silo.rehearsal import Rehearsal
+from medsilo.silo.rehearsal_pictures import epsilon_bars, profiles, score_histograms
 
 _ATTACKERS = {
     "loss": "looks at how much better the model has become at the image",

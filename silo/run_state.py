@@ -18,15 +18,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from algorithms.datasets import ImageDataset
-from algorithms.method import PERSONAL, Memory
-from algorithms.tensor_files import write_tensors
-from privacy.durable import write_atomically
-from privacy.early_end import EarlyEnd, EndReason
-from privacy.errors import DataError
-from privacy.plan import RunPlan
-from silo.image_files import is_grey
-from silo.training import Measurement
+from medsilo.algorithms.datasets import ImageDataset
+from medsilo.algorithms.method import PERSONAL, Memory
+from medsilo.algorithms.tensor_files import write_tensors
+from medsilo.privacy.durable import write_atomically
+from medsilo.privacy.early_end import EarlyEnd, EndReason
+from medsilo.privacy.errors import DataError
+from medsilo.privacy.plan import RunPlan
+from medsilo.silo.image_files import is_grey
+from medsilo.silo.training import Measurement
 
 MODEL = "model.safetensors"
 DESCRIPTION = "model.json"
@@ -291,7 +291,8 @@ def has_ended(folder: Path, plan_sha256: str) -> bool:
 def describe(plan: RunPlan, silo: str, dataset: ImageDataset) -> dict[str, Any]:
     """How to load a personalised model, and what it is."""
     return {
-        "load": f"algorithms.models.build(ModelPlan(**architecture)), then load_state_dict of {MODEL} (safetensors)",
+        "load": "medsilo.algorithms.models.build(ModelPlan(**architecture)), then load_state_dict of "
+        f"{MODEL} (safetensors)",
         "architecture": plan.model.model_dump(mode="json"),
         "pixels": "uint8 RGB or grey, channels first, scaled as (x / 255 - 0.5) / 0.5",
         "class_names": list(dataset.class_names),

@@ -13,19 +13,19 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from privacy.configuration import explain, with_home
-from privacy.consent import Consent, TrainingConsent, today
-from privacy.errors import ConfigurationError, IdentityError
-from privacy.examination import SOON_DAYS
-from privacy.exposure import MEANING, Exposure
-from privacy.installing import aligned, make_keys_once, place_new, quoted
-from privacy.invitation import Invitation
-from privacy.pki import fingerprint, load_audit_key
-from privacy.plan import RunPlan
-from silo.config import SiloConfig
-from silo.enrolment import enrol
-from silo.plans import read_plan
-from silo.proxy import ProxyConfig
+from medsilo.privacy.configuration import explain, with_home
+from medsilo.privacy.consent import Consent, TrainingConsent, today
+from medsilo.privacy.errors import ConfigurationError, IdentityError
+from medsilo.privacy.examination import SOON_DAYS
+from medsilo.privacy.exposure import MEANING, Exposure
+from medsilo.privacy.installing import aligned, make_keys_once, place_new, quoted
+from medsilo.privacy.invitation import Invitation
+from medsilo.privacy.pki import fingerprint, load_audit_key
+from medsilo.privacy.plan import RunPlan
+from medsilo.silo.config import SiloConfig
+from medsilo.silo.enrolment import enrol
+from medsilo.silo.plans import read_plan
+from medsilo.silo.proxy import ProxyConfig
 
 _CONFIGURATION = """\
 # {name} in the federation {federation}. Written by `silo init`; yours to change.
@@ -133,8 +133,8 @@ def plan_of(config: SiloConfig) -> RunPlan:
 
 def needed_by_method(plan: RunPlan) -> tuple[Exposure, ...]:
     """What the plan's method sends by itself, whatever the plan says that it asks for."""
-    from algorithms.masked_methods import required  # PyTorch takes seconds to load
-    from algorithms.registry import make
+    from medsilo.algorithms.masked_methods import required  # PyTorch takes seconds to load
+    from medsilo.algorithms.registry import make
 
     method = make(plan.method.name, plan.method.parameters)
     return required(method, plan.secure_aggregation, plan.rounds)

@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
-from algorithms.datasets import ImageDataset, save_npz, written_whole
-from privacy.errors import ConfigurationError
-from silo.pictures import draw_label_distribution
-from silo.sharding import (
+from medsilo.algorithms.datasets import ImageDataset, save_npz, written_whole
+from medsilo.privacy.errors import ConfigurationError
+from medsilo.silo.pictures import draw_label_distribution
+from medsilo.silo.sharding import (
     ByPatient,
     Dirichlet,
     Pathological,
@@ -27,11 +27,11 @@ from silo.sharding import (
     Setting,
     cut,
 )
-from silo.sources import open_dataset
+from medsilo.silo.sources import open_dataset
 
 
 class SettingName(StrEnum):
-    """The settings of :mod:`silo.sharding`, as the command line calls them."""
+    """The settings of :mod:`medsilo.silo.sharding`, as the command line calls them."""
 
     PRACTICAL = "practical"
     PATHOLOGICAL = "pathological"

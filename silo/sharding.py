@@ -16,8 +16,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from algorithms.datasets import ImageDataset, ImageSplit, Labels, Patients
-from privacy.errors import ConfigurationError, DataError
+from medsilo.algorithms.datasets import ImageDataset, ImageSplit, Labels, Patients
+from medsilo.privacy.errors import ConfigurationError, DataError
 
 Indices = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.int64]

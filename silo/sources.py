@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from algorithms.datasets import PATHMNIST_MD5, ImageDataset, load_npz, load_pathmnist
-from algorithms.scope import beyond, file_kind
-from privacy.errors import DataError
-from silo.synthetic import generate_tissue
+from medsilo.algorithms.datasets import PATHMNIST_MD5, ImageDataset, load_npz, load_pathmnist
+from medsilo.algorithms.scope import beyond, file_kind
+from medsilo.privacy.errors import DataError
+from medsilo.silo.synthetic import generate_tissue
 
 
 def open_dataset(spec: str, *, seed: int = 0) -> ImageDataset:

@@ -15,20 +15,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from algorithms.datasets import ImageDataset, ImageSplit, image_hashes, to_tensor
-from algorithms.method import Correction, Memory, Objective, Vectors, Watch, derive_seed
-from algorithms.models import Layout
-from algorithms.private_methods import check_model
-from privacy.errors import ConfigurationError, DataError, RefusedError, TrainingError
-from privacy.plan import RunPlan, TrainingPlan
-from silo.augmentation import Augmenter, seeded
-from silo.data_parallel import Alone, check_layers
+from medsilo.algorithms.datasets import ImageDataset, ImageSplit, image_hashes, to_tensor
+from medsilo.algorithms.method import Correction, Memory, Objective, Vectors, Watch, derive_seed
+from medsilo.algorithms.models import Layout
+from medsilo.algorithms.private_methods import check_model
+from medsilo.privacy.errors import ConfigurationError, DataError, RefusedError, TrainingError
+from medsilo.privacy.plan import RunPlan, TrainingPlan
+from medsilo.silo.augmentation import Augmenter, seeded
+from medsilo.silo.data_parallel import Alone, check_layers
 
 if TYPE_CHECKING:
-    from privacy.kept_releases import KeptReleases
-    from privacy.noise import NoiseSource
-    from silo.private_average import PrivateAverages
-    from silo.private_training import Charge, PrivateTrainer
+    from medsilo.privacy.kept_releases import KeptReleases
+    from medsilo.privacy.noise import NoiseSource
+    from medsilo.silo.private_average import PrivateAverages
+    from medsilo.silo.private_training import Charge, PrivateTrainer
 
 EVALUATION_BATCH = 1024
 REPORT_SECONDS = 0.5
@@ -99,7 +99,7 @@ def check_fits(dataset: ImageDataset, plan: RunPlan) -> None:
 
 
 class LocalSite:
-    """One silo's data, model and training, as the methods' silo halves see them (``algorithms.method.Site``).
+    """One silo's data, model and training, as the methods' silo halves see them (``medsilo.algorithms.method.Site``).
 
     The order of images follows from the run's seed, the silo's name and the round, so that a round repeated after
     a crash gives the same model. A plan with privacy is trained with DP-SGD: ``charge`` is called before each training
@@ -109,7 +109,7 @@ class LocalSite:
     averages that last are kept. ``precision``: in which numbers ``fit`` computes; parameters, gradients, the
     optimiser and measurements stay float32 (automatic mixed precision). Raises ``ConfigurationError`` for another than
     float32 with privacy. ``place``: this process's among those that train the silo's model together (see
-    ``silo.data_parallel``); a plan with privacy is trained by one alone.
+    ``medsilo.silo.data_parallel``); a plan with privacy is trained by one alone.
 
     ``optimizers`` is what the runtime keeps across rounds and restarts, beside the half's memory, where the plan says
     so: for each phase the optimiser's state as ``KIND/PARAMETER``, in a group whose name begins with ``OPTIMIZER``.
@@ -165,8 +165,8 @@ class LocalSite:
                 )
             if charge is None:
                 raise ValueError("a plan with privacy needs an account to charge")
-            from silo.private_average import PrivateAverages
-            from silo.private_training import PrivateTrainer, owners_of  # Opacus takes seconds to load
+            from medsilo.silo.private_average import PrivateAverages
+            from medsilo.silo.private_training import PrivateTrainer, owners_of  # Opacus takes seconds to load
 
             check_model(model, plan.model.name)
             owners = owners_of(dataset, plan.privacy.unit)
@@ -200,7 +200,7 @@ class LocalSite:
         phase: str = "training",
         watch: Watch | None = None,
     ) -> int:
-        """See ``algorithms.method.Site``.
+        """See ``medsilo.algorithms.method.Site``.
 
         Every epoch visits every image once; its last batch takes what is left over (a single image joins the batch
         before it). Raises ``TrainingError`` if the loss or a parameter is no longer finite. With privacy an epoch is as
@@ -265,7 +265,7 @@ class LocalSite:
         phase: str,
         watch: Watch | None,
     ) -> int:
-        from silo.private_training import reads_of
+        from medsilo.silo.private_training import reads_of
 
         chosen = self._chosen(trainable)
         optimizer = self._optimizer(list(chosen.values()), chosen, phase)
@@ -328,8 +328,8 @@ class LocalSite:
             self.optimizers[OPTIMIZER + phase] = kept
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """See ``algorithms.method.Site``. With weights of classes the batch's mean is the weighted one: the sum of the
-        weighted cross entropies, divided by the sum of the weights."""
+        """See ``medsilo.algorithms.method.Site``. With weights of classes the batch's mean is the weighted one: the sum
+        of the weighted cross entropies, divided by the sum of the weights."""
         weights = self._class_weights
         if weights is None or self._place.size == 1:
             return F.cross_entropy(logits, labels, weight=weights)
@@ -337,7 +337,7 @@ class LocalSite:
         return total / (self._place.mean(weights[labels]) * len(labels))
 
     def batch_mean(self, values: Tensor) -> Tensor:
-        """See ``algorithms.method.Site``."""
+        """See ``medsilo.algorithms.method.Site``."""
         return self._place.mean(values)
 
     def _plain_loss(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
@@ -357,7 +357,7 @@ class LocalSite:
         return Augmenter(self.training.augmentation, seeded(seed))
 
     def average(self, content: str, vectors: Vectors, *, round_number: int, lasting: bool = False) -> Tensor:
-        """See ``algorithms.method.Site``.
+        """See ``medsilo.algorithms.method.Site``.
 
         With privacy, raises ``RefusedError`` for a content that the plan does not name, and ``BudgetError`` if the
         account does not allow it.
@@ -390,7 +390,7 @@ class LocalSite:
     def batches(
         self, round_number: int, *, epochs: int | None = None, phase: str = "training"
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """See ``algorithms.method.Site``."""
+        """See ``medsilo.algorithms.method.Site``."""
         self._give_images()
         if self._place.size > 1:
             raise ConfigurationError(
@@ -405,12 +405,12 @@ class LocalSite:
                 yield augment(images[index]), labels[index]
 
     def train_data(self) -> tuple[Tensor, Tensor]:
-        """See ``algorithms.method.Site``."""
+        """See ``medsilo.algorithms.method.Site``."""
         self._give_images()
         return self._train
 
     def reserve(self, share: float) -> None:
-        """See ``algorithms.method.Site``. At least one image is set aside, and at least one is left."""
+        """See ``medsilo.algorithms.method.Site``. At least one image is set aside, and at least one is left."""
         self._give_images()
         if self._reserved is not None:
             raise ValueError("validation images have been set aside already")
@@ -425,13 +425,13 @@ class LocalSite:
         self._class_weights = self._weights_of_classes()
 
     def reserved_data(self) -> tuple[Tensor, Tensor]:
-        """See ``algorithms.method.Site``."""
+        """See ``medsilo.algorithms.method.Site``."""
         if self._reserved is None:
             raise ValueError("no validation images have been set aside")
         return self._reserved
 
     def holds_any(self, hashes: Collection[bytes]) -> int:
-        """See ``algorithms.method.Site``."""
+        """See ``medsilo.algorithms.method.Site``."""
         self._give_images()
         looked_for = frozenset(hashes)
         splits = (self._dataset.train, self._dataset.test)

@@ -25,24 +25,24 @@ from tenacity import (
     wait_exponential_jitter,
 )
 
-from privacy.consent import Missing
-from privacy.door import Call, Door, nonce
-from privacy.endpoint import is_loopback
-from privacy.envelope import to_message
-from privacy.errors import IdentityError, MedsiloError, ReceiptError, RefusedError
-from privacy.pki import Credentials, fingerprint
-from privacy.plan import RunPlan
-from privacy.protocol import agreed, newer, spoken_instead
-from privacy.revocation import LiveCredentials
-from protos.medsilo.v1 import coordinator_pb2 as wire
-from protos.versions import OLDEST_VERSION, PROTOCOL_VERSION
-from silo.channel import channel_credentials, open_channel, said
-from silo.config import SiloConfig
-from silo.proxy import proxies_in_environment
+from medsilo.privacy.consent import Missing
+from medsilo.privacy.door import Call, Door, nonce
+from medsilo.privacy.endpoint import is_loopback
+from medsilo.privacy.envelope import to_message
+from medsilo.privacy.errors import IdentityError, MedsiloError, ReceiptError, RefusedError
+from medsilo.privacy.pki import Credentials, fingerprint
+from medsilo.privacy.plan import RunPlan
+from medsilo.privacy.protocol import agreed, newer, spoken_instead
+from medsilo.privacy.revocation import LiveCredentials
+from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.protos.versions import OLDEST_VERSION, PROTOCOL_VERSION
+from medsilo.silo.channel import channel_credentials, open_channel, said
+from medsilo.silo.config import SiloConfig
+from medsilo.silo.proxy import proxies_in_environment
 
 if TYPE_CHECKING:
-    from algorithms.tensors import Payload
-    from privacy.mask_keys import CertifiedKey
+    from medsilo.algorithms.tensors import Payload
+    from medsilo.privacy.mask_keys import CertifiedKey
 
 WAIT_SECONDS = 50
 ANSWER_SECONDS = 60
@@ -237,7 +237,7 @@ class Uplink:
         is already trained here are not fetched again.
         """
 
-        from algorithms.registry import make  # with PyTorch
+        from medsilo.algorithms.registry import make  # with PyTorch
 
         common = make(plan.method.name, plan.method.parameters).common
 
@@ -283,7 +283,10 @@ class Uplink:
         ``ReceiptError`` if the receipt is not.
         """
 
-        from algorithms.transfer import manifest, send  # PyTorch takes seconds to load, and a withdrawal needs none
+        from medsilo.algorithms.transfer import (  # PyTorch takes seconds to load, and a withdrawal needs none
+            manifest,
+            send,
+        )
 
         def upload(attempt: int) -> None:
             self._keep_step(plan, attempt)
@@ -347,7 +350,7 @@ class Uplink:
     def _read_task(
         self, stream: Any, call: Call, plan: RunPlan, trained_rounds: int
     ) -> tuple[wire.Task, Payload] | None:
-        from algorithms.transfer import MemorySink, Receiver, check_finite, read_manifest
+        from medsilo.algorithms.transfer import MemorySink, Receiver, check_finite, read_manifest
 
         # The coordinator may take WAIT_SECONDS until there is a task.
         first = self._next_of(stream, WAIT_SECONDS + ANSWER_SECONDS)

@@ -8,8 +8,8 @@ waits. Fits that an engine does not take are done at once, alone. Three engines:
 ``InThreads`` does the fits themselves side by side, one PyTorch thread each. Bit-equal to one after the other with one
 PyTorch thread.
 
-``InLanes`` does the same, and small convolutional networks in another arrangement of memory (``simulation.lanes``),
-in which a step takes less than half of PyTorch's time. For CPUs. Equal up to rounding.
+``InLanes`` does the same, and small convolutional networks in another arrangement of memory
+(``medsilo.simulation.lanes``), in which a step takes less than half of PyTorch's time. For CPUs. Equal up to rounding.
 
 ``Stacked`` trains all silos as one program: parameters ``[N, ...]``, one forward and backward pass for all, one
 optimiser. Equal up to rounding, because sums are grouped otherwise; made for small models, where a step's cost is
@@ -32,9 +32,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
-from algorithms.method import Correction, Downloads, Objective, SiloHalf, State, Watch
-from privacy.errors import ConfigurationError
-from silo.training import LocalSite, diverged, gradients_of, make_optimizer
+from medsilo.algorithms.method import Correction, Downloads, Objective, SiloHalf, State, Watch
+from medsilo.privacy.errors import ConfigurationError
+from medsilo.silo.training import LocalSite, diverged, gradients_of, make_optimizer
 
 _RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
 
@@ -142,7 +142,7 @@ class InLanes(InThreads):
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
         try:
-            from simulation.lanes import in_lanes
+            from medsilo.simulation.lanes import in_lanes
         except ModuleNotFoundError:
             raise ConfigurationError(
                 "`engine: lanes` needs Numba, which is not installed; `pip install 'medsilo[lanes]'`, or take `engine: "

@@ -15,11 +15,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from algorithms.method import Memory
-from algorithms.tensors import DTYPES, MemorySource, Part, Payload, TensorSpec
-from privacy.durable import fsync_folder
-from privacy.errors import DataError
-from privacy.exposure import Exposure
+from medsilo.algorithms.method import Memory
+from medsilo.algorithms.tensors import DTYPES, MemorySource, Part, Payload, TensorSpec
+from medsilo.privacy.durable import fsync_folder
+from medsilo.privacy.errors import DataError
+from medsilo.privacy.exposure import Exposure
 
 _CHUNK = 1 << 20
 _KINDS: dict[str, torch.dtype] = {

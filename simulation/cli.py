@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from privacy.console import application, output
-from privacy.console import run as run_app
-from simulation.experiment import ExperimentConfig
-from simulation.scheduling import run_experiment
+from medsilo.privacy.console import application, output
+from medsilo.privacy.console import run as run_app
+from medsilo.simulation.experiment import ExperimentConfig
+from medsilo.simulation.scheduling import run_experiment
 
 app = application("Experiments: the daemons' methods with no network.", program="simulation")
 out = output()
@@ -47,7 +47,7 @@ def results(
     to: Annotated[Path, typer.Option("--out", help="Folder for the page, tables and pictures.")] = Path("docs/results"),
 ) -> None:
     """Turn finished runs into tables, learning curves, and accuracy against exposed bytes."""
-    from simulation.results import write_results
+    from medsilo.simulation.results import write_results
 
     experiment = ExperimentConfig.read(config)
     page = write_results(experiment, config, runs, to)

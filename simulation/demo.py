@@ -17,12 +17,12 @@ from pathlib import Path
 
 from rich.table import Table
 
-from algorithms.datasets import ImageDataset, load_pathmnist, save_npz
-from privacy.console import output
-from privacy.errors import DataError, MedsiloError
-from silo.pictures import draw_label_distribution
-from silo.sharding import PracticalGroups, cut
-from silo.sources import open_dataset
+from medsilo.algorithms.datasets import ImageDataset, load_pathmnist, save_npz
+from medsilo.privacy.console import output
+from medsilo.privacy.errors import DataError, MedsiloError
+from medsilo.silo.pictures import draw_label_distribution
+from medsilo.silo.sharding import PracticalGroups, cut
+from medsilo.silo.sources import open_dataset
 
 ROOT = Path(__file__).parents[1]
 HOSPITALS = ("hospital1", "hospital2", "hospital3")

@@ -28,21 +28,21 @@ import torch
 from pydantic import TypeAdapter
 from torch import nn
 
-from algorithms.datasets import ImageDataset
-from algorithms.method import Federation
-from algorithms.models import Layout, build
-from algorithms.public_set import PublicImages
-from privacy.durable import write_atomically
-from privacy.errors import ConfigurationError, DataError, MedsiloError
-from privacy.exposure import Exposure
-from privacy.plan import RunPlan
-from silo.sharding import Setting, cut
-from silo.sources import open_dataset
-from silo.training import choose_device
-from simulation.batched import Engine, InLanes, InThreads, Stacked
-from simulation.experiment import Described, Run
-from simulation.federation import SiloRound, Simulation
-from simulation.public_images import cut_public
+from medsilo.algorithms.datasets import ImageDataset
+from medsilo.algorithms.method import Federation
+from medsilo.algorithms.models import Layout, build
+from medsilo.algorithms.public_set import PublicImages
+from medsilo.privacy.durable import write_atomically
+from medsilo.privacy.errors import ConfigurationError, DataError, MedsiloError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.plan import RunPlan
+from medsilo.silo.sharding import Setting, cut
+from medsilo.silo.sources import open_dataset
+from medsilo.silo.training import choose_device
+from medsilo.simulation.batched import Engine, InLanes, InThreads, Stacked
+from medsilo.simulation.experiment import Described, Run
+from medsilo.simulation.federation import SiloRound, Simulation
+from medsilo.simulation.public_images import cut_public
 
 RUN, ROUNDS, WEIGHTS = "run.json", "rounds.parquet", "weights.parquet"
 CHECKPOINT, PROGRESS = "checkpoint.safetensors", "progress.json"
@@ -286,7 +286,7 @@ def choose_engine(model: nn.Module, device: torch.device, *, private: bool) -> E
     if private or device.type != "cpu":
         return "alone"
     if find_spec("numba") is not None:
-        from simulation.lanes import in_lanes
+        from medsilo.simulation.lanes import in_lanes
 
         if in_lanes(model) is not None:
             return "lanes"
@@ -381,7 +381,7 @@ def _description(run: Run, dataset: Described, engine: str) -> dict[str, Any]:
 
 
 def _kind(setting: Setting) -> str:
-    from simulation.experiment import SETTINGS
+    from medsilo.simulation.experiment import SETTINGS
 
     return next(name for name, kind in SETTINGS.items() if isinstance(setting, kind))
 

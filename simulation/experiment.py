@@ -1,6 +1,7 @@
 """Experiments: methods × settings × seeds (× participation × data sets), read from one YAML file.
 
-``runs`` lists an experiment's runs; ``simulation.execution`` does one of them, ``simulation.scheduling`` all.
+``runs`` lists an experiment's runs; ``medsilo.simulation.execution`` does one of them,
+``medsilo.simulation.scheduling`` all.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
-from algorithms.method import Method
-from algorithms.private_methods import refusal
-from algorithms.registry import make
-from coordinator.config import PrivacyConfig
-from privacy.configuration import Name, StrictModel, beside_file, explain, load
-from privacy.errors import ConfigurationError
-from privacy.exposure import Exposure
-from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan, taking_part
-from silo.sharding import ByPatient, Dirichlet, Pathological, PooledDirichlet, PracticalGroups, Setting
+from medsilo.algorithms.method import Method
+from medsilo.algorithms.private_methods import refusal
+from medsilo.algorithms.registry import make
+from medsilo.coordinator.config import PrivacyConfig
+from medsilo.privacy.configuration import Name, StrictModel, beside_file, explain, load
+from medsilo.privacy.errors import ConfigurationError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan, taking_part
+from medsilo.silo.sharding import ByPatient, Dirichlet, Pathological, PooledDirichlet, PracticalGroups, Setting
 
 SETTINGS: dict[str, type[Setting]] = {
     "practical": PracticalGroups,
@@ -43,7 +44,8 @@ _Participation = Annotated[float, Field(gt=0, le=1)]
 
 
 class Described(Protocol):
-    """What a run's record says of its images: a data set, or the record of one (``simulation.execution.Recorded``)."""
+    """What a run's record says of its images: a data set, or the record of one
+    (``medsilo.simulation.execution.Recorded``)."""
 
     @property
     def name(self) -> str: ...
@@ -90,9 +92,9 @@ class ExperimentConfig(StrictModel):
         name: of the experiment, of its folder and of its page.
         data: one or more of ``pathmnist``, ``synthetic``, or the path of an ``.npz`` file (from the experiment file's
             folder). ``--data`` takes its place.
-        setting: ``kind`` and the fields of that setting (``silo.sharding``).
+        setting: ``kind`` and the fields of that setting (``medsilo.silo.sharding``).
         settings: in place of ``setting`` several such by name.
-        model: an architecture of ``algorithms.models``.
+        model: an architecture of ``medsilo.algorithms.models``.
         training: of all methods that do not say otherwise.
         rounds: of every run.
         seeds: one run a seed; the seed draws shards, models, orders and participants.
@@ -111,8 +113,8 @@ class ExperimentConfig(StrictModel):
         device: where to train.
         trusted_models: own model factories (``package.module:callable``) that may be named as a model.
         trusted_methods: own methods (``package.module:Class``) that may be named as a method.
-        engine: "auto" chooses by the model (``simulation.execution.choose_engine``) and says what; "alone" trains silo
-            by silo, with the daemons' bits; "threads" several silos side by side, with the same
+        engine: "auto" chooses by the model (``medsilo.simulation.execution.choose_engine``) and says what; "alone"
+            trains silo by silo, with the daemons' bits; "threads" several silos side by side, with the same
             bits; "lanes" (for CPUs; needs the extra of that name) does the same, and small convolutional networks in
             about six tenths of its time, equal up to rounding; "stacked" all silos as one program, equal up to
             rounding, which is faster for small models and on GPUs.

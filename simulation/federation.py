@@ -13,22 +13,31 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from algorithms.datasets import ImageDataset
-from algorithms.method import Downloads, Federation, Method, PublicSet, SiloHalf, SiloWeights, State, participants
-from algorithms.models import Layout, build, state_of
-from algorithms.private_methods import check
-from algorithms.tensors import MemoryWorkspace, Part, Payload
-from privacy.accounting import Event, GaussianRelease, Guarantee, SampledGaussian, describe, epsilon, read
-from privacy.errors import BudgetError, ConfigurationError, DataError
-from privacy.exposure import Exposure
-from privacy.plan import RunPlan
-from privacy.sealed_keys import Paid, unsealed
-from silo.training import LocalSite, Measurement
-from simulation.batched import Engine, train_round
-from simulation.checkpoint import CheckpointReader, CheckpointWriter
+from medsilo.algorithms.datasets import ImageDataset
+from medsilo.algorithms.method import (
+    Downloads,
+    Federation,
+    Method,
+    PublicSet,
+    SiloHalf,
+    SiloWeights,
+    State,
+    participants,
+)
+from medsilo.algorithms.models import Layout, build, state_of
+from medsilo.algorithms.private_methods import check
+from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload
+from medsilo.privacy.accounting import Event, GaussianRelease, Guarantee, SampledGaussian, describe, epsilon, read
+from medsilo.privacy.errors import BudgetError, ConfigurationError, DataError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.plan import RunPlan
+from medsilo.privacy.sealed_keys import Paid, unsealed
+from medsilo.silo.training import LocalSite, Measurement
+from medsilo.simulation.batched import Engine, train_round
+from medsilo.simulation.checkpoint import CheckpointReader, CheckpointWriter
 
 if TYPE_CHECKING:
-    from silo.private_training import Charge
+    from medsilo.silo.private_training import Charge
 
 _CHECKPOINT_VERSION = 1
 

@@ -11,9 +11,9 @@ import matplotlib
 import numpy as np
 import numpy.typing as npt
 
-from algorithms.datasets import written_whole
-from privacy.exposure import Exposure
-from simulation.results import Spread, written_size
+from medsilo.algorithms.datasets import written_whole
+from medsilo.privacy.exposure import Exposure
+from medsilo.simulation.results import Spread, written_size
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

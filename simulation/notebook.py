@@ -1,6 +1,6 @@
 """What a notebook or a script needs of Medsilo, in one place; the commands call the same functions.
 
-    from simulation.notebook import simulate
+    from medsilo.simulation.notebook import simulate
 
     results = simulate("configs/experiments/synthetic-small.yaml")
     results.accuracy                                # a pandas table; of generated images it says ``synthetic``
@@ -18,18 +18,18 @@ from typing import Any
 import pandas as pd
 from rich.console import Console
 
-from privacy.bundle import read_evidence
-from privacy.errors import ConfigurationError, MedsiloError
-from privacy.findings import Verification
-from privacy.pki import load_audit_public
-from privacy.report import Report
-from privacy.report_builder import make_report
-from privacy.report_format import Format
-from privacy.report_pages import to_html, write_report
-from privacy.verification import verify_evidence
-from silo.prediction import PersonalisedModel, Prediction, load_model
-from simulation.experiment import ExperimentConfig
-from simulation.results import (
+from medsilo.privacy.bundle import read_evidence
+from medsilo.privacy.errors import ConfigurationError, MedsiloError
+from medsilo.privacy.findings import Verification
+from medsilo.privacy.pki import load_audit_public
+from medsilo.privacy.report import Report
+from medsilo.privacy.report_builder import make_report
+from medsilo.privacy.report_format import Format
+from medsilo.privacy.report_pages import to_html, write_report
+from medsilo.privacy.verification import verify_evidence
+from medsilo.silo.prediction import PersonalisedModel, Prediction, load_model
+from medsilo.simulation.experiment import ExperimentConfig
+from medsilo.simulation.results import (
     EXPOSURE_COLUMNS,
     Section,
     accuracy_columns,
@@ -38,7 +38,7 @@ from simulation.results import (
     read_runs,
     tabulate,
 )
-from simulation.scheduling import run_experiment
+from medsilo.simulation.scheduling import run_experiment
 
 __all__ = [
     "ExperimentConfig",

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from algorithms.datasets import ImageDataset, ImageSplit, image_hashes
-from algorithms.method import derive_seed
-from privacy.errors import ConfigurationError
-from silo.sharding import Setting, deal
+from medsilo.algorithms.datasets import ImageDataset, ImageSplit, image_hashes
+from medsilo.algorithms.method import derive_seed
+from medsilo.privacy.errors import ConfigurationError
+from medsilo.silo.sharding import Setting, deal
 
 
 def cut_public(

@@ -16,12 +16,20 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
-from privacy.durable import write_atomically
-from privacy.errors import ConfigurationError, DataError
-from privacy.exposure import Exposure
-from privacy.plan import PrivacyPlan
-from simulation.execution import DIRECTIONS, ROUNDS, RUN, WEIGHTS, Recorded, check_same, read_run
-from simulation.experiment import ExperimentConfig, Published, Run, Variant, data_name, folder_name, section_name
+from medsilo.privacy.durable import write_atomically
+from medsilo.privacy.errors import ConfigurationError, DataError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.plan import PrivacyPlan
+from medsilo.simulation.execution import DIRECTIONS, ROUNDS, RUN, WEIGHTS, Recorded, check_same, read_run
+from medsilo.simulation.experiment import (
+    ExperimentConfig,
+    Published,
+    Run,
+    Variant,
+    data_name,
+    folder_name,
+    section_name,
+)
 
 LAST = 10
 MEGABYTE = 1e6
@@ -302,7 +310,7 @@ def _at_the_end(config: ExperimentConfig) -> str:
 def write_results(config: ExperimentConfig, config_path: Path, runs: Path, to: Path) -> Path:
     """Writes an experiment's page, tables (CSV and JSON) and pictures; returns the page's path."""
     # Drawing into files would take a notebook's own display away from it.
-    from simulation.figures import draw_curves, draw_exposure, draw_privacy, draw_weights
+    from medsilo.simulation.figures import draw_curves, draw_exposure, draw_privacy, draw_weights
 
     sections = tabulate(read_runs(runs / config.name), config)
     try:

@@ -21,12 +21,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from algorithms.datasets import ImageDataset
-from privacy.environment import asking_nobody
-from privacy.errors import ConfigurationError, MedsiloError
-from silo import sources
-from simulation.execution import PROGRESS, Outcome, check_can_run, execute, is_finished
-from simulation.experiment import ExperimentConfig, Run, runs
+from medsilo.algorithms.datasets import ImageDataset
+from medsilo.privacy.environment import asking_nobody
+from medsilo.privacy.errors import ConfigurationError, MedsiloError
+from medsilo.silo import sources
+from medsilo.simulation.execution import PROGRESS, Outcome, check_can_run, execute, is_finished
+from medsilo.simulation.experiment import ExperimentConfig, Run, runs
 
 _POLL_SECONDS = 0.5
 _CONNECT_SECONDS = 10

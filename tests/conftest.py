@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from postgres_cluster import Cluster, find_programs
 
-import privacy.environment  # noqa: F401 before a test imports gRPC itself
+import medsilo.privacy.environment  # noqa: F401 before a test imports gRPC itself
 
 # Several tests run at once, many of them with processes of their own; threads that wait for each other without a core
 # would take one from the others. Before anything imports PyTorch.

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from algorithms.datasets import load_npz, save_npz
-from privacy.configuration import StrictModel, load
-from privacy.errors import ConfigurationError, DataError
-from silo.image_files import read_image
-from silo.synthetic import generate_tissue
+from medsilo.algorithms.datasets import load_npz, save_npz
+from medsilo.privacy.configuration import StrictModel, load
+from medsilo.privacy.errors import ConfigurationError, DataError
+from medsilo.silo.image_files import read_image
+from medsilo.silo.synthetic import generate_tissue
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("protos", "privacy", "algorithms", "silo", "coordinator", "simulation")

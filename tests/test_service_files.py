@@ -15,11 +15,11 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
-from coordinator.cli import app as coordinator_app
-from coordinator.page import metrics
-from privacy import service_manager
-from privacy.errors import ClockError, ConfigurationError, IdentityError, JournalError
-from silo.cli import app as silo_app
+from medsilo.coordinator.cli import app as coordinator_app
+from medsilo.coordinator.page import metrics
+from medsilo.privacy import service_manager
+from medsilo.privacy.errors import ClockError, ConfigurationError, IdentityError, JournalError
+from medsilo.silo.cli import app as silo_app
 
 SERVICE = Path(__file__).parents[1] / "configs" / "service"
 APPS = {"silo": silo_app, "coordinator": coordinator_app}

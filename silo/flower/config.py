@@ -7,12 +7,12 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from privacy.configuration import FilePath, StrictModel
-from privacy.endpoint import Address, is_loopback
-from privacy.exposure import Exposure
-from privacy.party import PartyConfig
-from privacy.pki import Identity
-from silo.config import CoordinatorAddress, SiloConfig
+from medsilo.privacy.configuration import FilePath, StrictModel
+from medsilo.privacy.endpoint import Address, is_loopback
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.party import PartyConfig
+from medsilo.privacy.pki import Identity
+from medsilo.silo.config import CoordinatorAddress, SiloConfig
 
 _NOT_DECLARED = (Exposure.PROTOCOL, Exposure.IDENTITY, Exposure.MASKED_UPDATE)
 

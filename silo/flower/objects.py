@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from privacy.errors import RefusedError
-from privacy.exposure import Exposure
-from privacy.foreign_door import ForeignSchema
-from silo.flower.release import PACKAGE
+from medsilo.privacy.errors import RefusedError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.foreign_door import ForeignSchema
+from medsilo.silo.flower.release import PACKAGE
 
 _ID = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _HEAD = re.compile(rb"(\w+) ([0-9a-f,]*) (0|[1-9][0-9]*)", re.ASCII)

@@ -17,19 +17,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from privacy.canonical import write_canonical
-from privacy.consent import ConsentFile, Missing
-from privacy.errors import ConsentError, MedsiloError, RefusedError, UnreachableError
-from privacy.exposure import Exposure
-from privacy.foreign_door import ForeignDoor, ForeignSchema
-from privacy.gate import ConsentGate
-from privacy.pki import Identity
-from privacy.plan import MethodPlan
-from privacy.withdrawal import Cause, EndedError
-from silo.flower.config import FlowerConfig
-from silo.flower.objects import Reply, ReplyReader, is_object_id, message_object, object_id, tree_ids
-from silo.flower.release import PACKAGE, RPCS, Rpc
-from silo.flower.upstream import NodeHeaders, Upstream, check_public_key
+from medsilo.privacy.canonical import write_canonical
+from medsilo.privacy.consent import ConsentFile, Missing
+from medsilo.privacy.errors import ConsentError, MedsiloError, RefusedError, UnreachableError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.foreign_door import ForeignDoor, ForeignSchema
+from medsilo.privacy.gate import ConsentGate
+from medsilo.privacy.pki import Identity
+from medsilo.privacy.plan import MethodPlan
+from medsilo.privacy.withdrawal import Cause, EndedError
+from medsilo.silo.flower.config import FlowerConfig
+from medsilo.silo.flower.objects import Reply, ReplyReader, is_object_id, message_object, object_id, tree_ids
+from medsilo.silo.flower.release import PACKAGE, RPCS, Rpc
+from medsilo.silo.flower.upstream import NodeHeaders, Upstream, check_public_key
 
 METHOD = "flower"
 """What stands under ``methods:`` in a consent to Flower apps."""

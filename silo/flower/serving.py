@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from privacy.consent import ConsentFile
-from privacy.durable import on_disk
-from privacy.endpoint import split_address
-from privacy.errors import ConfigurationError, ConsentError
-from privacy.foreign_door import ForeignDoor
-from privacy.gate import ConsentGate
-from privacy.journal import Journal
-from privacy.pki import load_audit_key
-from privacy.state_folder import keep_private
-from silo.flower.config import FlowerConfig
-from silo.flower.relay import Relay, missing_for, plan_of
-from silo.flower.release import read_release
-from silo.flower.upstream import MEDIA_TYPE, Upstream
+from medsilo.privacy.consent import ConsentFile
+from medsilo.privacy.durable import on_disk
+from medsilo.privacy.endpoint import split_address
+from medsilo.privacy.errors import ConfigurationError, ConsentError
+from medsilo.privacy.foreign_door import ForeignDoor
+from medsilo.privacy.gate import ConsentGate
+from medsilo.privacy.journal import Journal
+from medsilo.privacy.pki import load_audit_key
+from medsilo.privacy.state_folder import keep_private
+from medsilo.silo.flower.config import FlowerConfig
+from medsilo.silo.flower.relay import Relay, missing_for, plan_of
+from medsilo.silo.flower.release import read_release
+from medsilo.silo.flower.upstream import MEDIA_TYPE, Upstream
 
 _LARGEST_REQUEST = 256 << 20
 _IDLE_SECONDS = 120

@@ -19,8 +19,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from privacy.endpoint import split_address
-from privacy.errors import ConfigurationError, RefusedError, UnreachableError
+from medsilo.privacy.endpoint import split_address
+from medsilo.privacy.errors import ConfigurationError, RefusedError, UnreachableError
 
 MEDIA_TYPE = "application/protobuf"
 LARGEST_ANSWER = 1 << 30

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from algorithms.method import Correction, Objective, Vectors, Watch
-from algorithms.models import Layout
-from privacy.plan import TrainingPlan
+from medsilo.algorithms.method import Correction, Objective, Vectors, Watch
+from medsilo.algorithms.models import Layout
+from medsilo.privacy.plan import TrainingPlan
 
 
 def small_model(seed: int = 0) -> nn.Module:

@@ -9,13 +9,13 @@ import pytest
 import torch
 from tiny_federation import run_plan, shard
 
-import simulation.federation as federation
-from algorithms.masked_methods import digest
-from algorithms.models import build, state_of
-from algorithms.public_set import PublicImages
-from algorithms.registry import METHODS, make
-from algorithms.tensors import Payload
-from privacy.exposure import Exposure
+import medsilo.simulation.federation as federation
+from medsilo.algorithms.masked_methods import digest
+from medsilo.algorithms.models import build, state_of
+from medsilo.algorithms.public_set import PublicImages
+from medsilo.algorithms.registry import METHODS, make
+from medsilo.algorithms.tensors import Payload
+from medsilo.privacy.exposure import Exposure
 
 MODELS = dict.fromkeys(("fedap", "fedbn"), "lenet5")
 """FedAP and FedBN are about batch normalisation."""

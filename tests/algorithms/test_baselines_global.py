@@ -15,25 +15,25 @@ from small_site import SmallSite, small_model
 from tiny_federation import run_plan, shard, simulate
 from torch import Tensor, nn
 
-from algorithms.apple import Apple, Combination, penalty_weight, unit_of_rate, with_newcomers
-from algorithms.ditto import GLOBAL, Ditto
-from algorithms.fedamp import FedAMP, attention
-from algorithms.fedavg import FedAvg
-from algorithms.feddyn import FedDyn
-from algorithms.fedfomo import FedFomo, candidate_weights, epsilon_greedy, side_by_side, taken
-from algorithms.fedprox import FedProx
-from algorithms.local import Local
-from algorithms.method import PERSONAL, Downloads, Federation, Method
-from algorithms.models import Layout, state_of
-from algorithms.perfedavg import PerFedAvg, pairs
-from algorithms.pfedme import PFedMe
-from algorithms.scaffold import PREFIX, Scaffold, mean_step
-from algorithms.tensor_files import read_payload, write_payload
-from algorithms.tensors import FileSource, MemoryWorkspace, Part, Payload, TensorSpec, payload_tensors
-from privacy.errors import ConfigurationError, RefusedError, TrainingError
-from privacy.exposure import MODEL, Exposure
-from privacy.plan import TrainingPlan
-from simulation.federation import Simulation
+from medsilo.algorithms.apple import Apple, Combination, penalty_weight, unit_of_rate, with_newcomers
+from medsilo.algorithms.ditto import GLOBAL, Ditto
+from medsilo.algorithms.fedamp import FedAMP, attention
+from medsilo.algorithms.fedavg import FedAvg
+from medsilo.algorithms.feddyn import FedDyn
+from medsilo.algorithms.fedfomo import FedFomo, candidate_weights, epsilon_greedy, side_by_side, taken
+from medsilo.algorithms.fedprox import FedProx
+from medsilo.algorithms.local import Local
+from medsilo.algorithms.method import PERSONAL, Downloads, Federation, Method
+from medsilo.algorithms.models import Layout, state_of
+from medsilo.algorithms.perfedavg import PerFedAvg, pairs
+from medsilo.algorithms.pfedme import PFedMe
+from medsilo.algorithms.scaffold import PREFIX, Scaffold, mean_step
+from medsilo.algorithms.tensor_files import read_payload, write_payload
+from medsilo.algorithms.tensors import FileSource, MemoryWorkspace, Part, Payload, TensorSpec, payload_tensors
+from medsilo.privacy.errors import ConfigurationError, RefusedError, TrainingError
+from medsilo.privacy.exposure import MODEL, Exposure
+from medsilo.privacy.plan import TrainingPlan
+from medsilo.simulation.federation import Simulation
 
 EXTRACTOR, CLASSIFIER = MODEL
 ALL: list[Method] = [
@@ -188,8 +188,8 @@ def simulation_of(method: Method, *, rounds: int) -> Simulation:
 
 
 def fresh_site(simulation: Simulation, name: str) -> Any:
-    from algorithms.models import build
-    from silo.training import LocalSite
+    from medsilo.algorithms.models import build
+    from medsilo.silo.training import LocalSite
 
     plan, old = simulation.plan, simulation._sites[name]
     return LocalSite(name, old._dataset, build(plan.model, seed=plan.seed), plan, device=torch.device("cpu"))

@@ -13,23 +13,23 @@ import torch
 from small_site import SmallSite, small_model
 from torch import Tensor, nn
 
-from algorithms.datasets import ImageDataset, ImageSplit
-from algorithms.fedavg import FedAvg
-from algorithms.fedbabu import FedBABU
-from algorithms.fedbn import FedBN
-from algorithms.fedper import FedPer
-from algorithms.fedproto import FedProto, average_prototypes, prototypes
-from algorithms.fedrep import FedRep
-from algorithms.fedrod import FedRoD, log_class_shares
-from algorithms.method import PERSONAL, Federation, Method
-from algorithms.models import ARCHITECTURES, Layout, build, state_of
-from algorithms.moon import Moon, contrastive_loss
-from algorithms.tensors import MemoryWorkspace, Part, Payload
-from algorithms.transfer import check_finite, check_parts
-from privacy.errors import ConfigurationError, RefusedError
-from privacy.exposure import MODEL, Exposure
-from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
-from simulation.federation import Simulation
+from medsilo.algorithms.datasets import ImageDataset, ImageSplit
+from medsilo.algorithms.fedavg import FedAvg
+from medsilo.algorithms.fedbabu import FedBABU
+from medsilo.algorithms.fedbn import FedBN
+from medsilo.algorithms.fedper import FedPer
+from medsilo.algorithms.fedproto import FedProto, average_prototypes, prototypes
+from medsilo.algorithms.fedrep import FedRep
+from medsilo.algorithms.fedrod import FedRoD, log_class_shares
+from medsilo.algorithms.method import PERSONAL, Federation, Method
+from medsilo.algorithms.models import ARCHITECTURES, Layout, build, state_of
+from medsilo.algorithms.moon import Moon, contrastive_loss
+from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload
+from medsilo.algorithms.transfer import check_finite, check_parts
+from medsilo.privacy.errors import ConfigurationError, RefusedError
+from medsilo.privacy.exposure import MODEL, Exposure
+from medsilo.privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from medsilo.simulation.federation import Simulation
 
 EXTRACTOR, CLASSIFIER = MODEL
 METHODS: tuple[Method, ...] = (

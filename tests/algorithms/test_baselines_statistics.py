@@ -14,17 +14,17 @@ from tiny_federation import run_plan, shard, simulate
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from algorithms.fedap import FedAP, closeness, distance, input_statistics
-from algorithms.fedavg import FedAvg
-from algorithms.fedcac import FedCAC, collaboration_weights, critical, critical_count, overlaps
-from algorithms.feddbe import FedDBE, Shift, regularised
-from algorithms.fedgh import FedGH, train_head
-from algorithms.method import PERSONAL, Downloads, Federation, Memory, Method
-from algorithms.models import Features, Layout, build, mlp, state_of
-from algorithms.tensors import MemoryWorkspace, Part, Payload
-from privacy.errors import ConfigurationError, RefusedError
-from privacy.exposure import MODEL, Exposure
-from silo.training import LocalSite
+from medsilo.algorithms.fedap import FedAP, closeness, distance, input_statistics
+from medsilo.algorithms.fedavg import FedAvg
+from medsilo.algorithms.fedcac import FedCAC, collaboration_weights, critical, critical_count, overlaps
+from medsilo.algorithms.feddbe import FedDBE, Shift, regularised
+from medsilo.algorithms.fedgh import FedGH, train_head
+from medsilo.algorithms.method import PERSONAL, Downloads, Federation, Memory, Method
+from medsilo.algorithms.models import Features, Layout, build, mlp, state_of
+from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload
+from medsilo.privacy.errors import ConfigurationError, RefusedError
+from medsilo.privacy.exposure import MODEL, Exposure
+from medsilo.silo.training import LocalSite
 
 PEER, STATISTICS, MASK = Exposure.PEER_DERIVED, Exposure.RUNNING_STATISTICS, Exposure.PARAMETER_MASK
 METHODS: list[Method] = [FedGH(), FedDBE(), FedCAC(), FedAP()]

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms import datasets
-from algorithms.datasets import (
+from medsilo.algorithms import datasets
+from medsilo.algorithms.datasets import (
     ImageDataset,
     ImageSplit,
     load_npz,
@@ -22,8 +22,8 @@ from algorithms.datasets import (
     to_tensor,
     written_whole,
 )
-from privacy.errors import DataError
-from silo.sources import open_dataset
+from medsilo.privacy.errors import DataError
+from medsilo.silo.sources import open_dataset
 
 
 def pathmnist_arrays() -> dict[str, np.ndarray[Any, Any]]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from algorithms.diversifed import (
+from medsilo.algorithms.diversifed import (
     DiversiFed,
     attract_repel,
     bounded_weights,
@@ -19,9 +19,9 @@ from algorithms.diversifed import (
     pairwise_distances,
     squared_distances,
 )
-from algorithms.method import Correction
-from privacy.errors import ConfigurationError
-from privacy.exposure import Exposure
+from medsilo.algorithms.method import Correction
+from medsilo.privacy.errors import ConfigurationError
+from medsilo.privacy.exposure import Exposure
 
 GOLDEN_MODELS = torch.tensor([[0.1, -0.2], [0.4, 0.2], [-0.5, 0.9]], dtype=torch.float64)
 # Temperature, then for each silo: L_d and z; worked out by hand and by autograd outside this project.

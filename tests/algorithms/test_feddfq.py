@@ -11,7 +11,7 @@ from tiny_federation import run_plan, shard, simulate
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from algorithms.feddfq import (
+from medsilo.algorithms.feddfq import (
     FedDFQ,
     FedDFQSilo,
     accumulate_gradients,
@@ -20,13 +20,13 @@ from algorithms.feddfq import (
     metric_proxies,
     mix_extractors,
 )
-from algorithms.method import Federation
-from algorithms.models import state_of
-from algorithms.tensors import MemoryWorkspace, Part, Payload, payload_tensors
-from privacy.errors import ConfigurationError, RefusedError
-from privacy.exposure import Exposure
-from simulation.batched import Engine, InThreads, Stacked
-from simulation.federation import Simulation
+from medsilo.algorithms.method import Federation
+from medsilo.algorithms.models import state_of
+from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload, payload_tensors
+from medsilo.privacy.errors import ConfigurationError, RefusedError
+from medsilo.privacy.exposure import Exposure
+from medsilo.simulation.batched import Engine, InThreads, Stacked
+from medsilo.simulation.federation import Simulation
 
 # Rows of (channel 0, channel 1), two images a silo.
 IMAGES = [

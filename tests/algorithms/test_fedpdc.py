@@ -11,16 +11,16 @@ from small_site import SmallSite, small_model
 from tiny_federation import shard, simulate
 from torch import Tensor, nn
 
-from algorithms.datasets import ImageDataset, image_hashes
-from algorithms.fedavg import FedAvg
-from algorithms.fedpdc import FedPDC, accuracy_weights, adaptive_penalty
-from algorithms.method import Federation
-from algorithms.models import Layout, build, state_of
-from algorithms.public_set import PublicImages
-from algorithms.tensors import MemoryWorkspace, Part, Payload, payload_tensors
-from privacy.errors import ConfigurationError, RefusedError
-from privacy.exposure import MODEL, Exposure
-from privacy.plan import ModelPlan
+from medsilo.algorithms.datasets import ImageDataset, image_hashes
+from medsilo.algorithms.fedavg import FedAvg
+from medsilo.algorithms.fedpdc import FedPDC, accuracy_weights, adaptive_penalty
+from medsilo.algorithms.method import Federation
+from medsilo.algorithms.models import Layout, build, state_of
+from medsilo.algorithms.public_set import PublicImages
+from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload, payload_tensors
+from medsilo.privacy.errors import ConfigurationError, RefusedError
+from medsilo.privacy.exposure import MODEL, Exposure
+from medsilo.privacy.plan import ModelPlan
 
 
 class FixedPublic:

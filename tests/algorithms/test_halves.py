@@ -10,14 +10,14 @@ import torch
 from small_site import SmallSite, small_model
 from torch import Tensor, nn
 
-from algorithms.diversifed import DiversiFed, attract_repel
-from algorithms.fedavg import FedAvg
-from algorithms.local import Local
-from algorithms.method import PERSONAL, Downloads, Federation
-from algorithms.models import Layout, state_of
-from algorithms.tensors import BLOCK, MemoryWorkspace, Part, Payload, Stack, payload_tensors
-from privacy.errors import RefusedError
-from privacy.exposure import MODEL, Exposure
+from medsilo.algorithms.diversifed import DiversiFed, attract_repel
+from medsilo.algorithms.fedavg import FedAvg
+from medsilo.algorithms.local import Local
+from medsilo.algorithms.method import PERSONAL, Downloads, Federation
+from medsilo.algorithms.models import Layout, state_of
+from medsilo.algorithms.tensors import BLOCK, MemoryWorkspace, Part, Payload, Stack, payload_tensors
+from medsilo.privacy.errors import RefusedError
+from medsilo.privacy.exposure import MODEL, Exposure
 
 EXTRACTOR, CLASSIFIER = MODEL
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_federation import run_plan
 
-from algorithms.masked_methods import (
+from medsilo.algorithms.masked_methods import (
     WEIGHT,
     check_masks,
     encode_upload,
@@ -19,15 +19,15 @@ from algorithms.masked_methods import (
     mean_of,
     required,
 )
-from algorithms.method import CoordinatorHalf, Federation, Method
-from algorithms.models import Layout, build
-from algorithms.registry import METHODS, make
-from algorithms.sharing import count_part
-from algorithms.tensors import MemoryWorkspace, Part, Payload
-from algorithms.transfer import check_parts
-from privacy.errors import ConfigurationError, RefusedError
-from privacy.exposure import MODEL, Exposure
-from privacy.plan import SecureAggregationPlan
+from medsilo.algorithms.method import CoordinatorHalf, Federation, Method
+from medsilo.algorithms.models import Layout, build
+from medsilo.algorithms.registry import METHODS, make
+from medsilo.algorithms.sharing import count_part
+from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload
+from medsilo.algorithms.transfer import check_parts
+from medsilo.privacy.errors import ConfigurationError, RefusedError
+from medsilo.privacy.exposure import MODEL, Exposure
+from medsilo.privacy.plan import SecureAggregationPlan
 
 SUMS = (
     *("fedavg", "fedprox", "scaffold", "moon", "feddyn", "perfedavg", "pfedme", "ditto"),

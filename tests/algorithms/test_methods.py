@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms.fedavg import FedAvg
-from algorithms.local import Local
-from algorithms.method import participants
-from algorithms.models import Layout, build
-from algorithms.registry import METHODS, make
-from algorithms.sharing import sample_weights
-from privacy.errors import ConfigurationError
-from privacy.exposure import MODEL, Exposure, expand
-from privacy.plan import ModelPlan
+from medsilo.algorithms.fedavg import FedAvg
+from medsilo.algorithms.local import Local
+from medsilo.algorithms.method import participants
+from medsilo.algorithms.models import Layout, build
+from medsilo.algorithms.registry import METHODS, make
+from medsilo.algorithms.sharing import sample_weights
+from medsilo.privacy.errors import ConfigurationError
+from medsilo.privacy.exposure import MODEL, Exposure, expand
+from medsilo.privacy.plan import ModelPlan
 
 
 def own_model(input_shape: tuple[int, int, int], classes: int) -> nn.Module:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from algorithms.tensor_files import FileWorkspace, PayloadWriter, Spares, read_payload, write_payload
-from algorithms.tensors import MemoryWorkspace, Part, Stack, combine, payload_tensors
-from algorithms.transfer import read_manifest
-from privacy.errors import DataError, RefusedError
-from privacy.exposure import MODEL, TENSOR_CLASSES, Exposure
-from protos.medsilo.v1 import tensor_pb2
+from medsilo.algorithms.tensor_files import FileWorkspace, PayloadWriter, Spares, read_payload, write_payload
+from medsilo.algorithms.tensors import MemoryWorkspace, Part, Stack, combine, payload_tensors
+from medsilo.algorithms.transfer import read_manifest
+from medsilo.privacy.errors import DataError, RefusedError
+from medsilo.privacy.exposure import MODEL, TENSOR_CLASSES, Exposure
+from medsilo.protos.medsilo.v1 import tensor_pb2
 
 EXTRACTOR, CLASSIFIER = MODEL
 

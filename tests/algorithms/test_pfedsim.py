@@ -9,13 +9,13 @@ import torch
 from small_site import SmallSite
 from tiny_federation import simulate
 
-from algorithms.fedavg import FedAvg
-from algorithms.method import Federation
-from algorithms.models import Layout, state_of
-from algorithms.pfedsim import PFedSim, Variant, classifier_similarity, personalize_extractors
-from algorithms.tensors import MemoryWorkspace, Part, Payload, payload_tensors
-from privacy.errors import ConfigurationError
-from privacy.exposure import MODEL, Exposure
+from medsilo.algorithms.fedavg import FedAvg
+from medsilo.algorithms.method import Federation
+from medsilo.algorithms.models import Layout, state_of
+from medsilo.algorithms.pfedsim import PFedSim, Variant, classifier_similarity, personalize_extractors
+from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload, payload_tensors
+from medsilo.privacy.errors import ConfigurationError
+from medsilo.privacy.exposure import MODEL, Exposure
 
 CLASSIFIERS = torch.tensor(
     [[[1, 0], [0, 1], [1, 1]], [[0.8, 0.6], [-1, 0], [1, 0.5]], [[0, -1], [0.6, 0.8], [2, 2]]], dtype=torch.float64

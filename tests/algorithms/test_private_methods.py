@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.datasets import ImageDataset, ImageSplit
-from algorithms.method import Method
-from algorithms.models import build
-from algorithms.private_methods import check, planned_averages, planned_steps, refusal
-from algorithms.public_set import PublicImages
-from algorithms.registry import METHODS, make
-from privacy.accounting import GaussianRelease, SampledGaussian, epsilon
-from privacy.errors import ConfigurationError
-from privacy.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
-from simulation.batched import InThreads
-from simulation.federation import Simulation
+from medsilo.algorithms.datasets import ImageDataset, ImageSplit
+from medsilo.algorithms.method import Method
+from medsilo.algorithms.models import build
+from medsilo.algorithms.private_methods import check, planned_averages, planned_steps, refusal
+from medsilo.algorithms.public_set import PublicImages
+from medsilo.algorithms.registry import METHODS, make
+from medsilo.privacy.accounting import GaussianRelease, SampledGaussian, epsilon
+from medsilo.privacy.errors import ConfigurationError
+from medsilo.privacy.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
+from medsilo.simulation.batched import InThreads
+from medsilo.simulation.federation import Simulation
 
 SUPPORTED: dict[str, dict[str, Any]] = {
     "local": {},

@@ -17,30 +17,30 @@ from small_site import SmallSite, small_model
 from tiny_federation import run_plan, shard
 from torch import Tensor
 
-from algorithms.ditto import Ditto
-from algorithms.fedavg import FedAvg
-from algorithms.fedbabu import FedBABU
-from algorithms.fedbn import FedBN
-from algorithms.feddyn import FedDyn
-from algorithms.fedper import FedPer
-from algorithms.fedprox import FedProx
-from algorithms.fedrep import FedRep
-from algorithms.fedrod import FedRoD
-from algorithms.masked_methods import masked_rounds
-from algorithms.method import Federation, Method
-from algorithms.models import Layout, state_of
-from algorithms.moon import Moon
-from algorithms.partial_sharing import PartialSharing
-from algorithms.perfedavg import PerFedAvg
-from algorithms.pfedme import PFedMe
-from algorithms.pfedsim import PFedSim
-from algorithms.registry import make
-from algorithms.robust import FEW, average, left_out, trimmed_mean
-from algorithms.scaffold import Scaffold
-from algorithms.tensors import BLOCK, MemoryWorkspace, Part, Payload, Stack
-from privacy.errors import ConfigurationError
-from privacy.exposure import Exposure
-from simulation.federation import Simulation
+from medsilo.algorithms.ditto import Ditto
+from medsilo.algorithms.fedavg import FedAvg
+from medsilo.algorithms.fedbabu import FedBABU
+from medsilo.algorithms.fedbn import FedBN
+from medsilo.algorithms.feddyn import FedDyn
+from medsilo.algorithms.fedper import FedPer
+from medsilo.algorithms.fedprox import FedProx
+from medsilo.algorithms.fedrep import FedRep
+from medsilo.algorithms.fedrod import FedRoD
+from medsilo.algorithms.masked_methods import masked_rounds
+from medsilo.algorithms.method import Federation, Method
+from medsilo.algorithms.models import Layout, state_of
+from medsilo.algorithms.moon import Moon
+from medsilo.algorithms.partial_sharing import PartialSharing
+from medsilo.algorithms.perfedavg import PerFedAvg
+from medsilo.algorithms.pfedme import PFedMe
+from medsilo.algorithms.pfedsim import PFedSim
+from medsilo.algorithms.registry import make
+from medsilo.algorithms.robust import FEW, average, left_out, trimmed_mean
+from medsilo.algorithms.scaffold import Scaffold
+from medsilo.algorithms.tensors import BLOCK, MemoryWorkspace, Part, Payload, Stack
+from medsilo.privacy.errors import ConfigurationError
+from medsilo.privacy.exposure import Exposure
+from medsilo.simulation.federation import Simulation
 
 ROBUST: tuple[type[Any], ...] = (FedAvg, FedProx, Moon, PerFedAvg, Ditto, FedPer, FedRep, FedBN, FedBABU, FedRoD)
 LARGEST = float(np.finfo(np.float32).max)

@@ -12,11 +12,11 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.torch import load_file
 
-from algorithms import tensors
-from algorithms.diversifed import pairwise_distances, squared_distances
-from algorithms.tensor_files import FileWorkspace, PayloadWriter, Spares, read_payload, write_payload
-from algorithms.tensors import BLOCK, MemoryWorkspace, Part, Payload, Stack, combine
-from algorithms.transfer import (
+from medsilo.algorithms import tensors
+from medsilo.algorithms.diversifed import pairwise_distances, squared_distances
+from medsilo.algorithms.tensor_files import FileWorkspace, PayloadWriter, Spares, read_payload, write_payload
+from medsilo.algorithms.tensors import BLOCK, MemoryWorkspace, Part, Payload, Stack, combine
+from medsilo.algorithms.transfer import (
     MemorySink,
     Receiver,
     check_finite,
@@ -26,12 +26,12 @@ from algorithms.transfer import (
     read_manifest,
     send,
 )
-from privacy.door import Call, Door, nonce
-from privacy.errors import DataError, RefusedError
-from privacy.exposure import MODEL, Exposure
-from privacy.gate import PlanGate
-from privacy.journal import Journal
-from protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.privacy.door import Call, Door, nonce
+from medsilo.privacy.errors import DataError, RefusedError
+from medsilo.privacy.exposure import MODEL, Exposure
+from medsilo.privacy.gate import PlanGate
+from medsilo.privacy.journal import Journal
+from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 
 EXTRACTOR, CLASSIFIER = MODEL
 

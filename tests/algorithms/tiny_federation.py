@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from algorithms.datasets import ImageDataset, ImageSplit
-from algorithms.method import Method, PublicSet
-from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
-from simulation.federation import Simulation
+from medsilo.algorithms.datasets import ImageDataset, ImageSplit
+from medsilo.algorithms.method import Method, PublicSet
+from medsilo.privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from medsilo.simulation.federation import Simulation
 
 
 def shard(name: str, seed: int, *, train: int = 24, test: int = 10, classes: int = 3) -> ImageDataset:

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.tensors import BLOCK, Part, Payload
-from coordinator.changes import Change, compare
-from coordinator.comparing import Beginning, norm_of_change, products_of_changes
-from coordinator.config import CoordinatorConfig
-from coordinator.store import Store
-from privacy.errors import ConfigurationError
-from privacy.exposure import Exposure
+from medsilo.algorithms.tensors import BLOCK, Part, Payload
+from medsilo.coordinator.changes import Change, compare
+from medsilo.coordinator.comparing import Beginning, norm_of_change, products_of_changes
+from medsilo.coordinator.config import CoordinatorConfig
+from medsilo.coordinator.store import Store
+from medsilo.privacy.errors import ConfigurationError
+from medsilo.privacy.exposure import Exposure
 
 EXTRACTOR, CLASSIFIER = Exposure.MODEL_PARAMETERS_EXTRACTOR, Exposure.MODEL_PARAMETERS_CLASSIFIER
 FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -143,5 +143,5 @@ def test_a_limit_that_could_not_be_held_is_refused(tmp_path: Path, lines: str, w
 
 def test_asking_for_the_status_does_not_load_pytorch() -> None:
     """It takes seconds; operators ask often."""
-    loaded = "import coordinator.cli, sys; sys.exit('torch' in sys.modules)"
+    loaded = "import medsilo.coordinator.cli, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", loaded], check=False).returncode == 0

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from test_withdrawals import NAMES, RECEIPT, ROUNDS, Run
 
-from coordinator import rounds
-from privacy.errors import StoreError
+from medsilo.coordinator import rounds
+from medsilo.privacy.errors import StoreError
 
 WRITES = ("open_round", "deliver", "close_round", "finish_run", "withdraw", "admit_participant")
 

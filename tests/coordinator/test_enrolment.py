@@ -17,24 +17,31 @@ from typing import Any
 import grpc
 import pytest
 
-from coordinator.config import CoordinatorConfig
-from coordinator.doctor import examine
-from coordinator.enrolment import FAILURES, PAUSE_SECONDS, EnrolmentService, Throttle, TooManyError, serve_enrolment
-from coordinator.invitations import Invitations
-from coordinator.setting_up import Federation, invite, set_up
-from coordinator.store import Store
-from privacy.door import Door
-from privacy.errors import ConfigurationError, IdentityError, RefusedError
-from privacy.exposure import Exposure
-from privacy.gate import PlanGate
-from privacy.invitation import Invitation, new_code
-from privacy.journal import Journal, read_records
-from privacy.key_rotation import rotate
-from privacy.pki import Identity, create_keys, issue, load_audit_key
-from privacy.state_folder import keep_private
-from silo.config import SiloConfig
-from silo.enrolment import enrol, trusted_authority
-from silo.setting_up import is_enrolled, prepare
+from medsilo.coordinator.config import CoordinatorConfig
+from medsilo.coordinator.doctor import examine
+from medsilo.coordinator.enrolment import (
+    FAILURES,
+    PAUSE_SECONDS,
+    EnrolmentService,
+    Throttle,
+    TooManyError,
+    serve_enrolment,
+)
+from medsilo.coordinator.invitations import Invitations
+from medsilo.coordinator.setting_up import Federation, invite, set_up
+from medsilo.coordinator.store import Store
+from medsilo.privacy.door import Door
+from medsilo.privacy.errors import ConfigurationError, IdentityError, RefusedError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.gate import PlanGate
+from medsilo.privacy.invitation import Invitation, new_code
+from medsilo.privacy.journal import Journal, read_records
+from medsilo.privacy.key_rotation import rotate
+from medsilo.privacy.pki import Identity, create_keys, issue, load_audit_key
+from medsilo.privacy.state_folder import keep_private
+from medsilo.silo.config import SiloConfig
+from medsilo.silo.enrolment import enrol, trusted_authority
+from medsilo.silo.setting_up import is_enrolled, prepare
 
 Stop = Callable[[], object]
 

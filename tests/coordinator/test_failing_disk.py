@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, event
 
-from coordinator.store import Store
-from privacy.errors import DiskError
+from medsilo.coordinator.store import Store
+from medsilo.privacy.errors import DiskError
 
 
 def grow(store: Store) -> None:

@@ -12,8 +12,8 @@ from postgres_cluster import PASSWORD, Cluster
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
-from coordinator.store import Store
-from privacy.errors import ConfigurationError, LeaseLostError, StoreError
+from medsilo.coordinator.store import Store
+from medsilo.privacy.errors import ConfigurationError, LeaseLostError, StoreError
 
 WRITES: dict[str, Callable[[Store], object]] = {
     "settle": lambda store: store.settle(),

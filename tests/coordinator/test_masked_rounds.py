@@ -13,22 +13,30 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-import coordinator.rounds
-from algorithms.masked_methods import encode_upload, masked_payload
-from algorithms.models import Layout, build
-from algorithms.sharing import count_part
-from algorithms.tensor_files import write_payload
-from algorithms.tensors import MemorySource, Part, Payload
-from algorithms.transfer import check_parts
-from coordinator.config import CoordinatorConfig
-from coordinator.rounds import LateError, Order, Rounds
-from coordinator.store import Store
-from privacy.early_end import EarlyEnd, EndReason
-from privacy.errors import ConfigurationError, RefusedError, StoreError
-from privacy.exposure import Exposure
-from privacy.mask_keys import CertifiedKey, Occasion, Roster, certify, vouch
-from privacy.pki import Credentials, Identity, create_authority, create_keys, issue, load_audit_key, load_credentials
-from protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.algorithms.masked_methods import encode_upload, masked_payload
+from medsilo.algorithms.models import Layout, build
+from medsilo.algorithms.sharing import count_part
+from medsilo.algorithms.tensor_files import write_payload
+from medsilo.algorithms.tensors import MemorySource, Part, Payload
+from medsilo.algorithms.transfer import check_parts
+from medsilo.coordinator import rounds
+from medsilo.coordinator.config import CoordinatorConfig
+from medsilo.coordinator.rounds import LateError, Order, Rounds
+from medsilo.coordinator.store import Store
+from medsilo.privacy.early_end import EarlyEnd, EndReason
+from medsilo.privacy.errors import ConfigurationError, RefusedError, StoreError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.mask_keys import CertifiedKey, Occasion, Roster, certify, vouch
+from medsilo.privacy.pki import (
+    Credentials,
+    Identity,
+    create_authority,
+    create_keys,
+    issue,
+    load_audit_key,
+    load_credentials,
+)
+from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 
 NAMES = ("a", "b", "c", "d")
 WAIT, TRAIN, MASK, FINISH = (wire.TASK_KIND_WAIT, wire.TASK_KIND_TRAIN, wire.TASK_KIND_MASK, wire.TASK_KIND_FINISH)
@@ -377,7 +385,7 @@ def test_a_silo_that_is_late_with_training_is_in_no_roster(begin: Callable[..., 
 def test_past_the_deadline_a_roster_that_is_not_complete_is_given_up(
     begin: Callable[..., MaskedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator.rounds, "LEAST_MINUTES_TO_DELIVER", 0)
+    monkeypatch.setattr(rounds, "LEAST_MINUTES_TO_DELIVER", 0)
     run = begin(quorum=3, deadline_minutes=0.03, **BOUNDED)
     run.train(*NAMES, number=0)
     for name in ("a", "b", "c"):
@@ -389,7 +397,7 @@ def test_past_the_deadline_a_roster_that_is_not_complete_is_given_up(
 def test_without_a_bound_a_roster_waits_past_the_deadline_until_the_last_is_back(
     begin: Callable[..., MaskedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator.rounds, "LEAST_MINUTES_TO_DELIVER", 0)
+    monkeypatch.setattr(rounds, "LEAST_MINUTES_TO_DELIVER", 0)
     run = begin(quorum=3, deadline_minutes=0.03)
     run.train(*NAMES, number=0)
     for name in ("a", "b", "c"):
@@ -476,7 +484,7 @@ def test_after_a_crash_of_the_coordinator_the_same_silos_deliver_again(
 def test_whether_or_not_a_failing_database_kept_a_change_the_same_silos_are_summed_once(
     begin: Callable[..., MaskedRun], monkeypatch: pytest.MonkeyPatch, change: str, kept: bool
 ) -> None:
-    monkeypatch.setattr(coordinator.rounds, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(rounds, "PAUSE_SECONDS", 0.01)
     run = begin()
     write = getattr(run.store, change)
     failed = []

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from coordinator.daemon import _allow_open_files
-from coordinator.store import Store
-from privacy.errors import DiskError
+from medsilo.coordinator.daemon import _allow_open_files
+from medsilo.coordinator.store import Store
+from medsilo.privacy.errors import DiskError
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
-from coordinator.service import ALLOWED_ROLE, SERVICE, CoordinatorService
-from privacy.exposure import SCHEMA_FILES
-from privacy.pki import ROLES, Identity
+from medsilo.coordinator.service import ALLOWED_ROLE, SERVICE, CoordinatorService
+from medsilo.privacy.exposure import SCHEMA_FILES
+from medsilo.privacy.pki import ROLES, Identity
 
 RPCS = {
     (service.full_name, method.name)
@@ -53,7 +53,7 @@ class _Context:
 def test_an_rpc_is_for_its_role_and_federation_alone_and_looks_at_the_certificate_first(
     rpc: str, role: Any, federation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.service.fingerprint", lambda _: "ab" * 32)
+    monkeypatch.setattr("medsilo.coordinator.service.fingerprint", lambda _: "ab" * 32)
     plan = SimpleNamespace(run="r", sha256=bytes(32), method=SimpleNamespace(name="fedavg"))
     reached: list[str] = []
     service = CoordinatorService(

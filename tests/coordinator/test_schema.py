@@ -15,10 +15,10 @@ from alembic.script import ScriptDirectory
 from postgres_cluster import Cluster
 from sqlalchemy import create_engine, inspect, text
 
-from coordinator import schema
-from coordinator.store import Store
-from coordinator.tables import Base
-from privacy.errors import ConfigurationError, StoreError
+from medsilo.coordinator import schema
+from medsilo.coordinator.store import Store
+from medsilo.coordinator.tables import Base
+from medsilo.privacy.errors import ConfigurationError, StoreError
 
 BEFORE_MIGRATIONS = """
 CREATE TABLE run (

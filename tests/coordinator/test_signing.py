@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator import daemon
-from privacy.door import Door
-from privacy.exposure import Exposure
-from privacy.gate import PlanGate
-from privacy.journal import Journal
-from privacy.verification import verify_evidence
+from medsilo.coordinator import daemon
+from medsilo.privacy.door import Door
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.gate import PlanGate
+from medsilo.privacy.journal import Journal
+from medsilo.privacy.verification import verify_evidence
 
 
 def test_the_newest_records_are_signed_without_another_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

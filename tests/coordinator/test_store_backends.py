@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from postgres_cluster import Cluster
 
-from coordinator.config import CoordinatorConfig
-from coordinator.store import EVERYONE, Store
-from privacy.errors import ConfigurationError
+from medsilo.coordinator.config import CoordinatorConfig
+from medsilo.coordinator.store import EVERYONE, Store
+from medsilo.privacy.errors import ConfigurationError
 
 PLAN = b'{"run":"r"}'
 RECEIPT = {"call_id": "ab" * 16, "messages": 3, "log_index": 7}

@@ -16,17 +16,16 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
-import coordinator.daemon
-import coordinator.rounds
-from algorithms.models import Layout, build
-from algorithms.sharing import count_part
-from algorithms.tensor_files import write_payload
-from algorithms.tensors import Part
-from coordinator.cli import app
-from coordinator.config import CoordinatorConfig
-from coordinator.rounds import Rounds
-from coordinator.store import Store
-from privacy.exposure import Exposure
+from medsilo.algorithms.models import Layout, build
+from medsilo.algorithms.sharing import count_part
+from medsilo.algorithms.tensor_files import write_payload
+from medsilo.algorithms.tensors import Part
+from medsilo.coordinator import daemon, rounds
+from medsilo.coordinator.cli import app
+from medsilo.coordinator.config import CoordinatorConfig
+from medsilo.coordinator.rounds import Rounds
+from medsilo.coordinator.store import Store
+from medsilo.privacy.exposure import Exposure
 
 NAMES = ["a", "b", "c"]
 
@@ -99,7 +98,7 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 def test_a_run_that_waits_says_for_whom(
     begin: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(coordinator.rounds, "REMINDER_SECONDS", 0.05)
+    monkeypatch.setattr(rounds, "REMINDER_SECONDS", 0.05)
     one = begin()
     one.join("a")
     one.until(lambda: "run r waits for b, c to join" in caplog.text)
@@ -138,7 +137,7 @@ def test_a_corrected_plan_begins_with_its_own_model(tmp_path: Path) -> None:
 def test_at_the_end_it_waits_for_every_signature_and_says_for_whose(
     begin: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(coordinator.daemon, "REMINDER_SECONDS", 0.05)
+    monkeypatch.setattr(daemon, "REMINDER_SECONDS", 0.05)
     one = begin(rounds=1)
     one.join(*NAMES)
     one.until(lambda: one.status()["round"] == 1)
@@ -146,7 +145,7 @@ def test_at_the_end_it_waits_for_every_signature_and_says_for_whose(
     one.until(lambda: one.status()["finished"])
     signed = {"spiffe://test/silo/a", "spiffe://test/silo/c"}
     door: Any = SimpleNamespace(has_parted=signed.__contains__)
-    wait = coordinator.daemon._await_signatures
+    wait = daemon._await_signatures
     waiting = threading.Thread(target=wait, args=(one.rounds.config, one.rounds, door, threading.Event()), daemon=True)
     waiting.start()
     for name in NAMES:
@@ -189,7 +188,7 @@ class Jumping(datetime):
 def test_a_jump_of_the_clock_neither_ends_a_round_nor_keeps_it_open(
     begin: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, days: int
 ) -> None:
-    monkeypatch.setattr(coordinator.rounds, "datetime", Jumping)
+    monkeypatch.setattr(rounds, "datetime", Jumping)
     one = begin(quorum=2, deadline_minutes=60)
     one.join(*NAMES)
     one.until(lambda: one.status()["round"] == 1)
@@ -209,7 +208,7 @@ def test_a_clock_that_was_put_back_while_the_coordinator_was_away_costs_one_dead
     one.until(lambda: one.status()["round"] == 1)
     one.deliver("a", "b", number=0)
     one.rounds.stop()
-    monkeypatch.setattr(coordinator.rounds, "datetime", Jumping)
+    monkeypatch.setattr(rounds, "datetime", Jumping)
     monkeypatch.setattr(Jumping, "by", timedelta(days=-1))
     again = Rounds(one.rounds.config, one.rounds.plan, one.rounds.config.make_method(), one.store)
     left = again._seconds_to_deadline()

@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.datasets import ImageDataset, ImageSplit, save_npz
-from algorithms.method import Federation
-from algorithms.models import Layout, build
-from algorithms.registry import METHODS
-from algorithms.tensor_files import read_payload, write_payload
-from algorithms.tensors import MemoryWorkspace, Payload, payload_tensors
-from algorithms.transfer import check_parts
-from coordinator.config import CoordinatorConfig
-from coordinator.rounds import Rounds
-from coordinator.store import Store
-from privacy.errors import RefusedError
-from privacy.exposure import Exposure
-from protos.medsilo.v1 import coordinator_pb2 as wire
-from silo.training import LocalSite
+from medsilo.algorithms.datasets import ImageDataset, ImageSplit, save_npz
+from medsilo.algorithms.method import Federation
+from medsilo.algorithms.models import Layout, build
+from medsilo.algorithms.registry import METHODS
+from medsilo.algorithms.tensor_files import read_payload, write_payload
+from medsilo.algorithms.tensors import MemoryWorkspace, Payload, payload_tensors
+from medsilo.algorithms.transfer import check_parts
+from medsilo.coordinator.config import CoordinatorConfig
+from medsilo.coordinator.rounds import Rounds
+from medsilo.coordinator.store import Store
+from medsilo.privacy.errors import RefusedError
+from medsilo.privacy.exposure import Exposure
+from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.silo.training import LocalSite
 
 NAMES = ("a", "a-b", "c")
 RECEIPT = {"call_id": "ab" * 16}

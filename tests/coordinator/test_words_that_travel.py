@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
-from coordinator.rounds import LateError
-from coordinator.service import BusyError, CoordinatorService
-from privacy.errors import (
+from medsilo.coordinator.rounds import LateError
+from medsilo.coordinator.service import BusyError, CoordinatorService
+from medsilo.privacy.errors import (
     ConfigurationError,
     ConsentError,
     DataError,

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from algorithms.local import Local
-from algorithms.method import PERSONAL, Method
-from privacy.exposure import MODEL
-from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
-from silo.sharding import Dirichlet, cut
-from silo.synthetic import generate_tissue
-from simulation.federation import Simulation
+from medsilo.algorithms.local import Local
+from medsilo.algorithms.method import PERSONAL, Method
+from medsilo.privacy.exposure import MODEL
+from medsilo.privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from medsilo.silo.sharding import Dirichlet, cut
+from medsilo.silo.synthetic import generate_tissue
+from medsilo.simulation.federation import Simulation
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-method.md").read_text(encoding="utf-8")
 

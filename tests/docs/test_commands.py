@@ -21,18 +21,18 @@ import yaml
 from PIL import Image
 from typer.main import get_command
 
-from algorithms.datasets import ImageDataset, save_npz
-from coordinator.cli import app as coordinator_app
-from privacy.checkpoint import Checkpoint
-from privacy.fork_proof import ForkProof, View
-from privacy.merkle import EMPTY_ROOT
-from privacy.pki import load_audit_key, load_audit_public
-from silo.cli import app as silo_app
-from silo.shard_command import shard
-from silo.sharding import PracticalGroups, cut
-from silo.synthetic import generate_tissue
-from simulation.cli import app as simulation_app
-from simulation.experiment import ExperimentConfig
+from medsilo.algorithms.datasets import ImageDataset, save_npz
+from medsilo.coordinator.cli import app as coordinator_app
+from medsilo.privacy.checkpoint import Checkpoint
+from medsilo.privacy.fork_proof import ForkProof, View
+from medsilo.privacy.merkle import EMPTY_ROOT
+from medsilo.privacy.pki import load_audit_key, load_audit_public
+from medsilo.silo.cli import app as silo_app
+from medsilo.silo.shard_command import shard
+from medsilo.silo.sharding import PracticalGroups, cut
+from medsilo.silo.synthetic import generate_tissue
+from medsilo.simulation.cli import app as simulation_app
+from medsilo.simulation.experiment import ExperimentConfig
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tests" / "end_to_end"))

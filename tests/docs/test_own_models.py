@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms.datasets import ImageDataset, ImageSplit
-from algorithms.fedper import FedPer
-from algorithms.models import Layout, build
-from algorithms.private_methods import check_model
-from privacy.errors import ConfigurationError
-from privacy.exposure import Exposure
-from privacy.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
-from privacy.sealed_keys import unsealed
-from silo.training import LocalSite
+from medsilo.algorithms.datasets import ImageDataset, ImageSplit
+from medsilo.algorithms.fedper import FedPer
+from medsilo.algorithms.models import Layout, build
+from medsilo.algorithms.private_methods import check_model
+from medsilo.privacy.errors import ConfigurationError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
+from medsilo.privacy.sealed_keys import unsealed
+from medsilo.silo.training import LocalSite
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own-data-and-models.md").read_text(encoding="utf-8")
 NAME = "ournets:tissue_net"

@@ -12,4 +12,4 @@ def main() -> None:
     _, answers = sys.argv.pop(0), sys.argv.pop(0)
     sys.stdin = io.StringIO("".join(f"{answer}\n" for answer in answers.split(",")))
     getpass.getpass = lambda *_, **__: input()  # it would ask the terminal at which the tests were started
-    importlib.import_module(f"{sys.argv[0]}.cli").main()
+    importlib.import_module(f"medsilo.{sys.argv[0]}.cli").main()

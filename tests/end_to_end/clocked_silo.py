@@ -6,11 +6,11 @@ import sys
 from datetime import date
 from pathlib import Path
 
-from privacy.console import output
-from privacy.errors import MedsiloError
-from silo.config import SiloConfig
-from silo.daemon import train
-from silo.display import Display
+from medsilo.privacy.console import output
+from medsilo.privacy.errors import MedsiloError
+from medsilo.silo.config import SiloConfig
+from medsilo.silo.daemon import train
+from medsilo.silo.display import Display
 
 
 def main() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from federation import Federation
 
-from algorithms.datasets import ImageDataset, save_npz
-from silo.sharding import PracticalGroups, cut
-from silo.synthetic import generate_tissue
+from medsilo.algorithms.datasets import ImageDataset, save_npz
+from medsilo.silo.sharding import PracticalGroups, cut
+from medsilo.silo.synthetic import generate_tissue
 
 
 @pytest.fixture(scope="session")

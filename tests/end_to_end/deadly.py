@@ -15,7 +15,7 @@ from typing import Any
 
 from faults import KINDS, PLACES, Fault, happened, log_of, state_of
 
-from privacy.door import Door
+from medsilo.privacy.door import Door
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
 
 def run() -> None:
     """The command itself."""
-    importlib.import_module(f"{sys.argv[0]}.cli").main()
+    importlib.import_module(f"medsilo.{sys.argv[0]}.cli").main()
 
 
 def arm() -> Callable[[], None]:

@@ -7,8 +7,8 @@ import signal
 import sys
 from typing import Any
 
-from silo import cli
-from silo.masking import Masking
+from medsilo.silo import cli
+from medsilo.silo.masking import Masking
 
 
 def main() -> None:

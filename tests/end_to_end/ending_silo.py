@@ -6,8 +6,8 @@ from typing import Any
 
 import deadly
 
-from silo import uplink
-from silo.daemon import _Participation
+from medsilo.silo import uplink
+from medsilo.silo.daemon import _Participation
 
 
 def main() -> None:

@@ -38,12 +38,12 @@ from test_runs import (
     assert_signed,
 )
 
-from algorithms.datasets import ImageDataset
-from privacy.bundle import export
-from privacy.durable import write_atomically
-from privacy.verification import verify_evidence
-from silo.sharding import PracticalGroups, cut
-from silo.synthetic import generate_tissue
+from medsilo.algorithms.datasets import ImageDataset
+from medsilo.privacy.bundle import export
+from medsilo.privacy.durable import write_atomically
+from medsilo.privacy.verification import verify_evidence
+from medsilo.silo.sharding import PracticalGroups, cut
+from medsilo.silo.synthetic import generate_tissue
 
 MODEL = {"name": "mlp-64", "input_shape": [3, 28, 28], "classes": 9}
 PLAIN = ["PROTOCOL", "IDENTITY", "MODEL_PARAMETERS", "SAMPLE_COUNT", "PEER_DERIVED", "PEER_MODELS", "LOCAL_METRICS"]

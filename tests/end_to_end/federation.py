@@ -20,16 +20,16 @@ import torch
 import yaml
 from forked import Forked
 
-from algorithms.datasets import ImageDataset, save_npz
-from algorithms.models import build
-from algorithms.registry import make
-from coordinator.config import CoordinatorConfig
-from privacy.door import Door
-from privacy.exposure import Exposure
-from privacy.gate import PlanGate
-from privacy.journal import Journal
-from privacy.pki import Identity, create_authority, create_keys, issue, load_audit_key
-from simulation.federation import Simulation
+from medsilo.algorithms.datasets import ImageDataset, save_npz
+from medsilo.algorithms.models import build
+from medsilo.algorithms.registry import make
+from medsilo.coordinator.config import CoordinatorConfig
+from medsilo.privacy.door import Door
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.gate import PlanGate
+from medsilo.privacy.journal import Journal
+from medsilo.privacy.pki import Identity, create_authority, create_keys, issue, load_audit_key
+from medsilo.simulation.federation import Simulation
 
 Process = subprocess.Popen[bytes] | Forked
 BIN = Path(sys.executable).parent
@@ -66,6 +66,12 @@ def without_signatures(record: Mapping[str, Any]) -> int:
     return sum(
         count for field, count in record["fields"].items() if not {"attestation", "first"} & set(field.split("."))
     )
+
+
+def _program_of(tree: Path, name: str) -> list[str]:
+    """A release's own program, whatever the installed one would load. Version 1 had no package around its packages."""
+    module = f"medsilo.{name}.cli" if (tree / "medsilo").exists() else f"{name}.cli"
+    return [sys.executable, "-c", f"import sys; sys.argv[0] = {name!r}; from {module} import main; main()"]
 
 
 class Federation:
@@ -192,9 +198,10 @@ class Federation:
         if self.forked and tree is None and (not prefix or prefix[0] in ("deadly", "hosted")):
             self.processes.append(Forked([*prefix, *command], self.folder, log))
             return self.processes[-1]
+        program = [str(BIN / command[0])] if tree is None else _program_of(tree, command[0])
         with log.open("ab") as file:
             process = subprocess.Popen(
-                [*prefix, str(BIN / command[0]), *command[1:]],
+                [*prefix, *program, *command[1:]],
                 cwd=self.folder,
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -21,13 +21,13 @@ _FORKS.set_forkserver_preload(
     [
         "torch",
         "torch._dynamo",  # the first optimiser of a process would load it, for seconds
-        "coordinator.cli",
-        "coordinator.daemon",
+        "medsilo.coordinator.cli",
+        "medsilo.coordinator.daemon",
         "coordinator.store",
-        "silo.cli",
-        "silo.daemon",
-        "silo.private_training",
-        "silo.shard_command",
+        "medsilo.silo.cli",
+        "medsilo.silo.daemon",
+        "medsilo.silo.private_training",
+        "medsilo.silo.shard_command",
     ]
 )
 FAULTS = faults.library()
@@ -83,7 +83,7 @@ def _run(command: list[str], folder: Path, log: Path) -> None:
     torch = importlib.import_module("torch")
     torch.set_num_threads(1)
     # A test's own program stands in a module beside this one.
-    name = command[0] if (Path(__file__).parent / f"{command[0]}.py").exists() else f"{command[0]}.cli"
+    name = command[0] if (Path(__file__).parent / f"{command[0]}.py").exists() else f"medsilo.{command[0]}.cli"
     main = importlib.import_module(name).main
     code = 0
     try:

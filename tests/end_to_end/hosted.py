@@ -12,8 +12,8 @@ import os
 import sys
 from pathlib import Path
 
-from coordinator import service
-from silo import channel, uplink
+from medsilo.coordinator import service
+from medsilo.silo import channel, uplink
 
 _CLONE_NEWNET = 0x40000000
 
@@ -27,4 +27,4 @@ def main() -> None:
     uplink.LONGEST_PAUSE_SECONDS = float(pause)
     service.SHORTEST_PING_SECONDS = channel.KEEPALIVE_SECONDS / 2
     os.environ["OMP_NUM_THREADS"] = "1"
-    importlib.import_module(f"{sys.argv[0]}.cli").main()
+    importlib.import_module(f"medsilo.{sys.argv[0]}.cli").main()

@@ -19,7 +19,7 @@ def main() -> None:
     _, namespace, ended = (sys.argv.pop(0) for _ in range(3))
     if namespace != "-":
         enter(namespace)
-    name = sys.argv[0] if (Path(__file__).parent / f"{sys.argv[0]}.py").exists() else f"{sys.argv[0]}.cli"
+    name = sys.argv[0] if (Path(__file__).parent / f"{sys.argv[0]}.py").exists() else f"medsilo.{sys.argv[0]}.cli"
     code = 0
     try:
         importlib.import_module(name).main()

@@ -6,12 +6,12 @@ import hashlib
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from privacy.consent import ConsentFile
-from privacy.errors import DataError
-from privacy.journal import read_records
-from privacy.ledger import LASTING, charges, ledgers
-from privacy.retention import SentArchive
-from protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.privacy.consent import ConsentFile
+from medsilo.privacy.errors import DataError
+from medsilo.privacy.journal import read_records
+from medsilo.privacy.ledger import LASTING, charges, ledgers
+from medsilo.privacy.retention import SentArchive
+from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 
 if TYPE_CHECKING:
     from federation import Federation

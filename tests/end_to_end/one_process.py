@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
-from algorithms.datasets import ImageDataset
-from simulation import scheduling
-from simulation.execution import Outcome, execute
-from simulation.experiment import Run
+from medsilo.algorithms.datasets import ImageDataset
+from medsilo.simulation import scheduling
+from medsilo.simulation.execution import Outcome, execute
+from medsilo.simulation.experiment import Run
 
 
 @contextlib.contextmanager
@@ -32,7 +32,7 @@ def main() -> None:
     sys.argv.pop(0)
     scheduling._processes = _here
     if not sys.argv[0].endswith(".md"):
-        importlib.import_module(f"{sys.argv[0]}.cli").main()
+        importlib.import_module(f"medsilo.{sys.argv[0]}.cli").main()
         return
     page = Path(sys.argv[0])
     text = page.read_text()

@@ -14,16 +14,16 @@ import torch
 from federation import Federation
 from google.protobuf.message import Message
 
-from algorithms.models import Layout, build
-from algorithms.tensors import Part, Payload
-from algorithms.transfer import CHUNK, chunk_message, manifest
-from coordinator.config import CoordinatorConfig
-from privacy.door import Call, Door, nonce
-from privacy.envelope import from_message
-from privacy.exposure import MODEL, Exposure
-from privacy.pki import load_audit_key
-from protos.medsilo.v1 import coordinator_pb2 as wire
-from protos.medsilo.v1 import journal_pb2
+from medsilo.algorithms.models import Layout, build
+from medsilo.algorithms.tensors import Part, Payload
+from medsilo.algorithms.transfer import CHUNK, chunk_message, manifest
+from medsilo.coordinator.config import CoordinatorConfig
+from medsilo.privacy.door import Call, Door, nonce
+from medsilo.privacy.envelope import from_message
+from medsilo.privacy.exposure import MODEL, Exposure
+from medsilo.privacy.pki import load_audit_key
+from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.protos.medsilo.v1 import journal_pb2
 
 SERVICE = "/medsilo.v1.CoordinatorService"
 COORDINATOR = "spiffe://test/coordinator/coordinator"

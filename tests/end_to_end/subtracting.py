@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from algorithms.method import Downloads
-from algorithms.tensor_files import read_payload
-from algorithms.tensors import Part, Payload
-from coordinator import cli
-from coordinator.rounds import Rounds
-from privacy.exposure import Exposure
+from medsilo.algorithms.method import Downloads
+from medsilo.algorithms.tensor_files import read_payload
+from medsilo.algorithms.tensors import Part, Payload
+from medsilo.coordinator import cli
+from medsilo.coordinator.rounds import Rounds
+from medsilo.privacy.exposure import Exposure
 
 
 def main() -> None:

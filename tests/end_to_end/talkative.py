@@ -14,4 +14,4 @@ def main() -> None:
     logging.getLogger().setLevel(logging.DEBUG)
     logging.getLogger(__name__).debug("this is said too")
     sys.argv = sys.argv[1:]
-    importlib.import_module(f"{sys.argv[0]}.cli").main()
+    importlib.import_module(f"medsilo.{sys.argv[0]}.cli").main()

@@ -19,12 +19,12 @@ from test_hostile_parties import stall
 from test_networks import assert_nothing_lost
 from test_refusals import delivered, refusal, stored_uploads
 
-from algorithms.transfer import chunk_message
-from coordinator.service import CALLS_PER_SILO
-from privacy.door import nonce
-from privacy.exposure import Exposure
-from privacy.pki import fingerprint, issue
-from protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.algorithms.transfer import chunk_message
+from medsilo.coordinator.service import CALLS_PER_SILO
+from medsilo.privacy.door import nonce
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.pki import fingerprint, issue
+from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 
 Make = Callable[..., Federation]
 

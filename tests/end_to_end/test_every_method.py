@@ -13,7 +13,7 @@ from proxy import Proxy
 from test_evidence import assert_journals_have_what_was_on_the_wire
 from test_runs import assert_both_sides_agree, assert_every_round_counted_once, assert_journals_sound, assert_models_are
 
-from algorithms.registry import METHODS, make
+from medsilo.algorithms.registry import METHODS, make
 
 Make = Callable[..., Federation]
 

@@ -17,8 +17,8 @@ from proxy import Proxy
 from vouched import assert_vouched, said
 from wire_reader import read_streams
 
-from privacy.exposure import Exposure
-from privacy.report_words import grouped
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.report_words import grouped
 
 Make = Callable[..., Federation]
 Call = list[tuple[int, str]]

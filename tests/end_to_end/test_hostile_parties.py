@@ -19,14 +19,14 @@ from raw_client import SERVICE, HalfSent, HandMade, RawClient
 from safetensors.torch import load_file
 from test_refusals import delivered, refusal, stored_uploads
 
-from algorithms.models import build, state_of
-from algorithms.tensors import Part
-from algorithms.transfer import chunk_message, manifest
-from privacy.door import Call, nonce
-from privacy.envelope import ATTESTATION, to_message
-from privacy.exposure import Exposure
-from protos.medsilo.v1 import coordinator_pb2 as wire
-from protos.medsilo.v1 import journal_pb2
+from medsilo.algorithms.models import build, state_of
+from medsilo.algorithms.tensors import Part
+from medsilo.algorithms.transfer import chunk_message, manifest
+from medsilo.privacy.door import Call, nonce
+from medsilo.privacy.envelope import ATTESTATION, to_message
+from medsilo.privacy.exposure import Exposure
+from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.protos.medsilo.v1 import journal_pb2
 
 Make = Callable[..., Federation]
 M = TypeVar("M", bound=Message)

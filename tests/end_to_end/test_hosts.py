@@ -12,8 +12,8 @@ import pytest
 import yaml
 from federation import Federation
 
-from algorithms.datasets import ImageDataset, load_npz
-from silo.sharding import PracticalGroups, cut
+from medsilo.algorithms.datasets import ImageDataset, load_npz
+from medsilo.silo.sharding import PracticalGroups, cut
 
 REAL_IMAGES = Path(__file__).parents[2].parent / "shared" / "data" / "coloncells.npz"
 

@@ -20,8 +20,8 @@ import pytest
 from federation import PATIENCE, free_port
 from forked import Forked
 
-from algorithms.datasets import ImageDataset, load_npz, save_npz
-from protos.versions import OLDEST_VERSION, PROTOCOL_VERSION
+from medsilo.algorithms.datasets import ImageDataset, load_npz, save_npz
+from medsilo.protos.versions import OLDEST_VERSION, PROTOCOL_VERSION
 
 README = Path(__file__).parents[2] / "README.md"
 SECTION = "## Four commands"
@@ -265,7 +265,7 @@ def test_an_enrolment_that_was_killed_goes_on_with_the_same_command(machines: Ma
 
 def test_at_a_terminal_it_asks_for_what_it_needs(machines: Machines) -> None:
     line = machines.begin()
-    program = [sys.executable, "-c", "from silo.cli import main; main()", "init"]
+    program = [sys.executable, "-c", "from medsilo.silo.cli import main; main()", "init"]
     own, other = pty.openpty()
     environment = {**os.environ, "PYTHONPATH": str(README.parent), "COLUMNS": "200"}
     process = subprocess.Popen(

@@ -19,7 +19,7 @@ from federation import PATIENCE, Federation
 from once import assert_charged_once
 from test_runs import assert_every_round_counted_once, assert_journals_sound, assert_models_are, assert_signed
 
-from algorithms.datasets import ImageDataset
+from medsilo.algorithms.datasets import ImageDataset
 
 Make = Callable[..., Federation]
 

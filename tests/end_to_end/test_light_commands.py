@@ -9,14 +9,14 @@ from collections.abc import Iterator
 import pytest
 from federation import Federation
 
-from algorithms.datasets import ImageDataset
+from medsilo.algorithms.datasets import ImageDataset
 
 _HEAVY = ("torch", "numpy", "matplotlib", "opacus", "alembic", "jinja2")
 _RUN = f"""
 import importlib, sys
 program = sys.argv[0] = sys.argv.pop(1)
 try:
-    importlib.import_module(program + ".cli").main()
+    importlib.import_module(f"medsilo.{{program}}.cli").main()
 finally:
     print("LOADED", *sorted(set({_HEAVY}) & set(sys.modules)))
 """

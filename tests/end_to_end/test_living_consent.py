@@ -16,10 +16,10 @@ from forked import Forked
 from proxy import Proxy
 from test_runs import assert_journals_sound
 
-from privacy.envelope import from_json
-from privacy.pki import load_audit_key
-from privacy.withdrawal import History, Tombstone
-from silo.config import SiloConfig
+from medsilo.privacy.envelope import from_json
+from medsilo.privacy.pki import load_audit_key
+from medsilo.privacy.withdrawal import History, Tombstone
+from medsilo.silo.config import SiloConfig
 
 Make = Callable[..., Federation]
 

@@ -19,15 +19,15 @@ from test_runs import (
     assert_signed,
 )
 
-from algorithms.masked_methods import encode_upload
-from algorithms.models import Layout, build
-from algorithms.sharing import count_part, model_upload
-from coordinator.config import CoordinatorConfig
-from privacy.envelope import key_id
-from privacy.exposure import Exposure
-from privacy.ledger import ledgers
-from privacy.pki import load_audit_key
-from privacy.plan import SecureAggregationPlan
+from medsilo.algorithms.masked_methods import encode_upload
+from medsilo.algorithms.models import Layout, build
+from medsilo.algorithms.sharing import count_part, model_upload
+from medsilo.coordinator.config import CoordinatorConfig
+from medsilo.privacy.envelope import key_id
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.ledger import ledgers
+from medsilo.privacy.pki import load_audit_key
+from medsilo.privacy.plan import SecureAggregationPlan
 
 Make = Callable[..., Federation]
 MASKED = ["PROTOCOL", "IDENTITY", "MASKED_UPDATE", "PEER_DERIVED"]

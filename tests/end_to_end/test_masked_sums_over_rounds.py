@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from test_masked_runs import MASKED
 from test_runs import assert_every_round_counted_once, assert_journals_sound
 
-from algorithms.datasets import ImageDataset
-from silo.sharding import PracticalGroups, cut
-from silo.synthetic import generate_tissue
+from medsilo.algorithms.datasets import ImageDataset
+from medsilo.silo.sharding import PracticalGroups, cut
+from medsilo.silo.synthetic import generate_tissue
 
 Make = Callable[..., Federation]
 FULL_BATCHES = {"epochs": 1, "batch_size": 100, "optimizer": "sgd", "learning_rate": 0.05}

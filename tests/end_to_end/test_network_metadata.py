@@ -22,11 +22,11 @@ from test_refusals import refusal
 from tls_proxy import Opened, TlsProxy
 from wire_reader import CONTINUATION, DATA, HEADERS, frames
 
-from privacy.door import nonce
-from privacy.envelope import seal, to_message
-from privacy.pki import load_audit_key
-from privacy.withdrawal import Cause, Tombstone
-from protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.privacy.door import nonce
+from medsilo.privacy.envelope import seal, to_message
+from medsilo.privacy.pki import load_audit_key
+from medsilo.privacy.withdrawal import Cause, Tombstone
+from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 
 Make = Callable[..., Federation]
 SETTINGS, RST_STREAM, PING, WINDOW_UPDATE = 4, 3, 6, 8

@@ -19,9 +19,9 @@ from federation import BIN, PATIENCE
 from typer.main import get_command
 from watched_hosts import WatchedHosts
 
-from coordinator.cli import app as coordinator_app
-from silo import cli as silo_cli
-from simulation.cli import app as simulation_app
+from medsilo.coordinator.cli import app as coordinator_app
+from medsilo.silo import cli as silo_cli
+from medsilo.simulation.cli import app as simulation_app
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -148,7 +148,7 @@ def test_an_export_without_the_switch_against_telemetry_is_seen(watched: Watched
     assert (watched.folder / "model.onnx").exists(), "the run above has to have ended"
     program = (
         "import os, sys, time, privacy; del os.environ['ORT_DISABLE_TELEMETRY']\n"
-        "from silo.cli import app; app(standalone_mode=False); time.sleep(60)"
+        "from medsilo.silo.cli import app; app(standalone_mode=False); time.sleep(60)"
     )
     words = ["export", "--config", "hospital1.yaml", "--out", "seen.onnx"]
     running = watched.start(sys.executable, "-c", program, *words, XDG_CACHE_HOME=str(tmp_path), PYTHONPATH=str(ROOT))

@@ -16,11 +16,11 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, pkcs12
 from federation import PATIENCE, Federation, free_port
 
-from privacy.exposure import Exposure
-from privacy.pki import issue_to_operator
-from privacy.report_builder import make_report
-from silo.config import SiloConfig
-from silo.page import View
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.pki import issue_to_operator
+from medsilo.privacy.report_builder import make_report
+from medsilo.silo.config import SiloConfig
+from medsilo.silo.page import View
 
 Make = Callable[..., Federation]
 

@@ -11,9 +11,9 @@ from federation import Federation
 from raw_client import HandMade
 from test_refusals import refusal, stored_uploads
 
-from algorithms.models import build, state_of
-from algorithms.tensors import Part
-from privacy.exposure import MODEL, Exposure
+from medsilo.algorithms.models import build, state_of
+from medsilo.algorithms.tensors import Part
+from medsilo.privacy.exposure import MODEL, Exposure
 
 Make = Callable[..., Federation]
 

@@ -17,10 +17,10 @@ from once import KEEP, assert_charged_once, assert_released_once
 from proxy import Proxy
 from test_runs import assert_every_round_counted_once, assert_journals_sound
 
-from algorithms.datasets import ImageDataset, ImageSplit, save_npz
-from privacy.accounting import DiscreteLaplace, GaussianRelease, SampledGaussian, epsilon
-from privacy.ledger import Budget, Ledger, Purpose, Subject, ledgers, replay
-from privacy.rehearsed import read_rehearsals
+from medsilo.algorithms.datasets import ImageDataset, ImageSplit, save_npz
+from medsilo.privacy.accounting import DiscreteLaplace, GaussianRelease, SampledGaussian, epsilon
+from medsilo.privacy.ledger import Budget, Ledger, Purpose, Subject, ledgers, replay
+from medsilo.privacy.rehearsed import read_rehearsals
 
 Make = Callable[..., Federation]
 

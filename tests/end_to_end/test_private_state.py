@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from federation import Federation
 
-from algorithms.datasets import ImageDataset
+from medsilo.algorithms.datasets import ImageDataset
 
 NOBODY = 65534
 

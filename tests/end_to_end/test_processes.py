@@ -13,7 +13,7 @@ from proxy import Proxy
 from safetensors.torch import load_file
 from test_runs import assert_every_round_counted_once, assert_journals_sound, assert_signed
 
-from algorithms.datasets import ImageDataset
+from medsilo.algorithms.datasets import ImageDataset
 
 Make = Callable[..., Federation]
 
@@ -24,7 +24,7 @@ def helper_of(one: Federation, silo: Process) -> psutil.Process:
     watched = psutil.Process(silo.pid)
 
     def speaking() -> list[psutil.Process]:
-        return [c for c in watched.children() if "silo.helper" in c.cmdline() and c.net_connections()]
+        return [c for c in watched.children() if "medsilo.silo.helper" in c.cmdline() and c.net_connections()]
 
     one.wait_for("a second process", lambda: bool(speaking()))
     (found,) = speaking()

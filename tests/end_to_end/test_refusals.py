@@ -13,11 +13,11 @@ import torch
 from federation import Federation
 from raw_client import RawClient
 
-from algorithms.tensors import Part
-from privacy.door import nonce
-from privacy.exposure import Exposure
-from privacy.pki import Identity, create_authority, create_keys, issue
-from protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.algorithms.tensors import Part
+from medsilo.privacy.door import nonce
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.pki import Identity, create_authority, create_keys, issue
+from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 
 Make = Callable[..., Federation]
 

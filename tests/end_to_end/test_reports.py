@@ -12,8 +12,8 @@ import pytest
 from federation import Federation
 from pypdf import PdfReader
 
-from algorithms.datasets import save_npz
-from silo.synthetic import generate_tissue
+from medsilo.algorithms.datasets import save_npz
+from medsilo.silo.synthetic import generate_tissue
 
 Make = Callable[..., Federation]
 

@@ -19,7 +19,7 @@ from test_runs import (
     assert_signed,
 )
 
-from coordinator.store import Participation, Store
+from medsilo.coordinator.store import Participation, Store
 
 Make = Callable[..., Federation]
 

@@ -27,28 +27,28 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "privacy")]  # exchanging, as th
 
 from exchanging import COORDINATOR, FEDERATION, PLAN, SILO, key_of, meet, two_rounds  # noqa: E402
 
-from algorithms.datasets import load_npz, save_npz  # noqa: E402
-from algorithms.tensor_files import read_payload, write_payload  # noqa: E402
-from algorithms.tensors import Part  # noqa: E402
-from algorithms.transfer import MemorySink, Receiver, manifest, read_manifest  # noqa: E402
-from coordinator.config import CoordinatorConfig  # noqa: E402
-from privacy.accounting import SampledGaussian  # noqa: E402
-from privacy.bundle import export  # noqa: E402
-from privacy.canonical import read_canonical  # noqa: E402
-from privacy.checkpoint import Checkpoint, cosign, verify, verify_cosignature  # noqa: E402
-from privacy.consent import ConsentFile  # noqa: E402
-from privacy.door import Call, Door, nonce  # noqa: E402
-from privacy.endpoint import TlsFiles  # noqa: E402
-from privacy.envelope import ATTESTATION, from_json, from_message, seal, to_json, unseal  # noqa: E402
-from privacy.errors import MedsiloError, RefusedError  # noqa: E402
-from privacy.exposure import Exposure  # noqa: E402
-from privacy.fork_proof import ForkProof, View, read_fork_proof  # noqa: E402
-from privacy.gate import PlanGate  # noqa: E402
-from privacy.journal import CHECKPOINTS, RECORDS, Journal  # noqa: E402
-from privacy.ledger import Budget, Ledger, Purpose, Subject, ledgers  # noqa: E402
-from privacy.mask_keys import Occasion, certify, read_certified, round_of, vouch  # noqa: E402
-from privacy.merkle import EMPTY_ROOT  # noqa: E402
-from privacy.pki import (  # noqa: E402
+from medsilo.algorithms.datasets import load_npz, save_npz  # noqa: E402
+from medsilo.algorithms.tensor_files import read_payload, write_payload  # noqa: E402
+from medsilo.algorithms.tensors import Part  # noqa: E402
+from medsilo.algorithms.transfer import MemorySink, Receiver, manifest, read_manifest  # noqa: E402
+from medsilo.coordinator.config import CoordinatorConfig  # noqa: E402
+from medsilo.privacy.accounting import SampledGaussian  # noqa: E402
+from medsilo.privacy.bundle import export  # noqa: E402
+from medsilo.privacy.canonical import read_canonical  # noqa: E402
+from medsilo.privacy.checkpoint import Checkpoint, cosign, verify, verify_cosignature  # noqa: E402
+from medsilo.privacy.consent import ConsentFile  # noqa: E402
+from medsilo.privacy.door import Call, Door, nonce  # noqa: E402
+from medsilo.privacy.endpoint import TlsFiles  # noqa: E402
+from medsilo.privacy.envelope import ATTESTATION, from_json, from_message, seal, to_json, unseal  # noqa: E402
+from medsilo.privacy.errors import MedsiloError, RefusedError  # noqa: E402
+from medsilo.privacy.exposure import Exposure  # noqa: E402
+from medsilo.privacy.fork_proof import ForkProof, View, read_fork_proof  # noqa: E402
+from medsilo.privacy.gate import PlanGate  # noqa: E402
+from medsilo.privacy.journal import CHECKPOINTS, RECORDS, Journal  # noqa: E402
+from medsilo.privacy.ledger import Budget, Ledger, Purpose, Subject, ledgers  # noqa: E402
+from medsilo.privacy.mask_keys import Occasion, certify, read_certified, round_of, vouch  # noqa: E402
+from medsilo.privacy.merkle import EMPTY_ROOT  # noqa: E402
+from medsilo.privacy.pki import (  # noqa: E402
     Identity,
     create_authority,
     create_keys,
@@ -57,21 +57,21 @@ from privacy.pki import (  # noqa: E402
     load_audit_public,
     load_credentials,
 )
-from privacy.plan import RunPlan  # noqa: E402
-from privacy.receipts import Correspondence  # noqa: E402
-from privacy.retention import SentArchive  # noqa: E402
-from privacy.revocation import LIST, LiveCredentials, revoke  # noqa: E402
-from privacy.stored_schema import StoredSchema  # noqa: E402
-from privacy.units import Content  # noqa: E402
-from privacy.verification import verify_evidence  # noqa: E402
-from privacy.withdrawal import History, Tombstone  # noqa: E402
-from protos.medsilo.v1 import coordinator_pb2 as wire  # noqa: E402
-from protos.medsilo.v1 import journal_pb2, tensor_pb2  # noqa: E402
-from silo.config import SiloConfig  # noqa: E402
-from silo.image_files import read_image  # noqa: E402
-from silo.run_state import RunState  # noqa: E402
-from silo.synthetic import generate_tissue  # noqa: E402
-from simulation.experiment import ExperimentConfig  # noqa: E402
+from medsilo.privacy.plan import RunPlan  # noqa: E402
+from medsilo.privacy.receipts import Correspondence  # noqa: E402
+from medsilo.privacy.retention import SentArchive  # noqa: E402
+from medsilo.privacy.revocation import LIST, LiveCredentials, revoke  # noqa: E402
+from medsilo.privacy.stored_schema import StoredSchema  # noqa: E402
+from medsilo.privacy.units import Content  # noqa: E402
+from medsilo.privacy.verification import verify_evidence  # noqa: E402
+from medsilo.privacy.withdrawal import History, Tombstone  # noqa: E402
+from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire  # noqa: E402
+from medsilo.protos.medsilo.v1 import journal_pb2, tensor_pb2  # noqa: E402
+from medsilo.silo.config import SiloConfig  # noqa: E402
+from medsilo.silo.image_files import read_image  # noqa: E402
+from medsilo.silo.run_state import RunState  # noqa: E402
+from medsilo.silo.synthetic import generate_tissue  # noqa: E402
+from medsilo.simulation.experiment import ExperimentConfig  # noqa: E402
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -224,9 +224,9 @@ def transfers(folder: Path) -> Parser:
 @parser
 def plans(folder: Path) -> Parser:
     """A run's plan, as a coordinator announces it."""
-    from algorithms.feddfq import FedDFQ
-    from algorithms.registry import make as make_method
-    from privacy.plan import PrivacyPlan, SecureAggregationPlan
+    from medsilo.algorithms.feddfq import FedDFQ
+    from medsilo.algorithms.registry import make as make_method
+    from medsilo.privacy.plan import PrivacyPlan, SecureAggregationPlan
 
     def read(data: bytes) -> None:
         message = parsed(wire.GetPlanResponse, data)
@@ -271,7 +271,7 @@ def attestations(folder: Path) -> Parser:
 def _sealed(data: bytes, kind: str, key: Ed25519PrivateKey) -> Any:
     from securesystemslib import dsse
 
-    from privacy.envelope import countersign
+    from medsilo.privacy.envelope import countersign
 
     envelope = dsse.Envelope(data, kind, {})
     countersign(envelope, key)
@@ -297,7 +297,7 @@ def tombstones(folder: Path) -> Parser:
     Tombstone.model_validate(good)
 
     def read(data: bytes) -> None:
-        from privacy.withdrawal import WITHDRAWAL
+        from medsilo.privacy.withdrawal import WITHDRAWAL
 
         Tombstone.open(_sealed(data, WITHDRAWAL, key), key.public_key().public_bytes_raw())
 
@@ -410,7 +410,7 @@ def stored_schemas(folder: Path) -> Parser:
     """The schema that a journal holds."""
     import base64
 
-    from privacy.exposure import SCHEMA_FILES
+    from medsilo.privacy.exposure import SCHEMA_FILES
 
     whole = [base64.b64encode(file.serialized_pb).decode() for file in SCHEMA_FILES]
 
@@ -441,7 +441,7 @@ def run_states(folder: Path) -> Parser:
     """What a silo keeps of a run: progress.json and the files that it names."""
     dataset = generate_tissue(seed=3, train=18, test=9, size=16)
     state = folder / "run"
-    from algorithms.method import PERSONAL
+    from medsilo.algorithms.method import PERSONAL
 
     whole = RunState(state, PLAN, "hospital1", dataset)
     whole.save({PERSONAL: {"w": torch.ones(2)}}, trained_rounds=1, measurements={})
@@ -753,9 +753,9 @@ def kept_messages(folder: Path) -> Parser:
 @parser
 def small_files(folder: Path) -> Parser:
     """The little JSON files of a state folder: an approval, a withdrawal, a model's description."""
-    from silo.approval import _approved_at
-    from silo.prediction import _description
-    from silo.withdrawal_request import WithdrawalRequest
+    from medsilo.silo.approval import _approved_at
+    from medsilo.silo.prediction import _description
+    from medsilo.silo.withdrawal_request import WithdrawalRequest
 
     class Config:
         approval = folder / "model.json"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from privacy.errors import JournalError
-from privacy.exposure import SCHEMA_FILES
-from privacy.stored_schema import StoredSchema
+from medsilo.privacy.errors import JournalError
+from medsilo.privacy.exposure import SCHEMA_FILES
+from medsilo.privacy.stored_schema import StoredSchema
 from tests.fuzzing.parsers import PARSERS, Parser
 from tests.fuzzing.running import examine, input_of
 

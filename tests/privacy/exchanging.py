@@ -13,16 +13,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from google.protobuf.message import Message
 
-from privacy.bundle import export
-from privacy.door import Call, Door, nonce
-from privacy.exposure import Exposure
-from privacy.gate import PlanGate
-from privacy.journal import SEGMENT_BYTES, Journal
-from privacy.key_rotation import rotate
-from privacy.pki import Identity, create_keys, load_audit_key
-from privacy.plan import RunPlan
-from protos.medsilo.v1 import coordinator_pb2 as wire
-from protos.medsilo.v1 import tensor_pb2
+from medsilo.privacy.bundle import export
+from medsilo.privacy.door import Call, Door, nonce
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.gate import PlanGate
+from medsilo.privacy.journal import SEGMENT_BYTES, Journal
+from medsilo.privacy.key_rotation import rotate
+from medsilo.privacy.pki import Identity, create_keys, load_audit_key
+from medsilo.privacy.plan import RunPlan
+from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.protos.medsilo.v1 import tensor_pb2
 
 FEDERATION = "test"
 SILO = "spiffe://test/silo/hospital1"

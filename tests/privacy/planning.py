@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from algorithms.diversifed import DiversiFed
-from algorithms.method import Method
-from privacy.exposure import Exposure
-from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from medsilo.algorithms.diversifed import DiversiFed
+from medsilo.algorithms.method import Method
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 
 
 def make_plan(method: Method | None = None, **changes: Any) -> RunPlan:

@@ -10,17 +10,17 @@ from typing import Any, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from privacy.consent import Consent
-from privacy.door import Call, Door, nonce
-from privacy.exposure import Exposure
-from privacy.gate import PlanGate
-from privacy.journal import Journal
-from privacy.pki import Identity
-from privacy.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
-from privacy.report import Report
-from privacy.report_builder import build_report, verify_journal
-from protos.medsilo.v1 import coordinator_pb2 as wire
-from protos.medsilo.v1 import tensor_pb2
+from medsilo.privacy.consent import Consent
+from medsilo.privacy.door import Call, Door, nonce
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.gate import PlanGate
+from medsilo.privacy.journal import Journal
+from medsilo.privacy.pki import Identity
+from medsilo.privacy.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
+from medsilo.privacy.report import Report
+from medsilo.privacy.report_builder import build_report, verify_journal
+from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.protos.medsilo.v1 import tensor_pb2
 
 SILO = Identity("test", "silo", "north")
 OTHER = Identity("test", "silo", "south")

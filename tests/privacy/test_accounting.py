@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from privacy.accounting import (
+from medsilo.privacy.accounting import (
     Adjacency,
     DiscreteGaussian,
     DiscreteLaplace,
@@ -23,7 +23,7 @@ from privacy.accounting import (
     noise_multiplier_for,
     read,
 )
-from privacy.errors import BudgetError
+from medsilo.privacy.errors import BudgetError
 
 PLAN = SampledGaussian(sampling_rate=0.2, noise_multiplier=2, steps=500)
 

@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from exchanging import COORDINATOR, SILO, Exchange, key_of, two_rounds
 from typer.testing import CliRunner
 
-from privacy.audit_commands import audit_app
-from privacy.errors import ConfigurationError, IdentityError
-from privacy.findings import Verification
-from privacy.party import PartyConfig
+from medsilo.privacy.audit_commands import audit_app
+from medsilo.privacy.errors import ConfigurationError, IdentityError
+from medsilo.privacy.findings import Verification
+from medsilo.privacy.party import PartyConfig
 
 
 def write_public(path: Path, key: Ed25519PrivateKey) -> Path:

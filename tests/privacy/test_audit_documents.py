@@ -21,12 +21,12 @@ from exchanging import Exchange, meet
 from jsonschema import Draft202012Validator
 from test_tampering import records_of, write_bundle
 
-from privacy.bundle import Selection, export, open_evidence
-from privacy.checkpoint import cosign
-from privacy.evidence_reader import KINDS
-from privacy.merkle import leaf_hash
-from privacy.receipts import MOST_CALLS
-from privacy.verification import verify_evidence
+from medsilo.privacy.bundle import Selection, export, open_evidence
+from medsilo.privacy.checkpoint import cosign
+from medsilo.privacy.evidence_reader import KINDS
+from medsilo.privacy.merkle import leaf_hash
+from medsilo.privacy.receipts import MOST_CALLS
+from medsilo.privacy.verification import verify_evidence
 
 DOCS = Path(__file__).parents[2] / "docs"
 SCHEMA = json.loads((DOCS / "bundle.schema.json").read_text())

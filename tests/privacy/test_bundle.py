@@ -13,11 +13,11 @@ from exchanging import COORDINATOR, SILO, Exchange, meet, two_rounds
 from plain_journal import PUBLIC, open_journal, plain_record
 from rocrate.rocrate import ROCrate
 
-from privacy.bundle import NothingFitsError, Selection, export, open_evidence, sha256_of
-from privacy.crate import write_crate
-from privacy.errors import ConfigurationError, JournalError
-from privacy.journal import CHECKPOINTS, RECORDS
-from privacy.verification import verify_evidence
+from medsilo.privacy.bundle import NothingFitsError, Selection, export, open_evidence, sha256_of
+from medsilo.privacy.crate import write_crate
+from medsilo.privacy.errors import ConfigurationError, JournalError
+from medsilo.privacy.journal import CHECKPOINTS, RECORDS
+from medsilo.privacy.verification import verify_evidence
 
 
 def numbered(folder: Path, records: int) -> Path:

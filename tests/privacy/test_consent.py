@@ -12,17 +12,17 @@ import pytest
 import yaml
 from planning import make_plan
 
-from algorithms.fedavg import FedAvg
-from coordinator.config import CoordinatorConfig
-from privacy import consent as consent_module
-from privacy.configuration import with_home
-from privacy.consent import Consent, ConsentFile, Missing
-from privacy.errors import ConfigurationError, ConsentError, RefusedError
-from privacy.exposure import Exposure
-from privacy.gate import ConsentGate
-from privacy.pki import Identity
-from privacy.plan import RunPlan, SecureAggregationPlan, TrainingPlan
-from silo.config import SiloConfig
+from medsilo.algorithms.fedavg import FedAvg
+from medsilo.coordinator.config import CoordinatorConfig
+from medsilo.privacy import consent as consent_module
+from medsilo.privacy.configuration import with_home
+from medsilo.privacy.consent import Consent, ConsentFile, Missing
+from medsilo.privacy.errors import ConfigurationError, ConsentError, RefusedError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.gate import ConsentGate
+from medsilo.privacy.pki import Identity
+from medsilo.privacy.plan import RunPlan, SecureAggregationPlan, TrainingPlan
+from medsilo.silo.config import SiloConfig
 
 COORDINATOR = Identity("test", "coordinator", "c")
 FULL = """

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from privacy import protocol
-from privacy.door import Call, Door, nonce
-from privacy.errors import ConsentError, MedsiloError, RefusedError
-from privacy.exposure import SCHEMA_FILES, SCHEMA_SHA256, Exposure, attribute
-from privacy.journal import Journal, read_records
-from protos.medsilo.v1 import coordinator_pb2 as wire
-from protos.medsilo.v1 import plan_pb2, tensor_pb2
-from protos.versions import PROTOCOL_VERSION
+from medsilo.privacy import protocol
+from medsilo.privacy.door import Call, Door, nonce
+from medsilo.privacy.errors import ConsentError, MedsiloError, RefusedError
+from medsilo.privacy.exposure import SCHEMA_FILES, SCHEMA_SHA256, Exposure, attribute
+from medsilo.privacy.journal import Journal, read_records
+from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.protos.medsilo.v1 import plan_pb2, tensor_pb2
+from medsilo.protos.versions import PROTOCOL_VERSION
 
 PEER = "spiffe://test/coordinator/c"
 
@@ -120,7 +120,7 @@ def test_records_are_on_disk_before_the_bytes_are_handed_out(journal: Journal, m
         order.append("durable")
 
     door = make_door(journal, Exposure.PROTOCOL, Exposure.IDENTITY)
-    monkeypatch.setattr("privacy.journal.os.fsync", watched)
+    monkeypatch.setattr("medsilo.privacy.journal.os.fsync", watched)
     door.release([update()], make_call())
     order.append("handed out")
     assert order == ["durable", "handed out"]

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from securesystemslib import dsse
 
-from privacy.envelope import (
+from medsilo.privacy.envelope import (
     ATTESTATION,
     ROTATION,
     countersign,
@@ -28,8 +28,8 @@ from privacy.envelope import (
     to_message,
     unseal,
 )
-from privacy.errors import JournalError
-from protos.medsilo.v1 import journal_pb2
+from medsilo.privacy.errors import JournalError
+from medsilo.protos.medsilo.v1 import journal_pb2
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PUBLIC = KEY.public_key().public_bytes_raw()

@@ -11,10 +11,10 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privacy.errors import RefusedError
-from privacy.exposure import MEANING, Exposure, attribute, expand, field_exposure
-from protos.medsilo.v1 import coordinator_pb2 as wire
-from protos.medsilo.v1 import journal_pb2, plan_pb2, tensor_pb2
+from medsilo.privacy.errors import RefusedError
+from medsilo.privacy.exposure import MEANING, Exposure, attribute, expand, field_exposure
+from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.protos.medsilo.v1 import journal_pb2, plan_pb2, tensor_pb2
 
 KINDS: tuple[type[Message], ...] = (
     wire.GetPlanRequest,

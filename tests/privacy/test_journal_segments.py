@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from plain_journal import open_journal, plain_record, verified
 
-from privacy.checkpoint import read_note
-from privacy.errors import JournalError
-from privacy.journal import RECORDS, Journal, read_lines, read_records
-from privacy.merkle import MerkleTree, check_consistency
-from privacy.verification import verify_evidence
+from medsilo.privacy.checkpoint import read_note
+from medsilo.privacy.errors import JournalError
+from medsilo.privacy.journal import RECORDS, Journal, read_lines, read_records
+from medsilo.privacy.merkle import MerkleTree, check_consistency
+from medsilo.privacy.verification import verify_evidence
 
 
 def opened(folder: Path) -> Journal:

@@ -18,12 +18,20 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from securesystemslib import dsse
 
-from privacy.canonical import read_canonical
-from privacy.envelope import key_id, seal
-from privacy.errors import RefusedError, TrainingError
-from privacy.mask_keys import MASK_KEY, VOUCHER, CertifiedKey, Occasion, Roster, certify, read_certified, vouch
-from privacy.masking import LARGEST_WEIGHT, PairKey, decode, encode, mask, pair_keys
-from privacy.pki import Credentials, Identity, create_authority, create_keys, issue, load_audit_key, load_credentials
+from medsilo.privacy.canonical import read_canonical
+from medsilo.privacy.envelope import key_id, seal
+from medsilo.privacy.errors import RefusedError, TrainingError
+from medsilo.privacy.mask_keys import MASK_KEY, VOUCHER, CertifiedKey, Occasion, Roster, certify, read_certified, vouch
+from medsilo.privacy.masking import LARGEST_WEIGHT, PairKey, decode, encode, mask, pair_keys
+from medsilo.privacy.pki import (
+    Credentials,
+    Identity,
+    create_authority,
+    create_keys,
+    issue,
+    load_audit_key,
+    load_credentials,
+)
 
 NAMES = ("a", "b", "c", "d")
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from privacy.merkle import (
+from medsilo.privacy.merkle import (
     EMPTY_ROOT,
     TILE,
     MerkleTree,

@@ -12,16 +12,16 @@ import rfc8785
 from exchanging import PLAN, meet, two_rounds
 from pydantic import TypeAdapter, ValidationError
 
-from privacy.configuration import Name
-from privacy.errors import DataError, IdentityError, JournalError, MedsiloError, RefusedError
-from privacy.journal import RECORDS
-from privacy.ledger import Subject, ledgers
-from privacy.pki import Identity
-from privacy.plan import RunPlan
-from privacy.retention import SentArchive
-from privacy.withdrawal import History
-from silo.kept_models import find_model
-from silo.opening import open_rounds
+from medsilo.privacy.configuration import Name
+from medsilo.privacy.errors import DataError, IdentityError, JournalError, MedsiloError, RefusedError
+from medsilo.privacy.journal import RECORDS
+from medsilo.privacy.ledger import Subject, ledgers
+from medsilo.privacy.pki import Identity
+from medsilo.privacy.plan import RunPlan
+from medsilo.privacy.retention import SentArchive
+from medsilo.privacy.withdrawal import History
+from medsilo.silo.kept_models import find_model
+from medsilo.silo.opening import open_rounds
 
 BAD = {
     "up": "../../etc/passwd",

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from privacy.errors import IdentityError
-from privacy.pki import (
+from medsilo.privacy.errors import IdentityError
+from medsilo.privacy.pki import (
     Credentials,
     Identity,
     create_authority,

@@ -10,13 +10,13 @@ import sys
 import pytest
 from rich.table import Table
 
-from privacy import logs
-from privacy.console import PlainConsole
-from privacy.errors import RefusedError
-from privacy.plan import RunPlan
-from privacy.printable import check_texts, from_the_other_side, printable
-from protos.medsilo.v1 import coordinator_pb2 as wire
-from protos.medsilo.v1 import plan_pb2
+from medsilo.privacy import logs
+from medsilo.privacy.console import PlainConsole
+from medsilo.privacy.errors import RefusedError
+from medsilo.privacy.plan import RunPlan
+from medsilo.privacy.printable import check_texts, from_the_other_side, printable
+from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.protos.medsilo.v1 import plan_pb2
 
 HOSTILE = "a\x1b[31mb\r\n2031 INFO fine\u202ec\u2066d\u200be\x9bf\x00"
 

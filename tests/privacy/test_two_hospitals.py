@@ -18,21 +18,21 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from exchanging import COORDINATOR, PLAN, Exchange, Party, key_of
 from typer.testing import CliRunner
 
-from privacy import testimony
-from privacy.audit_commands import audit_app
-from privacy.bundle import Selection, UnreadableError, export
-from privacy.checkpoint import Checkpoint
-from privacy.envelope import seal, to_json
-from privacy.errors import JournalError
-from privacy.findings import Verification
-from privacy.fork_proof import ForkProof, View, read_fork_proof
-from privacy.mask_keys import VOUCHER
-from privacy.merkle import ProvingTree, leaf_hash, proven_subtrees
-from privacy.party import PartyConfig
-from privacy.pki import _write_audit_public
-from privacy.plan import RunPlan
-from privacy.testimony import Witness
-from privacy.verification import verify_evidence
+from medsilo.privacy import testimony
+from medsilo.privacy.audit_commands import audit_app
+from medsilo.privacy.bundle import Selection, UnreadableError, export
+from medsilo.privacy.checkpoint import Checkpoint
+from medsilo.privacy.envelope import seal, to_json
+from medsilo.privacy.errors import JournalError
+from medsilo.privacy.findings import Verification
+from medsilo.privacy.fork_proof import ForkProof, View, read_fork_proof
+from medsilo.privacy.mask_keys import VOUCHER
+from medsilo.privacy.merkle import ProvingTree, leaf_hash, proven_subtrees
+from medsilo.privacy.party import PartyConfig
+from medsilo.privacy.pki import _write_audit_public
+from medsilo.privacy.plan import RunPlan
+from medsilo.privacy.testimony import Witness
+from medsilo.privacy.verification import verify_evidence
 
 DOCS = Path(__file__).parents[2] / "docs"
 HOSPITALS = ("spiffe://test/silo/hospital1", "spiffe://test/silo/hospital2")

@@ -11,10 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privacy.accounting import Adjacency, DiscreteLaplace, Event, GaussianRelease, SampledGaussian, as_group, epsilon
-from privacy.errors import BudgetError, MedsiloError
-from privacy.ledger import Budget, Entry, Ledger, Purpose, Subject
-from privacy.units import KEY, SUFFIX, Content
+from medsilo.privacy.accounting import (
+    Adjacency,
+    DiscreteLaplace,
+    Event,
+    GaussianRelease,
+    SampledGaussian,
+    as_group,
+    epsilon,
+)
+from medsilo.privacy.errors import BudgetError, MedsiloError
+from medsilo.privacy.ledger import Budget, Entry, Ledger, Purpose, Subject
+from medsilo.privacy.units import KEY, SUFFIX, Content
 
 DELTA = 1e-5
 AMPLE = Budget(50.0, DELTA)

@@ -14,14 +14,14 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from privacy.door import Call, Door, nonce
-from privacy.errors import ReceiptError
-from privacy.exposure import Exposure
-from privacy.gate import PlanGate
-from privacy.journal import Journal, read_records
-from privacy.receipts import Correspondence, OutOfStepError
-from protos.medsilo.v1 import coordinator_pb2 as wire
-from protos.medsilo.v1 import journal_pb2, tensor_pb2
+from medsilo.privacy.door import Call, Door, nonce
+from medsilo.privacy.errors import ReceiptError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.gate import PlanGate
+from medsilo.privacy.journal import Journal, read_records
+from medsilo.privacy.receipts import Correspondence, OutOfStepError
+from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.protos.medsilo.v1 import journal_pb2, tensor_pb2
 
 SILO = "spiffe://test/silo/a"
 COORDINATOR = "spiffe://test/coordinator/c"
@@ -355,7 +355,7 @@ def words(holder: Party, direction: str) -> dict[str, list[dict[str, Any]]]:
 
 def document_of(envelope: Any) -> dict[str, Any]:
     """What an envelope says, as a message or as it stands in a record."""
-    from privacy.envelope import from_json, from_message
+    from medsilo.privacy.envelope import from_json, from_message
 
     opened = from_message(envelope) if isinstance(envelope, journal_pb2.Envelope) else from_json(envelope)
     found: dict[str, Any] = json.loads(opened.payload)

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool
 
-from privacy.errors import RefusedError
-from privacy.exposure import SCHEMA_FILES, TENSOR_CLASSES, Exposure, attribute, exposure_of
-from protos import generate
-from protos.medsilo.v1 import exposure_pb2, tensor_pb2
+from medsilo.privacy.errors import RefusedError
+from medsilo.privacy.exposure import SCHEMA_FILES, TENSOR_CLASSES, Exposure, attribute, exposure_of
+from medsilo.protos import generate
+from medsilo.protos.medsilo.v1 import exposure_pb2, tensor_pb2
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,16 +12,16 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from algorithms.datasets import ImageDataset, ImageSplit
-from algorithms.method import State
-from algorithms.models import build, state_of
-from algorithms.public_set import PublicImages
-from algorithms.registry import METHODS, make
-from privacy.plan import AugmentationPlan, MethodPlan, ModelPlan, RunPlan, TrainingPlan
-from silo.data_parallel import Alone, DataParallel
-from silo.training import LocalSite
-from simulation import federation
-from simulation.federation import Simulation
+from medsilo.algorithms.datasets import ImageDataset, ImageSplit
+from medsilo.algorithms.method import State
+from medsilo.algorithms.models import build, state_of
+from medsilo.algorithms.public_set import PublicImages
+from medsilo.algorithms.registry import METHODS, make
+from medsilo.privacy.plan import AugmentationPlan, MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from medsilo.silo.data_parallel import Alone, DataParallel
+from medsilo.silo.training import LocalSite
+from medsilo.simulation import federation
+from medsilo.simulation.federation import Simulation
 
 CPU = torch.device("cpu")
 DEVICES = [CPU, CPU]

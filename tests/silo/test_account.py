@@ -12,24 +12,24 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import ValidationError
 from test_private_training import private_plan
 
-from algorithms.method import Method
-from algorithms.registry import make
-from coordinator.config import PrivacyConfig, RunConfig
-from privacy.accounting import DiscreteLaplace, Unit, epsilon
-from privacy.consent import Consent, ConsentFile
-from privacy.door import Door
-from privacy.errors import BudgetError, DataError, RefusedError
-from privacy.exposure import Exposure
-from privacy.gate import PlanGate
-from privacy.journal import Journal, read_records
-from privacy.kept_releases import KeptReleases
-from privacy.ledger import Budget, Ledger, Purpose, Subject, replay
-from privacy.noise import NoiseSource
-from privacy.plan import MethodPlan, MetricsPlan, PrivacyPlan, RunPlan, TrainingPlan
-from privacy.sealed_keys import SealedKeys, unsealed
-from privacy.units import Content
-from silo.account import Account, budget_of, check_enough, check_promise, metrics_budget_of
-from silo.private_count import PrivateCounts
+from medsilo.algorithms.method import Method
+from medsilo.algorithms.registry import make
+from medsilo.coordinator.config import PrivacyConfig, RunConfig
+from medsilo.privacy.accounting import DiscreteLaplace, Unit, epsilon
+from medsilo.privacy.consent import Consent, ConsentFile
+from medsilo.privacy.door import Door
+from medsilo.privacy.errors import BudgetError, DataError, RefusedError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.gate import PlanGate
+from medsilo.privacy.journal import Journal, read_records
+from medsilo.privacy.kept_releases import KeptReleases
+from medsilo.privacy.ledger import Budget, Ledger, Purpose, Subject, replay
+from medsilo.privacy.noise import NoiseSource
+from medsilo.privacy.plan import MethodPlan, MetricsPlan, PrivacyPlan, RunPlan, TrainingPlan
+from medsilo.privacy.sealed_keys import SealedKeys, unsealed
+from medsilo.privacy.units import Content
+from medsilo.silo.account import Account, budget_of, check_enough, check_promise, metrics_budget_of
+from medsilo.silo.private_count import PrivateCounts
 
 
 def run_plan(

@@ -9,15 +9,15 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from privacy.consent import ConsentFile
-from privacy.errors import ConfigurationError, ConsentError
-from privacy.exposure import Exposure
-from privacy.invitation import Invitation
-from privacy.plan import RunPlan
-from silo.cli import app
-from silo.config import SiloConfig
-from silo.joining_commands import _agree
-from silo.setting_up import write_consent
+from medsilo.privacy.consent import ConsentFile
+from medsilo.privacy.errors import ConfigurationError, ConsentError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.invitation import Invitation
+from medsilo.privacy.plan import RunPlan
+from medsilo.silo.cli import app
+from medsilo.silo.config import SiloConfig
+from medsilo.silo.joining_commands import _agree
+from medsilo.silo.setting_up import write_consent
 
 FEDAVG = ("MODEL_PARAMETERS_EXTRACTOR", "MODEL_PARAMETERS_CLASSIFIER", "SAMPLE_COUNT", "PEER_DERIVED")
 

@@ -13,16 +13,16 @@ from test_local_training import Recording, dataset, equal, plan, site, trained
 from test_private_training import Silent, private_plan, private_site
 from torch import Tensor, nn
 
-from algorithms.datasets import ImageDataset, ImageSplit, to_tensor
-from algorithms.models import build, state_of
-from algorithms.registry import make
-from coordinator.config import RunConfig
-from privacy.errors import RefusedError
-from privacy.plan import AugmentationPlan, ModelPlan, RunPlan, TrainingPlan
-from protos.medsilo.v1 import plan_pb2
-from silo.augmentation import _CHANGES, Augmenter, seeded
-from simulation.batched import Fit, InThreads, Stacked
-from simulation.federation import Simulation
+from medsilo.algorithms.datasets import ImageDataset, ImageSplit, to_tensor
+from medsilo.algorithms.models import build, state_of
+from medsilo.algorithms.registry import make
+from medsilo.coordinator.config import RunConfig
+from medsilo.privacy.errors import RefusedError
+from medsilo.privacy.plan import AugmentationPlan, ModelPlan, RunPlan, TrainingPlan
+from medsilo.protos.medsilo.v1 import plan_pb2
+from medsilo.silo.augmentation import _CHANGES, Augmenter, seeded
+from medsilo.simulation.batched import Fit, InThreads, Stacked
+from medsilo.simulation.federation import Simulation
 
 ALL: list[dict[str, Any]] = [
     {"kind": "horizontal_flip", "amount": 0.5},

@@ -13,14 +13,14 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from algorithms.datasets import ImageDataset, ImageSplit, save_npz
-from privacy.accounting import DiscreteLaplace, SampledGaussian, epsilon, shown
-from privacy.errors import DataError
-from privacy.ledger import Budget, Ledger, Purpose, Subject
-from privacy.report_plots import spending
-from privacy.units import Content
-from silo.budget import POINTS, as_json, lines, read_accounts, remember, tables
-from silo.budget_page import to_html
+from medsilo.algorithms.datasets import ImageDataset, ImageSplit, save_npz
+from medsilo.privacy.accounting import DiscreteLaplace, SampledGaussian, epsilon, shown
+from medsilo.privacy.errors import DataError
+from medsilo.privacy.ledger import Budget, Ledger, Purpose, Subject
+from medsilo.privacy.report_plots import spending
+from medsilo.privacy.units import Content
+from medsilo.silo.budget import POINTS, as_json, lines, read_accounts, remember, tables
+from medsilo.silo.budget_page import to_html
 
 STEPS = SampledGaussian(0.1, 2.0, 10)
 

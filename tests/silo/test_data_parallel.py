@@ -20,17 +20,17 @@ from safetensors.torch import load_file
 from test_private_training import private_plan
 from torch import nn
 
-from algorithms.datasets import ImageDataset, load_npz, save_npz
-from algorithms.method import State
-from algorithms.models import build, state_of
-from algorithms.registry import METHODS, make
-from privacy.errors import ConfigurationError, TrainingError
-from privacy.plan import RunPlan
-from silo import processes
-from silo.config import SiloConfig
-from silo.data_parallel import Alone, DataParallel, check_divisible, check_layers
-from silo.processes import Processes
-from silo.training import LocalSite, Progress, set_threads
+from medsilo.algorithms.datasets import ImageDataset, load_npz, save_npz
+from medsilo.algorithms.method import State
+from medsilo.algorithms.models import build, state_of
+from medsilo.algorithms.registry import METHODS, make
+from medsilo.privacy.errors import ConfigurationError, TrainingError
+from medsilo.privacy.plan import RunPlan
+from medsilo.silo import processes
+from medsilo.silo.config import SiloConfig
+from medsilo.silo.data_parallel import Alone, DataParallel, check_divisible, check_layers
+from medsilo.silo.processes import Processes
+from medsilo.silo.training import LocalSite, Progress, set_threads
 
 
 @dataclass

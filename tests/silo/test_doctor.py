@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from algorithms.datasets import ImageDataset, ImageSplit, save_npz
-from privacy import examination
-from privacy.errors import NotReadyError
-from privacy.examination import Finding, check_disk, show
-from privacy.journal import Journal
-from privacy.pki import Identity, create_authority, create_keys, issue, load_audit_key
-from privacy.plan import RunPlan
-from silo.doctor import check_data, examine, skew_finding
+from medsilo.algorithms.datasets import ImageDataset, ImageSplit, save_npz
+from medsilo.privacy import examination
+from medsilo.privacy.errors import NotReadyError
+from medsilo.privacy.examination import Finding, check_disk, show
+from medsilo.privacy.journal import Journal
+from medsilo.privacy.pki import Identity, create_authority, create_keys, issue, load_audit_key
+from medsilo.privacy.plan import RunPlan
+from medsilo.silo.doctor import check_data, examine, skew_finding
 
 PLAN = RunPlan.model_validate(
     {

@@ -15,20 +15,20 @@ import numpy as np
 import pytest
 from trained_hospital import CLASSES, configured, planned, train
 
-from algorithms.datasets import ImageDataset, ImageSplit, save_npz
-from privacy.accounting import SampledGaussian, noise_multiplier_for
-from privacy.errors import DataError
-from privacy.plan import ModelPlan, PrivacyPlan
-from silo import cli
-from silo.config import SiloConfig
-from silo.evaluation import KINDS, Evaluation, choose, evaluate
-from silo.evaluation_page import as_json, make_document, write_page
-from silo.evaluation_pictures import spotlight, whereabouts
-from silo.model_card import as_markdown
-from silo.performance import ClassPerformance
-from silo.prediction import load_model
-from silo.run_state import DESCRIPTION, MODEL, RESULTS
-from silo.synthetic import generate_tissue
+from medsilo.algorithms.datasets import ImageDataset, ImageSplit, save_npz
+from medsilo.privacy.accounting import SampledGaussian, noise_multiplier_for
+from medsilo.privacy.errors import DataError
+from medsilo.privacy.plan import ModelPlan, PrivacyPlan
+from medsilo.silo import cli
+from medsilo.silo.config import SiloConfig
+from medsilo.silo.evaluation import KINDS, Evaluation, choose, evaluate
+from medsilo.silo.evaluation_page import as_json, make_document, write_page
+from medsilo.silo.evaluation_pictures import spotlight, whereabouts
+from medsilo.silo.model_card import as_markdown
+from medsilo.silo.performance import ClassPerformance
+from medsilo.silo.prediction import load_model
+from medsilo.silo.run_state import DESCRIPTION, MODEL, RESULTS
+from medsilo.silo.synthetic import generate_tissue
 
 
 @pytest.fixture(scope="module")
@@ -349,7 +349,7 @@ def test_the_command_opens_no_connection_and_leaves_the_journal_alone(
 
 
 def test_help_needs_neither_pytorch_nor_scikit_learn() -> None:
-    code = "import sys, silo.cli; sys.exit(len({'torch', 'sklearn', 'scipy', 'onnx'} & set(sys.modules)))"
+    code = "import sys, medsilo.silo.cli; sys.exit(len({'torch', 'sklearn', 'scipy', 'onnx'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -17,25 +17,25 @@ from test_private_average import averaging_plan
 from test_private_training import private_plan, private_site
 from torch import Tensor
 
-from algorithms.datasets import ImageDataset
-from algorithms.method import Correction
-from algorithms.models import state_of
-from privacy.accounting import GaussianRelease
-from privacy.consent import Consent
-from privacy.door import Call, Door, nonce
-from privacy.errors import BudgetError
-from privacy.exposure import Exposure
-from privacy.gate import PlanGate
-from privacy.journal import Journal, read_records
-from privacy.ledger import Budget, Entry, Ledger, Subject
-from privacy.pki import Identity
-from privacy.plan import MetricsPlan, RunPlan
-from privacy.sealed_keys import SealedKeys
-from privacy.verification import verify_evidence
-from protos.medsilo.v1 import coordinator_pb2 as wire
-from silo.account import Account
-from silo.private_count import PrivateCounts
-from silo.training import LocalSite
+from medsilo.algorithms.datasets import ImageDataset
+from medsilo.algorithms.method import Correction
+from medsilo.algorithms.models import state_of
+from medsilo.privacy.accounting import GaussianRelease
+from medsilo.privacy.consent import Consent
+from medsilo.privacy.door import Call, Door, nonce
+from medsilo.privacy.errors import BudgetError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.gate import PlanGate
+from medsilo.privacy.journal import Journal, read_records
+from medsilo.privacy.ledger import Budget, Entry, Ledger, Subject
+from medsilo.privacy.pki import Identity
+from medsilo.privacy.plan import MetricsPlan, RunPlan
+from medsilo.privacy.sealed_keys import SealedKeys
+from medsilo.privacy.verification import verify_evidence
+from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.silo.account import Account
+from medsilo.silo.private_count import PrivateCounts
+from medsilo.silo.training import LocalSite
 
 KEY = Ed25519PrivateKey.generate()
 SILO, COORDINATOR = (Identity("test", role, "c").uri for role in ("silo", "coordinator"))  # type: ignore[arg-type]
@@ -155,9 +155,9 @@ def test_a_key_is_never_used_where_the_same_could_come_out_with_other_bits(
     if changed == "threads":
         torch.set_num_threads(threads + 1)
     elif changed == "version":
-        monkeypatch.setattr("silo.private_training.version", lambda _: "0.0")
+        monkeypatch.setattr("medsilo.silo.private_training.version", lambda _: "0.0")
     else:  # as on any device but the CPU: no two trainings are taken for the same
-        monkeypatch.setattr("silo.private_training._computes", lambda: np.random.default_rng().bytes(32).hex())
+        monkeypatch.setattr("medsilo.silo.private_training._computes", lambda: np.random.default_rng().bytes(32).hex())
     try:
         assert one.train() != first
     finally:
@@ -320,7 +320,7 @@ def test_an_average_that_a_crash_kept_from_disk_is_drawn_again_as_it_was(
         )
 
     with monkeypatch.context() as patch:
-        patch.setattr("privacy.kept_releases.KeptReleases.keep", crash)
+        patch.setattr("medsilo.privacy.kept_releases.KeptReleases.keep", crash)
         with pytest.raises(KeyboardInterrupt):
             identifier()
     one.crash()

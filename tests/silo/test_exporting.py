@@ -12,15 +12,15 @@ import pytest
 import torch
 from trained_hospital import configured, planned, train
 
-from algorithms.datasets import ImageDataset, load_npz
-from privacy.errors import ConfigurationError, DataError
-from privacy.plan import ModelPlan
-from silo import cli, exporting
-from silo.config import SiloConfig
-from silo.evaluation_commands import ExportFormat
-from silo.exporting import export
-from silo.prediction import load_model
-from silo.synthetic import generate_tissue
+from medsilo.algorithms.datasets import ImageDataset, load_npz
+from medsilo.privacy.errors import ConfigurationError, DataError
+from medsilo.privacy.plan import ModelPlan
+from medsilo.silo import cli, exporting
+from medsilo.silo.config import SiloConfig
+from medsilo.silo.evaluation_commands import ExportFormat
+from medsilo.silo.exporting import export
+from medsilo.silo.prediction import load_model
+from medsilo.silo.synthetic import generate_tissue
 
 
 @pytest.fixture(scope="module")

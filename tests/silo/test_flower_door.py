@@ -24,19 +24,19 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from privacy.consent import ConsentFile
-from privacy.errors import ConfigurationError, ConsentError, RefusedError
-from privacy.exposure import Exposure
-from privacy.foreign_door import ForeignDoor, ForeignSchema
-from privacy.gate import ConsentGate
-from privacy.journal import Journal, read_records
-from privacy.verification import verify_evidence
-from silo.flower.config import FlowerConfig
-from silo.flower.objects import Reply, ReplyReader, object_id
-from silo.flower.relay import WITHHELD, Relay, missing_for, plan_of
-from silo.flower.release import _DUMP, RPCS, SCHEMAS, TRIED, Release, read_release
-from silo.flower.serving import serve
-from silo.flower.upstream import NodeHeaders, Upstream
+from medsilo.privacy.consent import ConsentFile
+from medsilo.privacy.errors import ConfigurationError, ConsentError, RefusedError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.foreign_door import ForeignDoor, ForeignSchema
+from medsilo.privacy.gate import ConsentGate
+from medsilo.privacy.journal import Journal, read_records
+from medsilo.privacy.verification import verify_evidence
+from medsilo.silo.flower.config import FlowerConfig
+from medsilo.silo.flower.objects import Reply, ReplyReader, object_id
+from medsilo.silo.flower.relay import WITHHELD, Relay, missing_for, plan_of
+from medsilo.silo.flower.release import _DUMP, RPCS, SCHEMAS, TRIED, Release, read_release
+from medsilo.silo.flower.serving import serve
+from medsilo.silo.flower.upstream import NodeHeaders, Upstream
 
 DECLARED = {
     "arrays": {"head.bias": Exposure.MODEL_PARAMETERS_CLASSIFIER, "*": Exposure.MODEL_PARAMETERS_EXTRACTOR},

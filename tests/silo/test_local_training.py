@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms.datasets import ImageDataset, ImageSplit, to_tensor
-from algorithms.diversifed import DiversiFed
-from algorithms.local import Local
-from algorithms.method import Correction
-from algorithms.models import build, state_of
-from algorithms.tensors import Part
-from privacy.errors import ConfigurationError, DataError, TrainingError
-from privacy.exposure import Exposure
-from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
-from silo.training import LocalSite, Progress, choose_device, make_optimizer
+from medsilo.algorithms.datasets import ImageDataset, ImageSplit, to_tensor
+from medsilo.algorithms.diversifed import DiversiFed
+from medsilo.algorithms.local import Local
+from medsilo.algorithms.method import Correction
+from medsilo.algorithms.models import build, state_of
+from medsilo.algorithms.tensors import Part
+from medsilo.privacy.errors import ConfigurationError, DataError, TrainingError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from medsilo.silo.training import LocalSite, Progress, choose_device, make_optimizer
 
 CPU = torch.device("cpu")
 

@@ -17,22 +17,22 @@ import rfc8785
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from algorithms.registry import make
-from algorithms.tensors import Part, Payload
-from privacy.consent import Consent
-from privacy.door import Door
-from privacy.envelope import from_json, key_id, to_json, to_message
-from privacy.errors import RefusedError, TrainingError
-from privacy.exposure import Exposure
-from privacy.journal import Journal, read_records
-from privacy.mask_keys import CertifiedKey, Occasion, Roster, certify, read_certified, vouch
-from privacy.pki import Identity, create_authority, create_keys, issue, load_audit_key, load_credentials
-from privacy.plan import PrivacyPlan, RunPlan, SecureAggregationPlan
-from privacy.verification import verify_evidence
-from privacy.withdrawal import History
-from protos.medsilo.v1 import journal_pb2
-from silo.inspection import privacy_loss
-from silo.masking import Masking
+from medsilo.algorithms.registry import make
+from medsilo.algorithms.tensors import Part, Payload
+from medsilo.privacy.consent import Consent
+from medsilo.privacy.door import Door
+from medsilo.privacy.envelope import from_json, key_id, to_json, to_message
+from medsilo.privacy.errors import RefusedError, TrainingError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.journal import Journal, read_records
+from medsilo.privacy.mask_keys import CertifiedKey, Occasion, Roster, certify, read_certified, vouch
+from medsilo.privacy.pki import Identity, create_authority, create_keys, issue, load_audit_key, load_credentials
+from medsilo.privacy.plan import PrivacyPlan, RunPlan, SecureAggregationPlan
+from medsilo.privacy.verification import verify_evidence
+from medsilo.privacy.withdrawal import History
+from medsilo.protos.medsilo.v1 import journal_pb2
+from medsilo.silo.inspection import privacy_loss
+from medsilo.silo.masking import Masking
 
 PLAN = RunPlan.model_validate(
     {

@@ -16,12 +16,12 @@ from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 from typer.testing import CliRunner
 
-from algorithms.datasets import ImageDataset, load_npz
-from privacy.errors import ConfigurationError, DataError
-from silo import preparing
-from silo.cli import app
-from silo.image_files import read_image, read_patient
-from silo.preparing import Form, assemble, class_names, listed, passed_over, with_splits
+from medsilo.algorithms.datasets import ImageDataset, load_npz
+from medsilo.privacy.errors import ConfigurationError, DataError
+from medsilo.silo import preparing
+from medsilo.silo.cli import app
+from medsilo.silo.image_files import read_image, read_patient
+from medsilo.silo.preparing import Form, assemble, class_names, listed, passed_over, with_splits
 
 
 def picture(path: Path, shade: int = 0, *, size: tuple[int, int] = (12, 12), mode: str = "RGB") -> Path:

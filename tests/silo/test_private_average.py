@@ -13,20 +13,20 @@ from test_local_training import dataset
 from test_private_training import Silent, norm, private_plan, private_site, with_patients
 from torch import Tensor
 
-from algorithms.datasets import ImageDataset
-from algorithms.feddfq import FedDFQ
-from algorithms.method import PERSONAL
-from algorithms.models import state_of
-from algorithms.tensors import Part
-from privacy.accounting import Event, GaussianRelease, SampledGaussian, Unit
-from privacy.errors import BudgetError, RefusedError
-from privacy.exposure import Exposure
-from privacy.kept_releases import KeptReleases
-from privacy.ledger import Budget, Ledger, Purpose, Subject
-from privacy.plan import RunPlan
-from privacy.sealed_keys import Paid, unsealed
-from silo.private_average import clipped_unit_sum
-from silo.training import LocalSite
+from medsilo.algorithms.datasets import ImageDataset
+from medsilo.algorithms.feddfq import FedDFQ
+from medsilo.algorithms.method import PERSONAL
+from medsilo.algorithms.models import state_of
+from medsilo.algorithms.tensors import Part
+from medsilo.privacy.accounting import Event, GaussianRelease, SampledGaussian, Unit
+from medsilo.privacy.errors import BudgetError, RefusedError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.kept_releases import KeptReleases
+from medsilo.privacy.ledger import Budget, Ledger, Purpose, Subject
+from medsilo.privacy.plan import RunPlan
+from medsilo.privacy.sealed_keys import Paid, unsealed
+from medsilo.silo.private_average import clipped_unit_sum
+from medsilo.silo.training import LocalSite
 
 BOUND = 0.4
 PATIENTS = list("aaabbcdddd")

@@ -7,13 +7,13 @@ import numpy.typing as npt
 import pytest
 from test_local_training import dataset
 
-from algorithms.datasets import ImageDataset, ImageSplit
-from privacy.accounting import DiscreteLaplace, Event
-from privacy.errors import BudgetError, DataError
-from privacy.noise import NoiseSource
-from privacy.plan import MetricsPlan
-from privacy.sealed_keys import Paid, unsealed
-from silo.private_count import PrivateCounts, held_out_owners
+from medsilo.algorithms.datasets import ImageDataset, ImageSplit
+from medsilo.privacy.accounting import DiscreteLaplace, Event
+from medsilo.privacy.errors import BudgetError, DataError
+from medsilo.privacy.noise import NoiseSource
+from medsilo.privacy.plan import MetricsPlan
+from medsilo.privacy.sealed_keys import Paid, unsealed
+from medsilo.silo.private_count import PrivateCounts, held_out_owners
 
 PLAN = MetricsPlan(epsilon=0.5, releases=4)
 PATIENTS = [0, 0, 0, 0, 1, 1, 2, 2, 2]

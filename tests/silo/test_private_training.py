@@ -12,18 +12,18 @@ import torch
 from test_local_training import dataset, plan
 from torch import Tensor, nn
 
-from algorithms.datasets import ImageDataset, ImageSplit, largest_group
-from algorithms.method import Correction, derive_seed
-from algorithms.models import ARCHITECTURES, build, state_of
-from algorithms.private_methods import check_model
-from privacy.accounting import SampledGaussian, Unit
-from privacy.errors import BudgetError, ConfigurationError, DataError, RefusedError
-from privacy.noise import NoiseSource
-from privacy.plan import ModelPlan, PrivacyPlan, RunPlan
-from privacy.sealed_keys import Paid, unsealed
-from silo import private_training
-from silo.private_training import clipped_sum, per_image_gradients
-from silo.training import LocalSite
+from medsilo.algorithms.datasets import ImageDataset, ImageSplit, largest_group
+from medsilo.algorithms.method import Correction, derive_seed
+from medsilo.algorithms.models import ARCHITECTURES, build, state_of
+from medsilo.algorithms.private_methods import check_model
+from medsilo.privacy.accounting import SampledGaussian, Unit
+from medsilo.privacy.errors import BudgetError, ConfigurationError, DataError, RefusedError
+from medsilo.privacy.noise import NoiseSource
+from medsilo.privacy.plan import ModelPlan, PrivacyPlan, RunPlan
+from medsilo.privacy.sealed_keys import Paid, unsealed
+from medsilo.silo import private_training
+from medsilo.silo.private_training import clipped_sum, per_image_gradients
+from medsilo.silo.training import LocalSite
 
 CPU = torch.device("cpu")
 PRIVATE_MODELS = sorted(set(ARCHITECTURES) - {"lenet5", "resnet8"})

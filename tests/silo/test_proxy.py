@@ -14,16 +14,16 @@ from connect_proxy import ConnectProxy
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import ValidationError
 
-from coordinator.config import CoordinatorConfig, EnrolmentConfig
-from privacy.door import Door
-from privacy.endpoint import split_address
-from privacy.errors import ConfigurationError, IdentityError, MedsiloError, RefusedError
-from privacy.exposure import Exposure
-from privacy.gate import PlanGate
-from privacy.journal import Journal
-from privacy.pki import Identity, create_authority, create_keys, issue
-from silo.config import SiloConfig
-from silo.uplink import Uplink
+from medsilo.coordinator.config import CoordinatorConfig, EnrolmentConfig
+from medsilo.privacy.door import Door
+from medsilo.privacy.endpoint import split_address
+from medsilo.privacy.errors import ConfigurationError, IdentityError, MedsiloError, RefusedError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.gate import PlanGate
+from medsilo.privacy.journal import Journal
+from medsilo.privacy.pki import Identity, create_authority, create_keys, issue
+from medsilo.silo.config import SiloConfig
+from medsilo.silo.uplink import Uplink
 
 SECRET = "Se%cret"
 Say = Callable[[str], None]

@@ -15,21 +15,21 @@ import pytest
 from scipy.stats import binomtest
 from trained_hospital import configured
 
-from algorithms.datasets import ImageDataset, ImageSplit, load_npz
-from algorithms.registry import METHODS, make
-from privacy.accounting import SampledGaussian, Unit, epsilon, noise_multiplier_for
-from privacy.errors import DataError, RefusedError
-from privacy.exposure import Exposure
-from privacy.membership import Attack, Guesses, MembershipAudit, audit_scores
-from privacy.noise import NoiseSource
-from privacy.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
-from privacy.rehearsed import read_rehearsals
-from silo import cli, private_training, rehearsal
-from silo.config import SiloConfig
-from silo.private_training import clipped_sum
-from silo.rehearsal import Rehearsal, rehearse
-from silo.rehearsal_page import as_json, make_document, write_page
-from silo.synthetic import generate_tissue
+from medsilo.algorithms.datasets import ImageDataset, ImageSplit, load_npz
+from medsilo.algorithms.registry import METHODS, make
+from medsilo.privacy.accounting import SampledGaussian, Unit, epsilon, noise_multiplier_for
+from medsilo.privacy.errors import DataError, RefusedError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.membership import Attack, Guesses, MembershipAudit, audit_scores
+from medsilo.privacy.noise import NoiseSource
+from medsilo.privacy.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
+from medsilo.privacy.rehearsed import read_rehearsals
+from medsilo.silo import cli, private_training, rehearsal
+from medsilo.silo.config import SiloConfig
+from medsilo.silo.private_training import clipped_sum
+from medsilo.silo.rehearsal import Rehearsal, rehearse
+from medsilo.silo.rehearsal_page import as_json, make_document, write_page
+from medsilo.silo.synthetic import generate_tissue
 
 ROUNDS = 2
 

@@ -9,19 +9,19 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from test_account import mechanism, run_plan
 
-from privacy.accounting import Event, GaussianRelease, SampledGaussian, epsilon, shown
-from privacy.bundle import export
-from privacy.door import Door
-from privacy.exposure import Exposure
-from privacy.findings import Verification
-from privacy.gate import PlanGate
-from privacy.journal import Journal, read_records
-from privacy.ledger import Budget, Ledger, Purpose, Subject
-from privacy.loss import privacy_losses
-from privacy.pki import Identity
-from privacy.sealed_keys import SealedKeys
-from privacy.verification import verify_evidence
-from silo.account import Account
+from medsilo.privacy.accounting import Event, GaussianRelease, SampledGaussian, epsilon, shown
+from medsilo.privacy.bundle import export
+from medsilo.privacy.door import Door
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.findings import Verification
+from medsilo.privacy.gate import PlanGate
+from medsilo.privacy.journal import Journal, read_records
+from medsilo.privacy.ledger import Budget, Ledger, Purpose, Subject
+from medsilo.privacy.loss import privacy_losses
+from medsilo.privacy.pki import Identity
+from medsilo.privacy.sealed_keys import SealedKeys
+from medsilo.privacy.verification import verify_evidence
+from medsilo.silo.account import Account
 
 PARTY = Identity("test", "silo", "north")
 STEPS = SampledGaussian(0.1, 2.0, 10)

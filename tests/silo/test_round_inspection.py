@@ -13,27 +13,27 @@ import torch
 import yaml
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from algorithms.datasets import ImageDataset, ImageSplit, load_npz, save_npz
-from algorithms.method import PERSONAL, local_metrics
-from algorithms.models import build, state_of
-from algorithms.registry import make
-from algorithms.tensors import Part
-from algorithms.transfer import manifest, send
-from privacy.consent import ConsentFile
-from privacy.door import Call, Door, nonce
-from privacy.errors import ConfigurationError
-from privacy.exposure import Exposure
-from privacy.gate import ConsentGate, PlanGate
-from privacy.journal import Journal, read_records
-from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
-from protos.medsilo.v1 import coordinator_pb2 as wire
-from protos.versions import PROTOCOL_VERSION
-from silo.config import SiloConfig
-from silo.inspection import Inspection, inspect
-from silo.page import View
-from silo.plans import keep_plan, known_plan, read_plan
-from silo.run_state import RunState
-from silo.training import LocalSite
+from medsilo.algorithms.datasets import ImageDataset, ImageSplit, load_npz, save_npz
+from medsilo.algorithms.method import PERSONAL, local_metrics
+from medsilo.algorithms.models import build, state_of
+from medsilo.algorithms.registry import make
+from medsilo.algorithms.tensors import Part
+from medsilo.algorithms.transfer import manifest, send
+from medsilo.privacy.consent import ConsentFile
+from medsilo.privacy.door import Call, Door, nonce
+from medsilo.privacy.errors import ConfigurationError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.gate import ConsentGate, PlanGate
+from medsilo.privacy.journal import Journal, read_records
+from medsilo.privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.protos.versions import PROTOCOL_VERSION
+from medsilo.silo.config import SiloConfig
+from medsilo.silo.inspection import Inspection, inspect
+from medsilo.silo.page import View
+from medsilo.silo.plans import keep_plan, known_plan, read_plan
+from medsilo.silo.run_state import RunState
+from medsilo.silo.training import LocalSite
 
 ALL = ["PROTOCOL", "IDENTITY", "MODEL_PARAMETERS", "PEER_DERIVED", "SAMPLE_COUNT", "LOCAL_METRICS"]
 

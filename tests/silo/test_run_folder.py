@@ -16,19 +16,19 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from algorithms.datasets import ImageDataset, ImageSplit, save_npz
-from algorithms.local import Local
-from algorithms.method import PERSONAL, Memory
-from algorithms.models import build, state_of
-from algorithms.tensors import Part
-from privacy.durable import on_disk
-from privacy.errors import DataError, DiskError
-from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
-from silo import run_state
-from silo.kept_models import find_model
-from silo.prediction import load_model
-from silo.run_state import DESCRIPTION, MODEL, RESULTS, RunState
-from silo.training import Measurement
+from medsilo.algorithms.datasets import ImageDataset, ImageSplit, save_npz
+from medsilo.algorithms.local import Local
+from medsilo.algorithms.method import PERSONAL, Memory
+from medsilo.algorithms.models import build, state_of
+from medsilo.algorithms.tensors import Part
+from medsilo.privacy.durable import on_disk
+from medsilo.privacy.errors import DataError, DiskError
+from medsilo.privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from medsilo.silo import run_state
+from medsilo.silo.kept_models import find_model
+from medsilo.silo.prediction import load_model
+from medsilo.silo.run_state import DESCRIPTION, MODEL, RESULTS, RunState
+from medsilo.silo.training import Measurement
 
 SHAPE = (3, 16, 16)
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from algorithms.models import ARCHITECTURES, build
-from privacy.plan import ModelPlan
-from silo.saliency import grad_cam
+from medsilo.algorithms.models import ARCHITECTURES, build
+from medsilo.privacy.plan import ModelPlan
+from medsilo.silo.saliency import grad_cam
 
 
 class BrightOrDark(nn.Module):

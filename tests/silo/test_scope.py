@@ -16,16 +16,16 @@ from PIL import Image
 from test_preparing import dicom, picture
 from typer.testing import CliRunner
 
-from algorithms.datasets import ImageSplit, load_npz
-from algorithms.models import build
-from algorithms.scope import SCOPE
-from privacy.errors import DataError
-from privacy.plan import ModelPlan
-from silo.cli import app
-from silo.image_files import read_image
-from silo.prediction import PersonalisedModel
-from silo.preparing import listed
-from silo.sources import open_dataset
+from medsilo.algorithms.datasets import ImageSplit, load_npz
+from medsilo.algorithms.models import build
+from medsilo.algorithms.scope import SCOPE
+from medsilo.privacy.errors import DataError
+from medsilo.privacy.plan import ModelPlan
+from medsilo.silo.cli import app
+from medsilo.silo.image_files import read_image
+from medsilo.silo.prediction import PersonalisedModel
+from medsilo.silo.preparing import listed
+from medsilo.silo.sources import open_dataset
 
 ROOT = Path(__file__).parents[2]
 INVITING = re.compile(

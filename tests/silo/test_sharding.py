@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from algorithms.datasets import ImageDataset, ImageSplit, load_npz, save_npz
-from privacy.errors import ConfigurationError, DataError
-from silo.shard_command import ImagesFrom, SettingName
-from silo.shard_command import shard as shard_command
-from silo.sharding import (
+from medsilo.algorithms.datasets import ImageDataset, ImageSplit, load_npz, save_npz
+from medsilo.privacy.errors import ConfigurationError, DataError
+from medsilo.silo.shard_command import ImagesFrom, SettingName
+from medsilo.silo.shard_command import shard as shard_command
+from medsilo.silo.sharding import (
     LEAST_POOLED,
     ByPatient,
     Dirichlet,

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from algorithms.datasets import ImageDataset, to_tensor
-from privacy.errors import ConfigurationError
-from silo.synthetic import generate_tissue
+from medsilo.algorithms.datasets import ImageDataset, to_tensor
+from medsilo.privacy.errors import ConfigurationError
+from medsilo.silo.synthetic import generate_tissue
 
 
 @pytest.fixture(scope="module")

@@ -13,15 +13,15 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from algorithms.tensors import Part
-from privacy.door import Door
-from privacy.exposure import Exposure
-from privacy.gate import PlanGate
-from privacy.journal import Journal, read_records
-from privacy.plan import RunPlan
-from silo import uplink
-from silo.config import CoordinatorAddress, SiloConfig
-from silo.uplink import UnansweredError, Uplink
+from medsilo.algorithms.tensors import Part
+from medsilo.privacy.door import Door
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.gate import PlanGate
+from medsilo.privacy.journal import Journal, read_records
+from medsilo.privacy.plan import RunPlan
+from medsilo.silo import uplink
+from medsilo.silo.config import CoordinatorAddress, SiloConfig
+from medsilo.silo.uplink import UnansweredError, Uplink
 
 PLAN = RunPlan.model_validate(
     {

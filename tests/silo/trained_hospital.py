@@ -8,14 +8,14 @@ from typing import Any
 import torch
 import yaml
 
-from algorithms.datasets import ImageDataset, load_npz, save_npz
-from algorithms.method import PERSONAL
-from algorithms.models import build, state_of
-from algorithms.registry import make
-from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
-from silo.config import SiloConfig
-from silo.run_state import RunState
-from silo.training import LocalSite
+from medsilo.algorithms.datasets import ImageDataset, load_npz, save_npz
+from medsilo.algorithms.method import PERSONAL
+from medsilo.algorithms.models import build, state_of
+from medsilo.algorithms.registry import make
+from medsilo.privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from medsilo.silo.config import SiloConfig
+from medsilo.silo.run_state import RunState
+from medsilo.silo.training import LocalSite
 
 CLASSES = 9
 

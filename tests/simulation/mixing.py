@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from algorithms.method import CoordinatorHalf, Downloads, SiloWeights
-from algorithms.tensors import Payload, TensorSpec, Workspace
-from privacy.exposure import Exposure
+from medsilo.algorithms.method import CoordinatorHalf, Downloads, SiloWeights
+from medsilo.algorithms.tensors import Payload, TensorSpec, Workspace
+from medsilo.privacy.exposure import Exposure
 
 
 class Mixing(CoordinatorHalf):

@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms.datasets import ImageDataset, ImageSplit
-from algorithms.diversifed import DiversiFed
-from algorithms.local import Local
-from algorithms.method import PERSONAL, Correction, Downloads, SiloHalf, State
-from algorithms.models import Layout, build, state_of
-from algorithms.tensors import Part, Payload
-from privacy.errors import TrainingError
-from privacy.exposure import Exposure
-from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
-from silo.training import LocalSite
-from simulation.batched import Engine, Fit, InLanes, InThreads, Stacked, train_round
+from medsilo.algorithms.datasets import ImageDataset, ImageSplit
+from medsilo.algorithms.diversifed import DiversiFed
+from medsilo.algorithms.local import Local
+from medsilo.algorithms.method import PERSONAL, Correction, Downloads, SiloHalf, State
+from medsilo.algorithms.models import Layout, build, state_of
+from medsilo.algorithms.tensors import Part, Payload
+from medsilo.privacy.errors import TrainingError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from medsilo.silo.training import LocalSite
+from medsilo.simulation.batched import Engine, Fit, InLanes, InThreads, Stacked, train_round
 
 CPU = torch.device("cpu")
 SIZES = {"a": 23, "b": 30, "c": 21, "d": 8}

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import yaml
 
-from algorithms.datasets import ImageDataset, ImageSplit, image_hashes
-from privacy.accounting import epsilon
-from privacy.errors import ConfigurationError
-from silo.sharding import ByPatient, Dirichlet, PooledDirichlet, PracticalGroups, Setting, cut
-from silo.synthetic import generate_tissue
-from simulation.experiment import ExperimentConfig, folder_name, runs
-from simulation.public_images import cut_public
+from medsilo.algorithms.datasets import ImageDataset, ImageSplit, image_hashes
+from medsilo.privacy.accounting import epsilon
+from medsilo.privacy.errors import ConfigurationError
+from medsilo.silo.sharding import ByPatient, Dirichlet, PooledDirichlet, PracticalGroups, Setting, cut
+from medsilo.silo.synthetic import generate_tissue
+from medsilo.simulation.experiment import ExperimentConfig, folder_name, runs
+from medsilo.simulation.public_images import cut_public
 
 DIRICHLET = {"kind": "dirichlet", "silos": 4, "alpha": 0.5, "train_per_silo": 30, "test_per_silo": 10}
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from algorithms.models import build
-from privacy.plan import ModelPlan
-from simulation.lanes import in_lanes
+from medsilo.algorithms.models import build
+from medsilo.privacy.plan import ModelPlan
+from medsilo.simulation.lanes import in_lanes
 
 
 def network(*layers: nn.Module) -> nn.Sequential:

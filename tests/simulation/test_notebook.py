@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from algorithms.datasets import save_npz
-from privacy.errors import ConfigurationError, DataError
-from silo.synthetic import generate_tissue
-from simulation.execution import execute
-from simulation.experiment import ExperimentConfig
-from simulation.experiment import runs as runs_of
-from simulation.notebook import read_results
-from simulation.results import write_results
+from medsilo.algorithms.datasets import save_npz
+from medsilo.privacy.errors import ConfigurationError, DataError
+from medsilo.silo.synthetic import generate_tissue
+from medsilo.simulation.execution import execute
+from medsilo.simulation.experiment import ExperimentConfig
+from medsilo.simulation.experiment import runs as runs_of
+from medsilo.simulation.notebook import read_results
+from medsilo.simulation.results import write_results
 
 FIELDS: dict[str, Any] = {
     "name": "notebook",

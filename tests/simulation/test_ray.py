@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from algorithms.datasets import save_npz
-from privacy.errors import ConfigurationError
-from silo.synthetic import generate_tissue
+from medsilo.algorithms.datasets import save_npz
+from medsilo.privacy.errors import ConfigurationError
+from medsilo.silo.synthetic import generate_tissue
 
 BIN = Path(sys.executable).parent
 PATIENCE = 480

@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from privacy.errors import ConfigurationError, DataError
-from privacy.exposure import Exposure
-from simulation.execution import ROUNDS, RUN, WEIGHTS, Recorded, _description
-from simulation.experiment import ExperimentConfig, Run
-from simulation.results import Section, _by_epsilon, read_runs, tabulate, write_results
+from medsilo.privacy.errors import ConfigurationError, DataError
+from medsilo.privacy.exposure import Exposure
+from medsilo.simulation.execution import ROUNDS, RUN, WEIGHTS, Recorded, _description
+from medsilo.simulation.experiment import ExperimentConfig, Run
+from medsilo.simulation.results import Section, _by_epsilon, read_runs, tabulate, write_results
 
 DIVERSIFED = "diversifed-temperature=0.5"
 

@@ -19,17 +19,17 @@ import yaml
 from mixing import Mixing
 from rich.console import Console
 
-from algorithms.datasets import ImageDataset
-from algorithms.method import CoordinatorHalf, Federation
-from algorithms.models import build
-from privacy.errors import ConfigurationError, MedsiloError
-from privacy.plan import ModelPlan
-from silo import sources
-from simulation import scheduling
-from simulation.execution import CHECKPOINT, PROGRESS, ROUNDS, RUN, WEIGHTS, choose_engine, execute, is_finished
-from simulation.experiment import ExperimentConfig, Run, runs
-from simulation.federation import Simulation
-from simulation.scheduling import run_experiment
+from medsilo.algorithms.datasets import ImageDataset
+from medsilo.algorithms.method import CoordinatorHalf, Federation
+from medsilo.algorithms.models import build
+from medsilo.privacy.errors import ConfigurationError, MedsiloError
+from medsilo.privacy.plan import ModelPlan
+from medsilo.silo import sources
+from medsilo.simulation import scheduling
+from medsilo.simulation.execution import CHECKPOINT, PROGRESS, ROUNDS, RUN, WEIGHTS, choose_engine, execute, is_finished
+from medsilo.simulation.experiment import ExperimentConfig, Run, runs
+from medsilo.simulation.federation import Simulation
+from medsilo.simulation.scheduling import run_experiment
 
 SIMULATION = Path(sys.executable).parent / "simulation"
 PATIENCE = 240
@@ -38,11 +38,11 @@ PATIENCE = 240
 @pytest.fixture(autouse=True)
 def small_synthetic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """These tests need no more than a few images; generating them all takes seconds."""
-    from silo.synthetic import generate_tissue
+    from medsilo.silo.synthetic import generate_tissue
 
     small = generate_tissue(seed=1, train=540, test=270)
-    monkeypatch.setattr("simulation.execution.open_dataset", lambda spec: small)
-    monkeypatch.setattr("silo.sources.open_dataset", lambda spec: small)
+    monkeypatch.setattr("medsilo.simulation.execution.open_dataset", lambda spec: small)
+    monkeypatch.setattr("medsilo.silo.sources.open_dataset", lambda spec: small)
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
@@ -175,7 +175,7 @@ def test_generated_images_are_made_once_and_handed_to_the_processes(
         raise AssertionError(f"{spec} is made a second time")
 
     begun = in_this_process(monkeypatch)
-    monkeypatch.setattr("simulation.execution.open_dataset", made_again)
+    monkeypatch.setattr("medsilo.simulation.execution.open_dataset", made_again)
     go(tmp_path)
     assert len(begun) == 1
 
@@ -184,7 +184,7 @@ OWN = """
 from dataclasses import dataclass
 from typing import ClassVar
 from torch import nn
-from algorithms.local import Local
+from medsilo.algorithms.local import Local
 
 def small(shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], classes))
@@ -295,8 +295,8 @@ def test_ctrl_c_ends_the_rounds_under_way_and_says_how_to_go_on(sent: signal.Sig
 
 
 def _file(folder: Path) -> Path:
-    from algorithms.datasets import save_npz
-    from silo.synthetic import generate_tissue
+    from medsilo.algorithms.datasets import save_npz
+    from medsilo.silo.synthetic import generate_tissue
 
     path = folder / "small.npz"
     if not path.exists():
@@ -409,11 +409,11 @@ def test_what_cannot_run_is_said_before_anything_runs(
 
 
 def test_images_of_one_class_are_refused_with_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from algorithms.datasets import ImageDataset, ImageSplit
+    from medsilo.algorithms.datasets import ImageDataset, ImageSplit
 
     split = ImageSplit(torch.zeros(200, 28, 28, 3, dtype=torch.uint8).numpy(), torch.zeros(200).long().numpy())
     one = ImageDataset("one", "one.npz", False, ("only",), split, None, split)
-    monkeypatch.setattr("silo.sources.open_dataset", lambda spec: one)
+    monkeypatch.setattr("medsilo.silo.sources.open_dataset", lambda spec: one)
     with pytest.raises(ConfigurationError, match=r"one\.npz: no model is for 1 classes"):
         go(tmp_path)
 
@@ -448,7 +448,7 @@ def test_ray_that_is_not_installed_is_an_error_with_the_way_out(
 def test_numba_that_is_not_installed_is_an_error_with_the_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "simulation.lanes", raising=False)
+    monkeypatch.delitem(sys.modules, "medsilo.simulation.lanes", raising=False)
     monkeypatch.setitem(sys.modules, "numba", None)
     config = ExperimentConfig.read(write(tmp_path, engine="lanes"))
     with pytest.raises(ConfigurationError, match=r"pip install 'medsilo\[lanes\]'"):

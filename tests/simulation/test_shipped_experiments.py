@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from privacy.plan import TrainingPlan
-from simulation.execution import execute, read_run
-from simulation.experiment import ExperimentConfig, runs
+from medsilo.privacy.plan import TrainingPlan
+from medsilo.simulation.execution import execute, read_run
+from medsilo.simulation.experiment import ExperimentConfig, runs
 
 SHIPPED = sorted((Path(__file__).parents[2] / "configs" / "experiments").glob("*.yaml"))
 

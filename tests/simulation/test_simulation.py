@@ -10,19 +10,19 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from algorithms.datasets import ImageDataset
-from algorithms.diversifed import DiversiFed, attract_repel
-from algorithms.method import PERSONAL, Method
-from algorithms.models import build
-from algorithms.public_set import PublicImages
-from algorithms.registry import METHODS, make
-from privacy.errors import DataError
-from privacy.exposure import Exposure
-from privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
-from silo.sharding import Dirichlet, cut
-from silo.synthetic import generate_tissue
-from simulation.federation import Simulation
-from simulation.public_images import cut_public
+from medsilo.algorithms.datasets import ImageDataset
+from medsilo.algorithms.diversifed import DiversiFed, attract_repel
+from medsilo.algorithms.method import PERSONAL, Method
+from medsilo.algorithms.models import build
+from medsilo.algorithms.public_set import PublicImages
+from medsilo.algorithms.registry import METHODS, make
+from medsilo.privacy.errors import DataError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from medsilo.silo.sharding import Dirichlet, cut
+from medsilo.silo.synthetic import generate_tissue
+from medsilo.simulation.federation import Simulation
+from medsilo.simulation.public_images import cut_public
 
 SETTING = Dirichlet(silos=5, alpha=1.0, train_per_silo=40, test_per_silo=10)
 

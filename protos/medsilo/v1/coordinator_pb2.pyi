@@ -1,7 +1,7 @@
-from protos.medsilo.v1 import exposure_pb2 as _exposure_pb2
-from protos.medsilo.v1 import journal_pb2 as _journal_pb2
-from protos.medsilo.v1 import plan_pb2 as _plan_pb2
-from protos.medsilo.v1 import tensor_pb2 as _tensor_pb2
+from medsilo.protos.medsilo.v1 import exposure_pb2 as _exposure_pb2
+from medsilo.protos.medsilo.v1 import journal_pb2 as _journal_pb2
+from medsilo.protos.medsilo.v1 import plan_pb2 as _plan_pb2
+from medsilo.protos.medsilo.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor

@@ -22,7 +22,7 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from protos.medsilo.v1 import exposure_pb2 as medsilo_dot_v1_dot_exposure__pb2
+from medsilo.protos.medsilo.v1 import exposure_pb2 as medsilo_dot_v1_dot_exposure__pb2
 
 
 DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18medsilo/v1/journal.proto\x12\nmedsilo.v1\x1a\x19medsilo/v1/exposure.proto\"n\n\x08\x45nvelope\x12\x15\n\x07payload\x18\x01 \x01(\x0c\x42\x04\xf0\xb2\x19\x01\x12\x1a\n\x0cpayload_type\x18\x02 \x01(\tB\x04\xf0\xb2\x19\x01\x12/\n\nsignatures\x18\x03 \x03(\x0b\x32\x15.medsilo.v1.SignatureB\x04\xf0\xb2\x19\x02\"e\n\x07MaskKey\x12-\n\tstatement\x18\x01 \x01(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x02\x12+\n\x07voucher\x18\x02 \x01(\x0b\x32\x14.medsilo.v1.EnvelopeB\x04\xf0\xb2\x19\x02\"3\n\tSignature\x12\x13\n\x05keyid\x18\x01 \x01(\tB\x04\xf0\xb2\x19\x02\x12\x11\n\x03sig\x18\x02 \x01(\x0c\x42\x04\xf0\xb2\x19\x02\x62\x06proto3')

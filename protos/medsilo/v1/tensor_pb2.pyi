@@ -1,4 +1,4 @@
-from protos.medsilo.v1 import exposure_pb2 as _exposure_pb2
+from medsilo.protos.medsilo.v1 import exposure_pb2 as _exposure_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
