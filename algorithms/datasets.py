@@ -30,9 +30,9 @@ import numpy as np
 import numpy.typing as npt
 
 from medsilo.algorithms.scope import beyond, file_kind
-from medsilo.privacy.durable import fsync_folder
+from medsilo.privacy.budget.units import Content
 from medsilo.privacy.errors import DataError
-from medsilo.privacy.units import Content
+from medsilo.privacy.files.durable import fsync_folder
 
 if TYPE_CHECKING:
     import torch

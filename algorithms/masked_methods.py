@@ -20,10 +20,10 @@ from medsilo.algorithms.method import Method
 from medsilo.algorithms.pfedsim import PFedSim
 from medsilo.algorithms.sharing import COUNT, count_part
 from medsilo.algorithms.tensors import BLOCK, MemorySource, Part, Payload, TensorSpec, Workspace
+from medsilo.privacy.consent.plan import RunPlan, SecureAggregationPlan
 from medsilo.privacy.errors import ConfigurationError, RefusedError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.masking import LARGEST_WEIGHT, decode, encode
-from medsilo.privacy.plan import RunPlan, SecureAggregationPlan
+from medsilo.privacy.secure_aggregation.masking import LARGEST_WEIGHT, decode, encode
 
 WEIGHT = TensorSpec("weight", (), "I64")
 """First in a masked update: the number of images, or 1 where silos count alike. Masked with the rest, so that the

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from medsilo.algorithms.models import Layout
 from medsilo.algorithms.tensors import Payload, TensorSpec, Workspace
+from medsilo.privacy.consent.plan import RunPlan, TrainingPlan, taking_part
 from medsilo.privacy.errors import ConfigurationError, RefusedError
 from medsilo.privacy.exposure import MADE_OF_UPDATES, Exposure
-from medsilo.privacy.plan import RunPlan, TrainingPlan, taking_part
 
 State = dict[str, Tensor]
 """Tensors by name, on the CPU."""
@@ -409,7 +409,8 @@ def subset(state: Mapping[str, Tensor], specs: Sequence[TensorSpec]) -> State:
 
 
 def participants(silos: Sequence[str], *, share: float, seed: int, round_number: int) -> tuple[str, ...]:
-    """The silos that take part in a round: ``medsilo.privacy.plan.taking_part`` of them, drawn by seed and round.
+    """The silos that take part in a round: ``medsilo.privacy.consent.plan.taking_part`` of them, drawn by seed and
+    round.
 
     The draw depends on the names present and on nothing else, so daemons and simulation agree.
     """

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from medsilo.algorithms.tensors import TensorSpec
+from medsilo.privacy.consent.plan import ModelPlan
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.plan import ModelPlan
 
 
 def diversifed_cnn(input_shape: tuple[int, int, int], classes: int) -> nn.Module:

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from medsilo.algorithms.method import Method
+from medsilo.privacy.consent.plan import TrainingPlan, steps_of
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import MODEL, Exposure
-from medsilo.privacy.plan import TrainingPlan, steps_of
 
 NOISED = "noised training (DP-SGD)"
 RELEASED = "clipped and noised average"

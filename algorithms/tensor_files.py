@@ -21,9 +21,9 @@ import numpy as np
 from torch import Tensor
 
 from medsilo.algorithms.tensors import FileSource, Part, Payload, TensorSpec
-from medsilo.privacy.durable import fsync_folder
 from medsilo.privacy.errors import DataError
 from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.files.durable import fsync_folder
 
 _HEADER_LIMIT = 100_000_000
 PROCESS = secrets.token_hex(4)

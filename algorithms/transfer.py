@@ -9,7 +9,7 @@ import torch
 from google.protobuf.message import Message
 
 from medsilo.algorithms.tensors import DTYPES, MemorySource, Part, Payload, TensorSpec, all_finite
-from medsilo.privacy.door import Call, Door, nonce
+from medsilo.privacy.door.door import Call, Door, nonce
 from medsilo.privacy.errors import RefusedError
 from medsilo.privacy.exposure import TENSOR_CLASSES, Exposure
 from medsilo.protos.medsilo.v1 import tensor_pb2

@@ -22,8 +22,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 MEASURE = """
 import json, resource, sys, time
 from pathlib import Path
-from medsilo.privacy.bundle import export
-from medsilo.privacy.verification import verify_evidence
+from medsilo.privacy.audit.bundle import export
+from medsilo.privacy.audit.verification import verify_evidence
 what, source, other = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 start, used = time.perf_counter(), time.process_time()

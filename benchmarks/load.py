@@ -287,7 +287,7 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 def prepare(folder: Path, count: int, *, rounds: int, method: str, **run: Any) -> list[str]:
     """Keys, certificates, shards and configurations of a coordinator and ``count`` silos; the silos' names."""
     from medsilo.algorithms.datasets import save_npz
-    from medsilo.privacy.pki import Identity, create_authority, create_keys, issue
+    from medsilo.privacy.identity.certificates import Identity, create_authority, create_keys, issue
     from medsilo.silo.sharding import PracticalGroups, cut
     from medsilo.silo.synthetic import generate_tissue
 
@@ -394,12 +394,12 @@ def thin(names: Sequence[str]) -> None:
     from medsilo.algorithms.models import Layout, build
     from medsilo.algorithms.tensor_files import read_payload
     from medsilo.algorithms.tensors import FileSource, MemorySource, Part
-    from medsilo.privacy.consent import ConsentFile
-    from medsilo.privacy.door import Door
+    from medsilo.privacy.consent.consent import ConsentFile
+    from medsilo.privacy.consent.gate import PlanGate
+    from medsilo.privacy.door.door import Door
     from medsilo.privacy.exposure import Exposure
-    from medsilo.privacy.gate import PlanGate
-    from medsilo.privacy.journal import Journal
-    from medsilo.privacy.pki import load_audit_key
+    from medsilo.privacy.identity.certificates import load_audit_key
+    from medsilo.privacy.journal.journal import Journal
     from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
     from medsilo.silo import uplink
     from medsilo.silo.config import SiloConfig

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from medsilo.privacy import journal
+from medsilo.privacy.journal import journal
 from medsilo.protos.medsilo.v1 import journal_pb2
 
 

@@ -25,8 +25,8 @@ from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.tensors import Part, Payload
 from medsilo.coordinator.changes import Change, compare
 from medsilo.coordinator.comparing import Beginning, products_of_changes
+from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.privacy.exposure import MODEL, Exposure
-from medsilo.privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.silo.sharding import Dirichlet, cut
 from medsilo.silo.synthetic import generate_tissue
 from medsilo.simulation.federation import Simulation

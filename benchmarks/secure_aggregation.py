@@ -34,11 +34,18 @@ from medsilo.algorithms.masked_methods import encode_upload, masked_payload, mea
 from medsilo.algorithms.models import Layout, build, state_of
 from medsilo.algorithms.sharing import count_part, model_upload
 from medsilo.algorithms.tensors import MemoryWorkspace
-from medsilo.privacy import mask_keys
+from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, SecureAggregationPlan, TrainingPlan
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.mask_keys import CertifiedKey, Occasion, Roster, certify, vouch
-from medsilo.privacy.pki import Identity, create_authority, create_keys, issue, load_audit_key, load_credentials
-from medsilo.privacy.plan import MethodPlan, ModelPlan, RunPlan, SecureAggregationPlan, TrainingPlan
+from medsilo.privacy.identity.certificates import (
+    Identity,
+    create_authority,
+    create_keys,
+    issue,
+    load_audit_key,
+    load_credentials,
+)
+from medsilo.privacy.secure_aggregation import mask_keys
+from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey, Occasion, Roster, certify, vouch
 from medsilo.silo.sharding import PracticalGroups, cut
 from medsilo.silo.synthetic import generate_tissue
 from medsilo.silo.training import LocalSite

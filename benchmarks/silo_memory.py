@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from medsilo.algorithms.models import build
-from medsilo.privacy.plan import ModelPlan
+from medsilo.privacy.consent.plan import ModelPlan
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY / "tests" / "end_to_end"))

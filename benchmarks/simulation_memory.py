@@ -21,7 +21,7 @@ import torch
 
 from medsilo.algorithms.models import build
 from medsilo.algorithms.registry import make
-from medsilo.privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.silo.sharding import Dirichlet, cut
 from medsilo.silo.synthetic import generate_tissue
 from medsilo.simulation.federation import Simulation

@@ -35,7 +35,7 @@ from medsilo.algorithms.datasets import ImageDataset, ImageSplit
 from medsilo.algorithms.local import Local
 from medsilo.algorithms.method import Correction
 from medsilo.algorithms.models import build, state_of
-from medsilo.privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.silo.training import LocalSite
 from medsilo.simulation.batched import Fit, InLanes, InThreads, Stacked
 

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from medsilo.privacy.console import output
-from medsilo.privacy.pki import create_authority, issue, issue_to_operator
-from medsilo.privacy.revocation import LIST, revoke
+from medsilo.privacy.identity.certificates import create_authority, issue, issue_to_operator
+from medsilo.privacy.identity.revocation import LIST, revoke
+from medsilo.privacy.party.console import output
 
 ca_app = typer.Typer(help="The federation's certificate authority.", no_args_is_help=True)
 _out = output()

@@ -14,14 +14,12 @@ from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.coordinator.joining_commands import doctor, init, invite
 from medsilo.coordinator.status import status_of
 from medsilo.coordinator.store import Store
-from medsilo.privacy import logs
-from medsilo.privacy.audit_commands import audit_app
-from medsilo.privacy.console import application, output
-from medsilo.privacy.console import run as run_app
+from medsilo.privacy.consent.withdrawal import Cause
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.logs import LogFormat
-from medsilo.privacy.party_commands import (
+from medsilo.privacy.party import logs
+from medsilo.privacy.party.audit_commands import audit_app
+from medsilo.privacy.party.commands import (
     Log,
     OnlyRun,
     ReportFolder,
@@ -31,12 +29,14 @@ from medsilo.privacy.party_commands import (
     report_on,
     rotate_key,
 )
-from medsilo.privacy.report_format import Format
-from medsilo.privacy.report_words import minute, ranges, rounds_and_end
-from medsilo.privacy.withdrawal import Cause
+from medsilo.privacy.party.console import application, output
+from medsilo.privacy.party.console import run as run_app
+from medsilo.privacy.party.logs import LogFormat
+from medsilo.privacy.report.format import Format
+from medsilo.privacy.report.words import minute, ranges, rounds_and_end
 
 if TYPE_CHECKING:
-    from medsilo.privacy.report import Attendance, SharedAccuracy
+    from medsilo.privacy.report.model import Attendance, SharedAccuracy
 
 app = application("The coordinator of a federation: leads runs, and never sees an image.", program="coordinator")
 app.command()(init)
@@ -221,7 +221,7 @@ def report(
     run: OnlyRun = None,
 ) -> None:
     """Say what left which hospital, by the coordinator's own record: in words here; as HTML, PDF and JSON in files."""
-    from medsilo.privacy.report import Answer
+    from medsilo.privacy.report.model import Answer
 
     settings, store = _open_store(config)
     names = [name for name, _, _ in store.runs()]
@@ -248,7 +248,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _attendance(store: Store, run: str, plan: str) -> list[Attendance]:
-    from medsilo.privacy.report import Attendance
+    from medsilo.privacy.report.model import Attendance
 
     rounds = [state for state in store.rounds(run) if state.number < json.loads(plan)["rounds"]]
     found = []
@@ -260,7 +260,7 @@ def _attendance(store: Store, run: str, plan: str) -> list[Attendance]:
 
 
 def _shared_accuracy(store: Store, run: str) -> SharedAccuracy | None:
-    from medsilo.privacy.report import SharedAccuracy
+    from medsilo.privacy.report.model import SharedAccuracy
 
     last = {
         name: participation.accuracy

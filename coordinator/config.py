@@ -12,13 +12,8 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from medsilo.coordinator.store import has_password
-from medsilo.privacy.accounting import DiscreteGaussian, Event, SampledGaussian, Unit, noise_multiplier_for
-from medsilo.privacy.configuration import HIDDEN, FilePath, Name, StrictModel
-from medsilo.privacy.endpoint import Address, Host, is_loopback
-from medsilo.privacy.errors import ConfigurationError
-from medsilo.privacy.exposure import MODEL, Exposure, expand
-from medsilo.privacy.party import PartyConfig
-from medsilo.privacy.plan import (
+from medsilo.privacy.budget.accounting import DiscreteGaussian, Event, SampledGaussian, Unit, noise_multiplier_for
+from medsilo.privacy.consent.plan import (
     MethodPlan,
     MetricsPlan,
     ModelPlan,
@@ -29,6 +24,11 @@ from medsilo.privacy.plan import (
     TrainingPlan,
     taking_part,
 )
+from medsilo.privacy.errors import ConfigurationError
+from medsilo.privacy.exposure import MODEL, Exposure, expand
+from medsilo.privacy.files.configuration import HIDDEN, FilePath, Name, StrictModel
+from medsilo.privacy.identity.endpoint import Address, Host, is_loopback
+from medsilo.privacy.party.party import PartyConfig
 
 if TYPE_CHECKING:
     from torch import nn

@@ -19,16 +19,16 @@ from medsilo.coordinator.enrolment import EnrolmentService, serve_enrolment
 from medsilo.coordinator.rounds import REMINDER_SECONDS, Rounds
 from medsilo.coordinator.service import CoordinatorService, serve
 from medsilo.coordinator.store import Store
-from medsilo.privacy import service_manager
-from medsilo.privacy.door import REMEMBER_AFTER, Door
-from medsilo.privacy.durable import on_disk
+from medsilo.privacy.consent.gate import PlanGate
+from medsilo.privacy.consent.plan import RunPlan
+from medsilo.privacy.door.door import REMEMBER_AFTER, Door
 from medsilo.privacy.errors import DiskError, JournalInUseError, LeaseLostError, MedsiloError
-from medsilo.privacy.gate import PlanGate
-from medsilo.privacy.journal import Journal
-from medsilo.privacy.pki import Identity, load_audit_key
-from medsilo.privacy.plan import RunPlan
-from medsilo.privacy.revocation import LiveCredentials
-from medsilo.privacy.state_folder import keep_private
+from medsilo.privacy.files.durable import on_disk
+from medsilo.privacy.files.state_folder import keep_private
+from medsilo.privacy.identity.certificates import Identity, load_audit_key
+from medsilo.privacy.identity.revocation import LiveCredentials
+from medsilo.privacy.journal.journal import Journal
+from medsilo.privacy.party import systemd as service_manager
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.coordinator.invitations import Invitations
 from medsilo.coordinator.store import make_engine
-from medsilo.privacy.endpoint import split_address
 from medsilo.privacy.errors import ConfigurationError, MedsiloError
-from medsilo.privacy.examination import (
+from medsilo.privacy.identity.certificates import fingerprint
+from medsilo.privacy.identity.endpoint import split_address
+from medsilo.privacy.party.examination import (
     Finding,
     bad,
     check_certificate,
@@ -27,7 +28,6 @@ from medsilo.privacy.examination import (
     good,
     notice,
 )
-from medsilo.privacy.pki import fingerprint
 
 _SECONDS = 5.0
 _DAMAGED = "stop the daemon, keep a copy of the state folder, and check the disk; then put back the newest copy"

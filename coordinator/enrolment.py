@@ -26,18 +26,18 @@ from medsilo.coordinator.config import CoordinatorConfig, EnrolmentConfig
 from medsilo.coordinator.invitations import Invitations, Kept
 from medsilo.coordinator.listening import server_credentials
 from medsilo.coordinator.store import Store
-from medsilo.privacy.door import Call, Door, nonce
-from medsilo.privacy.durable import write_atomically
-from medsilo.privacy.envelope import from_message
+from medsilo.privacy.consent.plan import RunPlan
+from medsilo.privacy.door.door import Call, Door, nonce
+from medsilo.privacy.door.protocol import agreed
 from medsilo.privacy.errors import IdentityError, MedsiloError, RefusedError
-from medsilo.privacy.examination import SOON_DAYS
 from medsilo.privacy.exposure import attribute
-from medsilo.privacy.invitation import Statement
-from medsilo.privacy.pki import Credentials, Identity, fingerprint, identity_of_certificate, issue
-from medsilo.privacy.plan import RunPlan
+from medsilo.privacy.files.durable import write_atomically
+from medsilo.privacy.identity.certificates import Credentials, Identity, fingerprint, identity_of_certificate, issue
+from medsilo.privacy.identity.envelope import from_message
+from medsilo.privacy.identity.invitation import Statement
+from medsilo.privacy.identity.revocation import LiveCredentials
+from medsilo.privacy.party.examination import SOON_DAYS
 from medsilo.privacy.printable import check_texts, from_the_other_side
-from medsilo.privacy.protocol import agreed
-from medsilo.privacy.revocation import LiveCredentials
 from medsilo.protos.medsilo.v1 import enrolment_pb2 as wire
 from medsilo.protos.versions import PROTOCOL_VERSION
 

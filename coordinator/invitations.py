@@ -18,9 +18,9 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from medsilo.privacy.configuration import Name, StrictModel, explain
-from medsilo.privacy.durable import write_atomically
 from medsilo.privacy.errors import ConfigurationError, RefusedError
+from medsilo.privacy.files.configuration import Name, StrictModel, explain
+from medsilo.privacy.files.durable import write_atomically
 
 State = Literal["open", "used", "taken back", "expired"]
 

@@ -15,13 +15,13 @@ from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.coordinator.invitations import Invitations
 from medsilo.coordinator.setting_up import Federation, set_up
 from medsilo.coordinator.setting_up import invite as make_invitation
-from medsilo.privacy.console import output
+from medsilo.privacy.consent.plan import ModelPlan, TrainingPlan
 from medsilo.privacy.errors import ConfigurationError
-from medsilo.privacy.examination import show
-from medsilo.privacy.invitation import Invitation
-from medsilo.privacy.pki import fingerprint
-from medsilo.privacy.plan import ModelPlan, TrainingPlan
-from medsilo.privacy.state_folder import keep_private, writing_privately
+from medsilo.privacy.files.state_folder import keep_private, writing_privately
+from medsilo.privacy.identity.certificates import fingerprint
+from medsilo.privacy.identity.invitation import Invitation
+from medsilo.privacy.party.console import output
+from medsilo.privacy.party.examination import show
 
 out = output()
 aside = Console(stderr=True, highlight=False)

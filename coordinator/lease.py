@@ -22,8 +22,8 @@ from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, Time
 from sqlalchemy.orm import Session
 
 from medsilo.coordinator.tables import Lease as Row
-from medsilo.privacy import service_manager
 from medsilo.privacy.errors import ConfigurationError, LeaseLostError
+from medsilo.privacy.party import systemd as service_manager
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 
 from medsilo.privacy.environment import require_tls_1_3
-from medsilo.privacy.pki import Credentials
-from medsilo.privacy.revocation import LiveCredentials
+from medsilo.privacy.identity.certificates import Credentials
+from medsilo.privacy.identity.revocation import LiveCredentials
 
 
 def server_credentials(

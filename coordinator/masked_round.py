@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from medsilo.privacy.mask_keys import CertifiedKey, Roster
+from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey, Roster
 
 
 @dataclass

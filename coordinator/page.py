@@ -11,10 +11,10 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.coordinator.overview import Overview
 from medsilo.coordinator.store import Store
-from medsilo.privacy.endpoint import split_address
 from medsilo.privacy.errors import ConfigurationError
-from medsilo.privacy.page_server import Content, PageServer, open_token, tls_context
-from medsilo.privacy.state_folder import keep_private
+from medsilo.privacy.files.state_folder import keep_private
+from medsilo.privacy.identity.endpoint import split_address
+from medsilo.privacy.party.page_server import Content, PageServer, open_token, tls_context
 
 _STATES = ("not joined yet", "declined", "joined", "training", "delivered", "fetching the end", "done", "withdrawn")
 

@@ -32,12 +32,12 @@ from medsilo.coordinator.comparing import Beginning, norm_of_change, products_of
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.coordinator.masked_round import MaskedRound
 from medsilo.coordinator.store import EVERYONE, RoundState, Store, Withdrawal
-from medsilo.privacy.durable import on_disk
-from medsilo.privacy.early_end import EarlyEnd, EndReason
+from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import DiskError, MedsiloError, RefusedError, StoreError
 from medsilo.privacy.exposure import MODEL, Exposure
-from medsilo.privacy.mask_keys import CertifiedKey
-from medsilo.privacy.plan import RunPlan
+from medsilo.privacy.files.durable import on_disk
+from medsilo.privacy.party.early_end import EarlyEnd, EndReason
+from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 
 log = logging.getLogger(__name__)

@@ -29,18 +29,18 @@ from medsilo.coordinator.listening import server_credentials
 from medsilo.coordinator.patience import Patience
 from medsilo.coordinator.rounds import LateError, Rounds
 from medsilo.coordinator.store import Store
-from medsilo.privacy.door import Call, Door, nonce
-from medsilo.privacy.durable import disk_error
-from medsilo.privacy.envelope import from_json, from_message, to_json, to_message
+from medsilo.privacy.consent.withdrawal import Tombstone
+from medsilo.privacy.door.door import Call, Door, nonce
+from medsilo.privacy.door.protocol import agreed, newer
+from medsilo.privacy.door.receipts import OutOfStepError
 from medsilo.privacy.errors import IdentityError, MedsiloError, ReceiptError, RefusedError, StoreError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.mask_keys import CertifiedKey, Occasion, read_certified, round_of
-from medsilo.privacy.pki import Credentials, Identity, fingerprint
+from medsilo.privacy.files.durable import disk_error
+from medsilo.privacy.identity.certificates import Credentials, Identity, fingerprint
+from medsilo.privacy.identity.envelope import from_json, from_message, to_json, to_message
+from medsilo.privacy.identity.revocation import LiveCredentials
 from medsilo.privacy.printable import from_the_other_side
-from medsilo.privacy.protocol import agreed, newer
-from medsilo.privacy.receipts import OutOfStepError
-from medsilo.privacy.revocation import LiveCredentials
-from medsilo.privacy.withdrawal import Tombstone
+from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey, Occasion, read_certified, round_of
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.versions import PROTOCOL_VERSION
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.coordinator.invitations import Invitations
-from medsilo.privacy.durable import write_atomically
-from medsilo.privacy.endpoint import check_host, split_address
 from medsilo.privacy.errors import ConfigurationError
-from medsilo.privacy.installing import aligned, make_keys_once, make_whole, place_new, quoted
-from medsilo.privacy.invitation import Invitation, new_code
-from medsilo.privacy.pki import Identity, create_authority, fingerprint, issue
+from medsilo.privacy.files.durable import write_atomically
+from medsilo.privacy.identity.certificates import Identity, create_authority, fingerprint, issue
+from medsilo.privacy.identity.endpoint import check_host, split_address
+from medsilo.privacy.identity.invitation import Invitation, new_code
+from medsilo.privacy.party.installing import aligned, make_keys_once, make_whole, place_new, quoted
 
 _CONFIGURATION = """\
 # The coordinator of the federation {federation}. Written by `coordinator init`; yours to change.

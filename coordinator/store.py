@@ -25,9 +25,9 @@ from sqlalchemy.orm import Session
 from medsilo.coordinator import schema, tables
 from medsilo.coordinator.changes import Change
 from medsilo.coordinator.lease import AWAY, Lease, folder_id
-from medsilo.privacy.durable import disk_error
-from medsilo.privacy.early_end import EarlyEnd, EndReason
 from medsilo.privacy.errors import ConfigurationError, DiskError, LeaseLostError, StoreError
+from medsilo.privacy.files.durable import disk_error
+from medsilo.privacy.party.early_end import EarlyEnd, EndReason
 
 _FAILED = {
     sqlite3.SQLITE_FULL: errno.ENOSPC,

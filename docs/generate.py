@@ -25,7 +25,7 @@ from medsilo.algorithms.method import Method
 from medsilo.algorithms.registry import METHODS
 from medsilo.coordinator.cli import app as coordinator_app
 from medsilo.coordinator.config import CoordinatorConfig
-from medsilo.privacy.consent import Consent
+from medsilo.privacy.consent.consent import Consent
 from medsilo.privacy.errors import MedsiloError
 from medsilo.privacy.exposure import Exposure
 from medsilo.silo.cli import app as silo_app

@@ -6,14 +6,9 @@ from typing import Any
 
 from medsilo.algorithms.method import Method
 from medsilo.algorithms.private_methods import planned_averages, planned_steps, refusal
-from medsilo.privacy.accounting import Event, SampledGaussian, epsilon, shown
-from medsilo.privacy.consent import LEAST_UNITS, Consent
-from medsilo.privacy.door import Call, Door
-from medsilo.privacy.errors import BudgetError, DataError, RefusedError
-from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.journal import read_records
-from medsilo.privacy.kept_releases import KeptReleases
-from medsilo.privacy.ledger import (
+from medsilo.privacy.budget.accounting import Event, SampledGaussian, epsilon, shown
+from medsilo.privacy.budget.kept_releases import KeptReleases
+from medsilo.privacy.budget.ledger import (
     LASTING,
     UPDATE,
     Budget,
@@ -26,8 +21,13 @@ from medsilo.privacy.ledger import (
     describe_spent,
     told_of,
 )
-from medsilo.privacy.plan import PrivacyPlan, RunPlan
-from medsilo.privacy.sealed_keys import Paid, SealedKeys
+from medsilo.privacy.budget.sealed_keys import Paid, SealedKeys
+from medsilo.privacy.consent.consent import LEAST_UNITS, Consent
+from medsilo.privacy.consent.plan import PrivacyPlan, RunPlan
+from medsilo.privacy.door.door import Call, Door
+from medsilo.privacy.errors import BudgetError, DataError, RefusedError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.journal.journal import read_records
 
 _ROUNDING = 1e-3
 

@@ -6,12 +6,12 @@ import json
 import time
 from collections.abc import Callable
 
-from medsilo.privacy.consent import Consent, ConsentFile
-from medsilo.privacy.door import Door
-from medsilo.privacy.durable import write_atomically
-from medsilo.privacy.gate import ConsentGate
-from medsilo.privacy.plan import RunPlan
-from medsilo.privacy.withdrawal import History, timestamp
+from medsilo.privacy.consent.consent import Consent, ConsentFile
+from medsilo.privacy.consent.gate import ConsentGate
+from medsilo.privacy.consent.plan import RunPlan
+from medsilo.privacy.consent.withdrawal import History, timestamp
+from medsilo.privacy.door.door import Door
+from medsilo.privacy.files.durable import write_atomically
 from medsilo.silo.config import SiloConfig
 
 _LOOK_SECONDS = 0.5

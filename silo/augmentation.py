@@ -1,4 +1,4 @@
-"""Random changes of training images, as the plan lists them (``medsilo.privacy.plan.AugmentationPlan``).
+"""Random changes of training images, as the plan lists them (``medsilo.privacy.consent.plan.AugmentationPlan``).
 
     change = Augmenter(plan.training.augmentation, seeded(7))
     batch = change(images)   # float32 [b, C, H, W], as networks take them, in [-1, 1]
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from medsilo.privacy.plan import AugmentationPlan
+from medsilo.privacy.consent.plan import AugmentationPlan
 
 Draws = Callable[[int], Tensor]
 """Gives the draws of so many images: float32 ``[n, 2]`` from [0, 1), on the CPU whatever the images are on."""

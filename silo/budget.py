@@ -10,12 +10,12 @@ from typing import Any
 from rich.table import Table
 
 from medsilo.algorithms.datasets import load_npz
-from medsilo.privacy import accounting
-from medsilo.privacy.accounting import Guarantee, shown
-from medsilo.privacy.consent import ConsentFile, PrivacyConsent
+from medsilo.privacy.budget import accounting
+from medsilo.privacy.budget.accounting import Guarantee, shown
+from medsilo.privacy.budget.ledger import Entry, Ledger, Spending, Subject, ledgers
+from medsilo.privacy.budget.loss import DELTA
+from medsilo.privacy.consent.consent import ConsentFile, PrivacyConsent
 from medsilo.privacy.errors import DataError
-from medsilo.privacy.ledger import Entry, Ledger, Spending, Subject, ledgers
-from medsilo.privacy.loss import DELTA
 from medsilo.silo.config import SiloConfig
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import grpc
 
-from medsilo.privacy.endpoint import split_address
 from medsilo.privacy.environment import require_tls_1_3
 from medsilo.privacy.errors import IdentityError, UnreachableError
-from medsilo.privacy.pki import Credentials, Identity
+from medsilo.privacy.identity.certificates import Credentials, Identity
+from medsilo.privacy.identity.endpoint import split_address
 from medsilo.privacy.printable import from_the_other_side
 from medsilo.silo.proxy import ProxyConfig
 

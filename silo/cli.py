@@ -16,14 +16,12 @@ from rich.console import Console
 from rich.table import Table
 from typer.main import get_group
 
-from medsilo.privacy import service_manager
-from medsilo.privacy.audit_commands import audit_app
-from medsilo.privacy.console import application, output
-from medsilo.privacy.console import run as run_app
-from medsilo.privacy.durable import write_atomically
 from medsilo.privacy.errors import ConfigurationError, RehearsalError
-from medsilo.privacy.logs import LogFormat
-from medsilo.privacy.party_commands import (
+from medsilo.privacy.files.durable import write_atomically
+from medsilo.privacy.files.state_folder import keep_private
+from medsilo.privacy.party import systemd as service_manager
+from medsilo.privacy.party.audit_commands import audit_app
+from medsilo.privacy.party.commands import (
     Log,
     OnlyRun,
     ReportFolder,
@@ -33,9 +31,11 @@ from medsilo.privacy.party_commands import (
     report_on,
     rotate_key,
 )
-from medsilo.privacy.report_format import Format
-from medsilo.privacy.report_words import readable_bytes
-from medsilo.privacy.state_folder import keep_private
+from medsilo.privacy.party.console import application, output
+from medsilo.privacy.party.console import run as run_app
+from medsilo.privacy.party.logs import LogFormat
+from medsilo.privacy.report.format import Format
+from medsilo.privacy.report.words import readable_bytes
 from medsilo.silo.config import SiloConfig
 from medsilo.silo.consent_commands import approve, consent_app
 from medsilo.silo.evaluation_commands import Round, Run, evaluate, export
@@ -151,7 +151,7 @@ def _end(number: int, _frame: FrameType | None) -> None:
 @app.command()
 def flower(config: Config, log: Log = LogFormat.TEXT) -> None:
     """Be the door between a Flower SuperNode on this machine and its server: what leaves is agreed to and recorded."""
-    from medsilo.privacy import logs
+    from medsilo.privacy.party import logs
     from medsilo.silo.flower.serving import serve
 
     settings = FlowerConfig.read(config)
@@ -208,7 +208,7 @@ def rehearse(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")] = False,
 ) -> None:
     """Try out what could be learnt from the first round's update, before it leaves. Sends and charges nothing."""
-    from medsilo.privacy.report_pages import print_page_one
+    from medsilo.privacy.report.writing import print_page_one
     from medsilo.silo import rehearsal
     from medsilo.silo.rehearsal_page import as_json as machine_readable
     from medsilo.silo.rehearsal_page import make_document, write_page

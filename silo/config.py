@@ -8,11 +8,11 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from medsilo.privacy.configuration import FilePath, Name, StrictModel
-from medsilo.privacy.endpoint import Address, is_loopback
-from medsilo.privacy.party import PartyConfig
-from medsilo.privacy.pki import Identity
-from medsilo.privacy.retention import SentArchive
+from medsilo.privacy.door.archive import SentArchive
+from medsilo.privacy.files.configuration import FilePath, Name, StrictModel
+from medsilo.privacy.identity.certificates import Identity
+from medsilo.privacy.identity.endpoint import Address, is_loopback
+from medsilo.privacy.party.party import PartyConfig
 from medsilo.silo.proxy import ProxyConfig
 
 

@@ -11,13 +11,13 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from medsilo.privacy.consent import ConsentFile, today
-from medsilo.privacy.console import application, output
+from medsilo.privacy.consent.consent import ConsentFile, today
+from medsilo.privacy.consent.withdrawal import Cause, EndedError, History, timestamp
 from medsilo.privacy.errors import ConfigurationError, ConsentError, JournalInUseError
 from medsilo.privacy.exposure import MEANING, Exposure
-from medsilo.privacy.report_words import updates_arrived
-from medsilo.privacy.state_folder import keep_private
-from medsilo.privacy.withdrawal import Cause, EndedError, History, timestamp
+from medsilo.privacy.files.state_folder import keep_private
+from medsilo.privacy.party.console import application, output
+from medsilo.privacy.report.words import updates_arrived
 from medsilo.silo.config import SiloConfig
 from medsilo.silo.plans import known_plan
 from medsilo.silo.withdrawal_request import WithdrawalRequest

@@ -25,10 +25,14 @@ from medsilo.algorithms.models import build
 from medsilo.algorithms.registry import make
 from medsilo.algorithms.tensors import Part, Payload, payload_tensors
 from medsilo.algorithms.transfer import check_finite
-from medsilo.privacy.consent import ConsentFile, Missing, today
-from medsilo.privacy.door import Door
-from medsilo.privacy.durable import on_disk
-from medsilo.privacy.early_end import EarlyEnd, EndReason
+from medsilo.privacy.budget.ledger import Ledger, Subject
+from medsilo.privacy.budget.sealed_keys import SealedKeys
+from medsilo.privacy.consent.consent import ConsentFile, Missing, today
+from medsilo.privacy.consent.gate import ConsentGate
+from medsilo.privacy.consent.plan import RunPlan
+from medsilo.privacy.consent.withdrawal import Cause, EndedError, History
+from medsilo.privacy.door.archive import SentArchive
+from medsilo.privacy.door.door import Door
 from medsilo.privacy.errors import (
     BudgetError,
     ConsentError,
@@ -39,16 +43,12 @@ from medsilo.privacy.errors import (
     TrainingError,
 )
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.gate import ConsentGate
-from medsilo.privacy.journal import Journal
-from medsilo.privacy.ledger import Ledger, Subject
-from medsilo.privacy.mask_keys import CertifiedKey
-from medsilo.privacy.pki import Credentials, load_audit_key
-from medsilo.privacy.plan import RunPlan
-from medsilo.privacy.retention import SentArchive
-from medsilo.privacy.sealed_keys import SealedKeys
-from medsilo.privacy.state_folder import keep_private
-from medsilo.privacy.withdrawal import Cause, EndedError, History
+from medsilo.privacy.files.durable import on_disk
+from medsilo.privacy.files.state_folder import keep_private
+from medsilo.privacy.identity.certificates import Credentials, load_audit_key
+from medsilo.privacy.journal.journal import Journal
+from medsilo.privacy.party.early_end import EarlyEnd, EndReason
+from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.silo.account import Account, budget_of, check_enough, check_promise, metrics_budget_of
 from medsilo.silo.approval import await_approval, waits

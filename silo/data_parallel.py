@@ -24,8 +24,8 @@ from torch import distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from medsilo.algorithms.method import Method
+from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import ConfigurationError, TrainingError
-from medsilo.privacy.plan import RunPlan
 
 PATIENCE = timedelta(minutes=10)
 """How long a process waits for the others in the middle of a step."""

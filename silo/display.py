@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TextColumn
 
-from medsilo.privacy.plan import RunPlan
+from medsilo.privacy.consent.plan import RunPlan
 from medsilo.silo.training import Progress as Training
 
 

@@ -16,8 +16,12 @@ import numpy as np
 
 from medsilo.algorithms.datasets import ImageDataset, largest_group, load_npz
 from medsilo.algorithms.registry import METHODS
-from medsilo.privacy.consent import INVENTED_HOSPITALS, ConsentFile, today
-from medsilo.privacy.door import Call, Door, nonce
+from medsilo.privacy.consent.consent import INVENTED_HOSPITALS, ConsentFile, today
+from medsilo.privacy.consent.gate import ConsentGate
+from medsilo.privacy.consent.plan import RunPlan
+from medsilo.privacy.consent.withdrawal import History
+from medsilo.privacy.door.door import Call, Door, nonce
+from medsilo.privacy.door.protocol import agreed, newer, spoken_instead
 from medsilo.privacy.errors import (
     ConfigurationError,
     DataError,
@@ -26,7 +30,9 @@ from medsilo.privacy.errors import (
     MedsiloError,
     UnreachableError,
 )
-from medsilo.privacy.examination import (
+from medsilo.privacy.identity.certificates import Credentials, identity_of_certificate, load_audit_key
+from medsilo.privacy.journal.journal import Journal
+from medsilo.privacy.party.examination import (
     SOON_DAYS,
     Finding,
     bad,
@@ -39,12 +45,6 @@ from medsilo.privacy.examination import (
     good,
     notice,
 )
-from medsilo.privacy.gate import ConsentGate
-from medsilo.privacy.journal import Journal
-from medsilo.privacy.pki import Credentials, identity_of_certificate, load_audit_key
-from medsilo.privacy.plan import RunPlan
-from medsilo.privacy.protocol import agreed, newer, spoken_instead
-from medsilo.privacy.withdrawal import History
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.versions import PROTOCOL_VERSION
 from medsilo.silo.approval import waits

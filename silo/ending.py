@@ -7,14 +7,14 @@ from contextlib import contextmanager
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from medsilo.privacy.door import Door
-from medsilo.privacy.envelope import from_json, to_json
+from medsilo.privacy.consent.gate import FarewellGate
+from medsilo.privacy.consent.withdrawal import Cause, EndedError, History, Part, Tombstone, timestamp
+from medsilo.privacy.door.door import Door
 from medsilo.privacy.errors import ConsentError, DiskError, IdentityError, JournalError, JournalInUseError, MedsiloError
-from medsilo.privacy.gate import FarewellGate
-from medsilo.privacy.journal import Journal
-from medsilo.privacy.pki import load_audit_key
-from medsilo.privacy.report_words import updates_arrived
-from medsilo.privacy.withdrawal import Cause, EndedError, History, Part, Tombstone, timestamp
+from medsilo.privacy.identity.certificates import load_audit_key
+from medsilo.privacy.identity.envelope import from_json, to_json
+from medsilo.privacy.journal.journal import Journal
+from medsilo.privacy.report.words import updates_arrived
 from medsilo.silo.config import SiloConfig
 from medsilo.silo.uplink import Uplink
 from medsilo.silo.withdrawal_request import WithdrawalRequest

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 import grpc
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from medsilo.privacy.consent import Consent, ConsentFile
-from medsilo.privacy.door import Call, Door, nonce
-from medsilo.privacy.durable import write_atomically
-from medsilo.privacy.envelope import to_message
+from medsilo.privacy.consent.consent import Consent, ConsentFile
+from medsilo.privacy.consent.gate import ConsentGate
+from medsilo.privacy.consent.plan import RunPlan
+from medsilo.privacy.door.door import Call, Door, nonce
+from medsilo.privacy.door.protocol import agreed, spoken_instead
 from medsilo.privacy.errors import IdentityError, RefusedError, UnreachableError
-from medsilo.privacy.gate import ConsentGate
-from medsilo.privacy.invitation import Invitation, Statement
-from medsilo.privacy.journal import Journal
-from medsilo.privacy.pki import fingerprint, identity_of_certificate
-from medsilo.privacy.plan import RunPlan
-from medsilo.privacy.protocol import agreed, spoken_instead
+from medsilo.privacy.files.durable import write_atomically
+from medsilo.privacy.identity.certificates import fingerprint, identity_of_certificate
+from medsilo.privacy.identity.envelope import to_message
+from medsilo.privacy.identity.invitation import Invitation, Statement
+from medsilo.privacy.journal.journal import Journal
 from medsilo.protos.medsilo.v1 import enrolment_pb2 as wire
 from medsilo.protos.versions import PROTOCOL_VERSION
 from medsilo.silo.channel import channel_credentials, open_channel, said, shown_certificates

@@ -22,8 +22,8 @@ from torch.nn import functional as F
 from medsilo.algorithms.datasets import ImageDataset, Images, ImageSplit, image_hashes, load_npz, to_tensor
 from medsilo.algorithms.local import Local
 from medsilo.algorithms.models import build
+from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import DataError
-from medsilo.privacy.plan import RunPlan
 from medsilo.silo.config import SiloConfig
 from medsilo.silo.kept_models import KeptModel, find_model, kept_models, read_plan
 from medsilo.silo.performance import Difference, Floats, Performance, compare, measure

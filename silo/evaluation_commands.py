@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from medsilo.privacy.console import output
-from medsilo.privacy.state_folder import keep_private
+from medsilo.privacy.files.state_folder import keep_private
+from medsilo.privacy.party.console import output
 from medsilo.silo.config import SiloConfig
 
 out = output()
@@ -55,7 +55,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")] = False,
 ) -> None:
     """Show what this hospital's model can do on its own test images: figures, pictures, model card. Sends nothing."""
-    from medsilo.privacy.report_pages import print_page_one
+    from medsilo.privacy.report.writing import print_page_one
     from medsilo.silo import evaluation  # PyTorch and scikit-learn take seconds to load
     from medsilo.silo.evaluation_page import as_json as machine_readable
     from medsilo.silo.evaluation_page import make_document, write_page

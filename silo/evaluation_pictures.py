@@ -13,7 +13,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from medsilo.algorithms.datasets import Images
-from medsilo.privacy.report_plots import DARK, INK, LIGHT, LINE, WIDTH
+from medsilo.privacy.pages.plots import DARK, INK, LIGHT, LINE, WIDTH
 from medsilo.silo.evaluation import Sample
 from medsilo.silo.performance import Calibration
 

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from medsilo.algorithms.datasets import Images, load_npz
-from medsilo.privacy.durable import write_atomically
 from medsilo.privacy.errors import ConfigurationError, DataError
+from medsilo.privacy.files.durable import write_atomically
 from medsilo.silo.config import SiloConfig
 from medsilo.silo.evaluation import file_sha256
 from medsilo.silo.evaluation_commands import ExportFormat

@@ -22,8 +22,8 @@ from medsilo.algorithms.allocation import reuse_freed_memory
 from medsilo.algorithms.datasets import load_npz
 from medsilo.algorithms.models import build
 from medsilo.algorithms.registry import make
+from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import DataError, MedsiloError
-from medsilo.privacy.plan import RunPlan
 from medsilo.silo.data_parallel import DataParallel, LostProcessError
 from medsilo.silo.processes import READY, Order, take_up
 from medsilo.silo.training import LocalSite, set_threads

@@ -17,14 +17,14 @@ from medsilo.algorithms.private_methods import DERIVED, NOISED, PUBLIC, RELEASED
 from medsilo.algorithms.registry import make
 from medsilo.algorithms.tensors import Part, Payload
 from medsilo.algorithms.transfer import CHUNK, chunk_message, manifest
-from medsilo.privacy.accounting import Event, Guarantee, epsilon, shown
-from medsilo.privacy.consent import Consent, ConsentFile, Missing
-from medsilo.privacy.door import NONCE_BYTES
+from medsilo.privacy.budget.accounting import Event, Guarantee, epsilon, shown
+from medsilo.privacy.budget.kept_releases import KeptReleases
+from medsilo.privacy.budget.ledger import Ledger, Spending, Subject
+from medsilo.privacy.consent.consent import Consent, ConsentFile, Missing
+from medsilo.privacy.consent.plan import RunPlan
+from medsilo.privacy.consent.withdrawal import History
+from medsilo.privacy.door.door import NONCE_BYTES
 from medsilo.privacy.exposure import Exposure, attribute, field_exposure
-from medsilo.privacy.kept_releases import KeptReleases
-from medsilo.privacy.ledger import Ledger, Spending, Subject
-from medsilo.privacy.plan import RunPlan
-from medsilo.privacy.withdrawal import History
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.versions import PROTOCOL_VERSION
 from medsilo.silo.account import budget_of, check_promise, metrics_budget_of

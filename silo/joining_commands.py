@@ -10,14 +10,14 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from medsilo.privacy.configuration import with_home
-from medsilo.privacy.console import output
+from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import ConfigurationError, ConsentError, DataError, MedsiloError, NotReadyError
-from medsilo.privacy.examination import Finding, show
 from medsilo.privacy.exposure import MADE_OF_UPDATES, MEANING, Exposure, expand
-from medsilo.privacy.invitation import Invitation
-from medsilo.privacy.plan import RunPlan
-from medsilo.privacy.state_folder import writing_privately
+from medsilo.privacy.files.configuration import with_home
+from medsilo.privacy.files.state_folder import writing_privately
+from medsilo.privacy.identity.invitation import Invitation
+from medsilo.privacy.party.console import output
+from medsilo.privacy.party.examination import Finding, show
 from medsilo.silo.config import SiloConfig
 
 out = output()

@@ -15,9 +15,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from medsilo.privacy.durable import write_atomically
+from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import DataError
-from medsilo.privacy.plan import RunPlan
+from medsilo.privacy.files.durable import write_atomically
 from medsilo.silo.run_state import MODEL, Progress, give_name, read_progress
 
 _IN_USE = "in-use.json"

@@ -10,13 +10,13 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from medsilo.algorithms.masked_methods import encode_upload, masked_payload, silos_may_change
 from medsilo.algorithms.registry import make
 from medsilo.algorithms.tensors import Payload
-from medsilo.privacy.consent import Consent
-from medsilo.privacy.door import Door
+from medsilo.privacy.consent.consent import Consent
+from medsilo.privacy.consent.plan import RunPlan, SecureAggregationPlan
+from medsilo.privacy.consent.withdrawal import MaskedSum
+from medsilo.privacy.door.door import Door
 from medsilo.privacy.errors import RefusedError
-from medsilo.privacy.mask_keys import CertifiedKey, Occasion, Roster, certify, vouch
-from medsilo.privacy.pki import Credentials
-from medsilo.privacy.plan import RunPlan, SecureAggregationPlan
-from medsilo.privacy.withdrawal import MaskedSum
+from medsilo.privacy.identity.certificates import Credentials
+from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey, Occasion, Roster, certify, vouch
 from medsilo.protos.medsilo.v1 import journal_pb2
 
 

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from medsilo.privacy.console import output
 from medsilo.privacy.errors import ConfigurationError
+from medsilo.privacy.party.console import output
 from medsilo.silo.config import SiloConfig
 
 out = output()

@@ -11,10 +11,10 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from medsilo.algorithms.transfer import MemorySink, Receiver, read_manifest
+from medsilo.privacy.door.archive import SentArchive
 from medsilo.privacy.errors import DataError, RefusedError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.journal import read_records, understanding
-from medsilo.privacy.retention import SentArchive
+from medsilo.privacy.journal.journal import read_records, understanding
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.silo.config import SiloConfig
 

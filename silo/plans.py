@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from medsilo.privacy.configuration import explain
-from medsilo.privacy.durable import write_atomically
+from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import ConfigurationError
-from medsilo.privacy.plan import RunPlan
+from medsilo.privacy.files.configuration import explain
+from medsilo.privacy.files.durable import write_atomically
 from medsilo.silo.config import SiloConfig
 
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from medsilo.algorithms.datasets import ImageDataset, Images, load_npz, to_tensor
 from medsilo.algorithms.models import build
 from medsilo.algorithms.scope import beyond, file_kind
+from medsilo.privacy.consent.plan import ModelPlan
 from medsilo.privacy.errors import DataError
-from medsilo.privacy.plan import ModelPlan
 from medsilo.silo.image_files import PICTURES, Window, is_grey, is_image, read_picture
 from medsilo.silo.kept_models import KeptModel
 from medsilo.silo.preparing import Entry, class_names, listed

@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from medsilo.privacy.console import output
 from medsilo.privacy.errors import ConfigurationError
+from medsilo.privacy.party.console import output
 
 out = output()
 

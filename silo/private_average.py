@@ -15,10 +15,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from medsilo.privacy.budget.kept_releases import KeptReleases
+from medsilo.privacy.budget.noise import NoiseSource
+from medsilo.privacy.consent.plan import PrivacyPlan
 from medsilo.privacy.errors import RefusedError
-from medsilo.privacy.kept_releases import KeptReleases
-from medsilo.privacy.noise import NoiseSource
-from medsilo.privacy.plan import PrivacyPlan
 from medsilo.silo.private_training import Charge
 
 _MARGIN = 1 - 1e-9

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from medsilo.algorithms.datasets import ImageDataset, image_hashes
-from medsilo.privacy.accounting import Unit
+from medsilo.privacy.budget.accounting import Unit
+from medsilo.privacy.budget.noise import NoiseSource
+from medsilo.privacy.consent.plan import MetricsPlan
 from medsilo.privacy.errors import DataError
-from medsilo.privacy.noise import NoiseSource
-from medsilo.privacy.plan import MetricsPlan
 from medsilo.silo.private_training import Charge
 
 

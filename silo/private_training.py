@@ -6,9 +6,9 @@ zero-out adjacency). A step whose sample is empty is noise alone, and is taken: 
 What does not depend on data (a method's correction, weight decay, the optimiser's memory) comes after the noise.
 
 Single images' gradients come from Opacus' hooks. Samples, noise, changes of images and dropout are all drawn from one
-secret source (``medsilo.privacy.noise``): sampling is accounted for as amplification, which holds only if nobody can
-tell from what the others' draws are whether a unit is in the sample. Opacus' own engine is not used: it begins a new
-account with every round. Not covered: how long a step takes, and rounding in 32-bit sums.
+secret source (``medsilo.privacy.budget.noise``): sampling is accounted for as amplification, which holds only if nobody
+can tell from what the others' draws are whether a unit is in the sample. Opacus' own engine is not used: it begins a
+new account with every round. Not covered: how long a step takes, and rounding in 32-bit sums.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from torch.nn import functional as F
 
 from medsilo.algorithms.datasets import ImageDataset
 from medsilo.algorithms.method import Correction, Watch
-from medsilo.privacy.accounting import Event, Unit
-from medsilo.privacy.console import medsilo_version
+from medsilo.privacy.budget.accounting import Event, Unit
+from medsilo.privacy.budget.noise import NoiseSource
+from medsilo.privacy.budget.sealed_keys import Paid
+from medsilo.privacy.consent.plan import AugmentationPlan, PrivacyPlan
 from medsilo.privacy.errors import ConfigurationError, DataError
-from medsilo.privacy.noise import NoiseSource
-from medsilo.privacy.plan import AugmentationPlan, PrivacyPlan
-from medsilo.privacy.sealed_keys import Paid
+from medsilo.privacy.party.console import medsilo_version
 from medsilo.silo.augmentation import Augmenter
 
 IMAGES_PER_PATIENT = 16

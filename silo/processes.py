@@ -31,9 +31,9 @@ from medsilo.algorithms.datasets import ImageDataset
 from medsilo.algorithms.method import Memory, SiloHalf
 from medsilo.algorithms.registry import make
 from medsilo.algorithms.tensors import Part, Payload
+from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import TrainingError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.plan import RunPlan
 from medsilo.silo.config import SiloConfig
 from medsilo.silo.data_parallel import Alone, DataParallel, LostProcessError, check_divisible
 from medsilo.silo.training import OPTIMIZER, LocalSite

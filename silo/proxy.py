@@ -9,9 +9,9 @@ from typing import Any
 from pydantic import field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from medsilo.privacy.configuration import HIDDEN, FilePath, StrictModel
-from medsilo.privacy.endpoint import split_address
 from medsilo.privacy.errors import IdentityError
+from medsilo.privacy.files.configuration import HIDDEN, FilePath, StrictModel
+from medsilo.privacy.identity.endpoint import split_address
 
 _WRITTEN = "http://host:port, for example http://proxy.hospital.example:3128"
 

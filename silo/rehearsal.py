@@ -2,7 +2,7 @@
 
 A round is trained as in the run's first one, but for a fair coin for each of some units (images, patients), the
 canaries, that decides whether the training sees it. Two attackers then guess the coins from the trained model
-(``medsilo.privacy.membership`` says what right guesses prove):
+(``medsilo.silo.preview.membership`` says what right guesses prove):
 
 * *loss*: by how much the canary's cross entropy fell from the starting model to the trained one;
 * *gradient*: how much of the canary's own gradient is in the difference of the two models, by ridge regression of the
@@ -35,17 +35,17 @@ from medsilo.algorithms.method import PERSONAL, TRAINED, Downloads, Federation, 
 from medsilo.algorithms.models import build, state_of
 from medsilo.algorithms.registry import make
 from medsilo.algorithms.tensors import Payload
-from medsilo.privacy import accounting
-from medsilo.privacy.accounting import Event, Guarantee, Unit
+from medsilo.privacy.budget import accounting
+from medsilo.privacy.budget.accounting import Event, Guarantee, Unit
+from medsilo.privacy.budget.loss import DELTA
+from medsilo.privacy.budget.noise import NoiseSource
+from medsilo.privacy.budget.sealed_keys import Paid, unsealed
+from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import DataError
 from medsilo.privacy.exposure import MODEL, Exposure
-from medsilo.privacy.loss import DELTA
-from medsilo.privacy.membership import MembershipAudit, audit_scores
-from medsilo.privacy.noise import NoiseSource
-from medsilo.privacy.plan import RunPlan
-from medsilo.privacy.sealed_keys import Paid, unsealed
 from medsilo.silo.account import check_promise
 from medsilo.silo.config import SiloConfig
+from medsilo.silo.preview.membership import MembershipAudit, audit_scores
 from medsilo.silo.training import LocalSite, Progress, check_fits, choose_device
 
 CANARIES = 1000

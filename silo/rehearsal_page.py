@@ -8,11 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from medsilo.privacy.accounting import shown
-from medsilo.privacy.durable import write_atomically
+from medsilo.privacy.budget.accounting import shown
 from medsilo.privacy.exposure import MODEL, Exposure
-from medsilo.privacy.membership import Attack
-from medsilo.privacy.report_blocks import (
+from medsilo.privacy.files.durable import write_atomically
+from medsilo.privacy.pages.blocks import (
     Answered,
     Block,
     Document,
@@ -24,9 +23,10 @@ from medsilo.privacy.report_blocks import (
     Terms,
     harmless,
 )
-from medsilo.privacy.report_pages import page
-from medsilo.privacy.report_words import grouped, number_of
+from medsilo.privacy.report.words import grouped, number_of
+from medsilo.privacy.report.writing import page
 from medsilo.silo.config import SiloConfig
+from medsilo.silo.preview.membership import Attack
 from medsilo.silo.rehearsal import Rehearsal
 from medsilo.silo.rehearsal_pictures import epsilon_bars, profiles, score_histograms
 

@@ -9,7 +9,7 @@ from html import escape
 import numpy as np
 import numpy.typing as npt
 
-from medsilo.privacy.report_plots import DARK, INK, LIGHT, LINE, WIDTH
+from medsilo.privacy.pages.plots import DARK, INK, LIGHT, LINE, WIDTH
 
 _BINS = 30
 _BARS = 60

@@ -21,10 +21,10 @@ from torch import Tensor
 from medsilo.algorithms.datasets import ImageDataset
 from medsilo.algorithms.method import PERSONAL, Memory
 from medsilo.algorithms.tensor_files import write_tensors
-from medsilo.privacy.durable import write_atomically
-from medsilo.privacy.early_end import EarlyEnd, EndReason
+from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import DataError
-from medsilo.privacy.plan import RunPlan
+from medsilo.privacy.files.durable import write_atomically
+from medsilo.privacy.party.early_end import EarlyEnd, EndReason
 from medsilo.silo.image_files import is_grey
 from medsilo.silo.training import Measurement
 

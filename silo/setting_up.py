@@ -13,15 +13,15 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from medsilo.privacy.configuration import explain, with_home
-from medsilo.privacy.consent import Consent, TrainingConsent, today
+from medsilo.privacy.consent.consent import Consent, TrainingConsent, today
+from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import ConfigurationError, IdentityError
-from medsilo.privacy.examination import SOON_DAYS
 from medsilo.privacy.exposure import MEANING, Exposure
-from medsilo.privacy.installing import aligned, make_keys_once, place_new, quoted
-from medsilo.privacy.invitation import Invitation
-from medsilo.privacy.pki import fingerprint, load_audit_key
-from medsilo.privacy.plan import RunPlan
+from medsilo.privacy.files.configuration import explain, with_home
+from medsilo.privacy.identity.certificates import fingerprint, load_audit_key
+from medsilo.privacy.identity.invitation import Invitation
+from medsilo.privacy.party.examination import SOON_DAYS
+from medsilo.privacy.party.installing import aligned, make_keys_once, place_new, quoted
 from medsilo.silo.config import SiloConfig
 from medsilo.silo.enrolment import enrol
 from medsilo.silo.plans import read_plan

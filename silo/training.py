@@ -19,14 +19,14 @@ from medsilo.algorithms.datasets import ImageDataset, ImageSplit, image_hashes, 
 from medsilo.algorithms.method import Correction, Memory, Objective, Vectors, Watch, derive_seed
 from medsilo.algorithms.models import Layout
 from medsilo.algorithms.private_methods import check_model
+from medsilo.privacy.consent.plan import RunPlan, TrainingPlan
 from medsilo.privacy.errors import ConfigurationError, DataError, RefusedError, TrainingError
-from medsilo.privacy.plan import RunPlan, TrainingPlan
 from medsilo.silo.augmentation import Augmenter, seeded
 from medsilo.silo.data_parallel import Alone, check_layers
 
 if TYPE_CHECKING:
-    from medsilo.privacy.kept_releases import KeptReleases
-    from medsilo.privacy.noise import NoiseSource
+    from medsilo.privacy.budget.kept_releases import KeptReleases
+    from medsilo.privacy.budget.noise import NoiseSource
     from medsilo.silo.private_average import PrivateAverages
     from medsilo.silo.private_training import Charge, PrivateTrainer
 

@@ -25,15 +25,15 @@ from tenacity import (
     wait_exponential_jitter,
 )
 
-from medsilo.privacy.consent import Missing
-from medsilo.privacy.door import Call, Door, nonce
-from medsilo.privacy.endpoint import is_loopback
-from medsilo.privacy.envelope import to_message
+from medsilo.privacy.consent.consent import Missing
+from medsilo.privacy.consent.plan import RunPlan
+from medsilo.privacy.door.door import Call, Door, nonce
+from medsilo.privacy.door.protocol import agreed, newer, spoken_instead
 from medsilo.privacy.errors import IdentityError, MedsiloError, ReceiptError, RefusedError
-from medsilo.privacy.pki import Credentials, fingerprint
-from medsilo.privacy.plan import RunPlan
-from medsilo.privacy.protocol import agreed, newer, spoken_instead
-from medsilo.privacy.revocation import LiveCredentials
+from medsilo.privacy.identity.certificates import Credentials, fingerprint
+from medsilo.privacy.identity.endpoint import is_loopback
+from medsilo.privacy.identity.envelope import to_message
+from medsilo.privacy.identity.revocation import LiveCredentials
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.versions import OLDEST_VERSION, PROTOCOL_VERSION
 from medsilo.silo.channel import channel_credentials, open_channel, said
@@ -42,7 +42,7 @@ from medsilo.silo.proxy import proxies_in_environment
 
 if TYPE_CHECKING:
     from medsilo.algorithms.tensors import Payload
-    from medsilo.privacy.mask_keys import CertifiedKey
+    from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey
 
 WAIT_SECONDS = 50
 ANSWER_SECONDS = 60

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from medsilo.privacy.durable import write_atomically
+from medsilo.privacy.files.durable import write_atomically
 
 
 @dataclass(frozen=True)

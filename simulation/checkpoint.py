@@ -17,9 +17,9 @@ from torch import Tensor
 
 from medsilo.algorithms.method import Memory
 from medsilo.algorithms.tensors import DTYPES, MemorySource, Part, Payload, TensorSpec
-from medsilo.privacy.durable import fsync_folder
 from medsilo.privacy.errors import DataError
 from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.files.durable import fsync_folder
 
 _CHUNK = 1 << 20
 _KINDS: dict[str, torch.dtype] = {

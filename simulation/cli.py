@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from medsilo.privacy.console import application, output
-from medsilo.privacy.console import run as run_app
+from medsilo.privacy.party.console import application, output
+from medsilo.privacy.party.console import run as run_app
 from medsilo.simulation.experiment import ExperimentConfig
 from medsilo.simulation.scheduling import run_experiment
 

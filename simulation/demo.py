@@ -18,8 +18,8 @@ from pathlib import Path
 from rich.table import Table
 
 from medsilo.algorithms.datasets import ImageDataset, load_pathmnist, save_npz
-from medsilo.privacy.console import output
 from medsilo.privacy.errors import DataError, MedsiloError
+from medsilo.privacy.party.console import output
 from medsilo.silo.pictures import draw_label_distribution
 from medsilo.silo.sharding import PracticalGroups, cut
 from medsilo.silo.sources import open_dataset

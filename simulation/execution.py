@@ -32,10 +32,10 @@ from medsilo.algorithms.datasets import ImageDataset
 from medsilo.algorithms.method import Federation
 from medsilo.algorithms.models import Layout, build
 from medsilo.algorithms.public_set import PublicImages
-from medsilo.privacy.durable import write_atomically
+from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import ConfigurationError, DataError, MedsiloError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.plan import RunPlan
+from medsilo.privacy.files.durable import write_atomically
 from medsilo.silo.sharding import Setting, cut
 from medsilo.silo.sources import open_dataset
 from medsilo.silo.training import choose_device

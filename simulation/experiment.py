@@ -22,10 +22,10 @@ from medsilo.algorithms.method import Method
 from medsilo.algorithms.private_methods import refusal
 from medsilo.algorithms.registry import make
 from medsilo.coordinator.config import PrivacyConfig
-from medsilo.privacy.configuration import Name, StrictModel, beside_file, explain, load
+from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan, taking_part
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan, taking_part
+from medsilo.privacy.files.configuration import Name, StrictModel, beside_file, explain, load
 from medsilo.silo.sharding import ByPatient, Dirichlet, Pathological, PooledDirichlet, PracticalGroups, Setting
 
 SETTINGS: dict[str, type[Setting]] = {

@@ -27,11 +27,19 @@ from medsilo.algorithms.method import (
 from medsilo.algorithms.models import Layout, build, state_of
 from medsilo.algorithms.private_methods import check
 from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload
-from medsilo.privacy.accounting import Event, GaussianRelease, Guarantee, SampledGaussian, describe, epsilon, read
+from medsilo.privacy.budget.accounting import (
+    Event,
+    GaussianRelease,
+    Guarantee,
+    SampledGaussian,
+    describe,
+    epsilon,
+    read,
+)
+from medsilo.privacy.budget.sealed_keys import Paid, unsealed
+from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import BudgetError, ConfigurationError, DataError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.plan import RunPlan
-from medsilo.privacy.sealed_keys import Paid, unsealed
 from medsilo.silo.training import LocalSite, Measurement
 from medsilo.simulation.batched import Engine, train_round
 from medsilo.simulation.checkpoint import CheckpointReader, CheckpointWriter

@@ -18,15 +18,15 @@ from typing import Any
 import pandas as pd
 from rich.console import Console
 
-from medsilo.privacy.bundle import read_evidence
+from medsilo.privacy.audit.bundle import read_evidence
+from medsilo.privacy.audit.findings import Verification
+from medsilo.privacy.audit.verification import verify_evidence
 from medsilo.privacy.errors import ConfigurationError, MedsiloError
-from medsilo.privacy.findings import Verification
-from medsilo.privacy.pki import load_audit_public
-from medsilo.privacy.report import Report
-from medsilo.privacy.report_builder import make_report
-from medsilo.privacy.report_format import Format
-from medsilo.privacy.report_pages import to_html, write_report
-from medsilo.privacy.verification import verify_evidence
+from medsilo.privacy.identity.certificates import load_audit_public
+from medsilo.privacy.report.builder import make_report
+from medsilo.privacy.report.format import Format
+from medsilo.privacy.report.model import Report
+from medsilo.privacy.report.writing import to_html, write_report
 from medsilo.silo.prediction import PersonalisedModel, Prediction, load_model
 from medsilo.simulation.experiment import ExperimentConfig
 from medsilo.simulation.results import (

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
-from medsilo.privacy.durable import write_atomically
+from medsilo.privacy.consent.plan import PrivacyPlan
 from medsilo.privacy.errors import ConfigurationError, DataError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.plan import PrivacyPlan
+from medsilo.privacy.files.durable import write_atomically
 from medsilo.simulation.execution import DIRECTIONS, ROUNDS, RUN, WEIGHTS, Recorded, check_same, read_run
 from medsilo.simulation.experiment import (
     ExperimentConfig,

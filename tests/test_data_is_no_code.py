@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from medsilo.algorithms.datasets import load_npz, save_npz
-from medsilo.privacy.configuration import StrictModel, load
 from medsilo.privacy.errors import ConfigurationError, DataError
+from medsilo.privacy.files.configuration import StrictModel, load
 from medsilo.silo.image_files import read_image
 from medsilo.silo.synthetic import generate_tissue
 
@@ -37,7 +37,7 @@ CALLS = {
 }
 ALLOWED = {
     # The loader that stands there is a SafeLoader.
-    ("privacy/configuration.py", "yaml.load"),
+    ("privacy/files/configuration.py", "yaml.load"),
 }
 
 

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from medsilo.coordinator.cli import app as coordinator_app
 from medsilo.coordinator.page import metrics
-from medsilo.privacy import service_manager
 from medsilo.privacy.errors import ClockError, ConfigurationError, IdentityError, JournalError
+from medsilo.privacy.party import systemd as service_manager
 from medsilo.silo.cli import app as silo_app
 
 SERVICE = Path(__file__).parents[1] / "configs" / "service"

@@ -7,11 +7,11 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from medsilo.privacy.configuration import FilePath, StrictModel
-from medsilo.privacy.endpoint import Address, is_loopback
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.party import PartyConfig
-from medsilo.privacy.pki import Identity
+from medsilo.privacy.files.configuration import FilePath, StrictModel
+from medsilo.privacy.identity.certificates import Identity
+from medsilo.privacy.identity.endpoint import Address, is_loopback
+from medsilo.privacy.party.party import PartyConfig
 from medsilo.silo.config import CoordinatorAddress, SiloConfig
 
 _NOT_DECLARED = (Exposure.PROTOCOL, Exposure.IDENTITY, Exposure.MASKED_UPDATE)

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from medsilo.privacy.door.foreign_door import ForeignSchema
 from medsilo.privacy.errors import RefusedError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.foreign_door import ForeignSchema
 from medsilo.silo.flower.release import PACKAGE
 
 _ID = re.compile(r"[0-9a-f]{64}", re.ASCII)

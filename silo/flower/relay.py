@@ -17,15 +17,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from medsilo.privacy.canonical import write_canonical
-from medsilo.privacy.consent import ConsentFile, Missing
+from medsilo.privacy.consent.consent import ConsentFile, Missing
+from medsilo.privacy.consent.gate import ConsentGate
+from medsilo.privacy.consent.plan import MethodPlan
+from medsilo.privacy.consent.withdrawal import Cause, EndedError
+from medsilo.privacy.door.foreign_door import ForeignDoor, ForeignSchema
 from medsilo.privacy.errors import ConsentError, MedsiloError, RefusedError, UnreachableError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.foreign_door import ForeignDoor, ForeignSchema
-from medsilo.privacy.gate import ConsentGate
-from medsilo.privacy.pki import Identity
-from medsilo.privacy.plan import MethodPlan
-from medsilo.privacy.withdrawal import Cause, EndedError
+from medsilo.privacy.files.canonical import write_canonical
+from medsilo.privacy.identity.certificates import Identity
 from medsilo.silo.flower.config import FlowerConfig
 from medsilo.silo.flower.objects import Reply, ReplyReader, is_object_id, message_object, object_id, tree_ids
 from medsilo.silo.flower.release import PACKAGE, RPCS, Rpc

@@ -14,9 +14,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from medsilo.privacy.door.foreign_door import ForeignSchema
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.foreign_door import ForeignSchema
 
 TRIED = ("1.40.0", "1.41.0", "1.42.0")
 """Releases with which whole runs went through the door; their schemas are equal, byte for byte."""

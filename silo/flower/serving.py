@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from medsilo.privacy.consent import ConsentFile
-from medsilo.privacy.durable import on_disk
-from medsilo.privacy.endpoint import split_address
+from medsilo.privacy.consent.consent import ConsentFile
+from medsilo.privacy.consent.gate import ConsentGate
+from medsilo.privacy.door.foreign_door import ForeignDoor
 from medsilo.privacy.errors import ConfigurationError, ConsentError
-from medsilo.privacy.foreign_door import ForeignDoor
-from medsilo.privacy.gate import ConsentGate
-from medsilo.privacy.journal import Journal
-from medsilo.privacy.pki import load_audit_key
-from medsilo.privacy.state_folder import keep_private
+from medsilo.privacy.files.durable import on_disk
+from medsilo.privacy.files.state_folder import keep_private
+from medsilo.privacy.identity.certificates import load_audit_key
+from medsilo.privacy.identity.endpoint import split_address
+from medsilo.privacy.journal.journal import Journal
 from medsilo.silo.flower.config import FlowerConfig
 from medsilo.silo.flower.relay import Relay, missing_for, plan_of
 from medsilo.silo.flower.release import read_release

@@ -19,8 +19,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from medsilo.privacy.endpoint import split_address
 from medsilo.privacy.errors import ConfigurationError, RefusedError, UnreachableError
+from medsilo.privacy.identity.endpoint import split_address
 
 MEDIA_TYPE = "application/protobuf"
 LARGEST_ANSWER = 1 << 30

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from medsilo.algorithms.method import Correction, Objective, Vectors, Watch
 from medsilo.algorithms.models import Layout
-from medsilo.privacy.plan import TrainingPlan
+from medsilo.privacy.consent.plan import TrainingPlan
 
 
 def small_model(seed: int = 0) -> nn.Module:

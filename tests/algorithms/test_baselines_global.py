@@ -30,9 +30,9 @@ from medsilo.algorithms.pfedme import PFedMe
 from medsilo.algorithms.scaffold import PREFIX, Scaffold, mean_step
 from medsilo.algorithms.tensor_files import read_payload, write_payload
 from medsilo.algorithms.tensors import FileSource, MemoryWorkspace, Part, Payload, TensorSpec, payload_tensors
+from medsilo.privacy.consent.plan import TrainingPlan
 from medsilo.privacy.errors import ConfigurationError, RefusedError, TrainingError
 from medsilo.privacy.exposure import MODEL, Exposure
-from medsilo.privacy.plan import TrainingPlan
 from medsilo.simulation.federation import Simulation
 
 EXTRACTOR, CLASSIFIER = MODEL

@@ -18,9 +18,9 @@ from medsilo.algorithms.method import Federation
 from medsilo.algorithms.models import Layout, build, state_of
 from medsilo.algorithms.public_set import PublicImages
 from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload, payload_tensors
+from medsilo.privacy.consent.plan import ModelPlan
 from medsilo.privacy.errors import ConfigurationError, RefusedError
 from medsilo.privacy.exposure import MODEL, Exposure
-from medsilo.privacy.plan import ModelPlan
 
 
 class FixedPublic:

@@ -25,9 +25,9 @@ from medsilo.algorithms.registry import METHODS, make
 from medsilo.algorithms.sharing import count_part
 from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload
 from medsilo.algorithms.transfer import check_parts
+from medsilo.privacy.consent.plan import SecureAggregationPlan
 from medsilo.privacy.errors import ConfigurationError, RefusedError
 from medsilo.privacy.exposure import MODEL, Exposure
-from medsilo.privacy.plan import SecureAggregationPlan
 
 SUMS = (
     *("fedavg", "fedprox", "scaffold", "moon", "feddyn", "perfedavg", "pfedme", "ditto"),

@@ -14,9 +14,9 @@ from medsilo.algorithms.method import participants
 from medsilo.algorithms.models import Layout, build
 from medsilo.algorithms.registry import METHODS, make
 from medsilo.algorithms.sharing import sample_weights
+from medsilo.privacy.consent.plan import ModelPlan
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import MODEL, Exposure, expand
-from medsilo.privacy.plan import ModelPlan
 
 
 def own_model(input_shape: tuple[int, int, int], classes: int) -> nn.Module:

@@ -14,9 +14,9 @@ from medsilo.algorithms.models import build
 from medsilo.algorithms.private_methods import check, planned_averages, planned_steps, refusal
 from medsilo.algorithms.public_set import PublicImages
 from medsilo.algorithms.registry import METHODS, make
-from medsilo.privacy.accounting import GaussianRelease, SampledGaussian, epsilon
+from medsilo.privacy.budget.accounting import GaussianRelease, SampledGaussian, epsilon
+from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
 from medsilo.privacy.errors import ConfigurationError
-from medsilo.privacy.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
 from medsilo.simulation.batched import InThreads
 from medsilo.simulation.federation import Simulation
 

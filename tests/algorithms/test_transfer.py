@@ -26,11 +26,11 @@ from medsilo.algorithms.transfer import (
     read_manifest,
     send,
 )
-from medsilo.privacy.door import Call, Door, nonce
+from medsilo.privacy.consent.gate import PlanGate
+from medsilo.privacy.door.door import Call, Door, nonce
 from medsilo.privacy.errors import DataError, RefusedError
 from medsilo.privacy.exposure import MODEL, Exposure
-from medsilo.privacy.gate import PlanGate
-from medsilo.privacy.journal import Journal
+from medsilo.privacy.journal.journal import Journal
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 
 EXTRACTOR, CLASSIFIER = MODEL

@@ -7,7 +7,7 @@ import torch
 
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit
 from medsilo.algorithms.method import Method, PublicSet
-from medsilo.privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.simulation.federation import Simulation
 
 

@@ -30,15 +30,15 @@ from medsilo.coordinator.enrolment import (
 from medsilo.coordinator.invitations import Invitations
 from medsilo.coordinator.setting_up import Federation, invite, set_up
 from medsilo.coordinator.store import Store
-from medsilo.privacy.door import Door
+from medsilo.privacy.consent.gate import PlanGate
+from medsilo.privacy.door.door import Door
 from medsilo.privacy.errors import ConfigurationError, IdentityError, RefusedError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.gate import PlanGate
-from medsilo.privacy.invitation import Invitation, new_code
-from medsilo.privacy.journal import Journal, read_records
-from medsilo.privacy.key_rotation import rotate
-from medsilo.privacy.pki import Identity, create_keys, issue, load_audit_key
-from medsilo.privacy.state_folder import keep_private
+from medsilo.privacy.files.state_folder import keep_private
+from medsilo.privacy.identity.certificates import Identity, create_keys, issue, load_audit_key
+from medsilo.privacy.identity.invitation import Invitation, new_code
+from medsilo.privacy.journal.journal import Journal, read_records
+from medsilo.privacy.journal.key_rotation import rotate
 from medsilo.silo.config import SiloConfig
 from medsilo.silo.enrolment import enrol, trusted_authority
 from medsilo.silo.setting_up import is_enrolled, prepare

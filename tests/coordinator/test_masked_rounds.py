@@ -23,11 +23,9 @@ from medsilo.coordinator import rounds
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.coordinator.rounds import LateError, Order, Rounds
 from medsilo.coordinator.store import Store
-from medsilo.privacy.early_end import EarlyEnd, EndReason
 from medsilo.privacy.errors import ConfigurationError, RefusedError, StoreError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.mask_keys import CertifiedKey, Occasion, Roster, certify, vouch
-from medsilo.privacy.pki import (
+from medsilo.privacy.identity.certificates import (
     Credentials,
     Identity,
     create_authority,
@@ -36,6 +34,8 @@ from medsilo.privacy.pki import (
     load_audit_key,
     load_credentials,
 )
+from medsilo.privacy.party.early_end import EarlyEnd, EndReason
+from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey, Occasion, Roster, certify, vouch
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 
 NAMES = ("a", "b", "c", "d")

@@ -10,11 +10,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from medsilo.coordinator import daemon
-from medsilo.privacy.door import Door
+from medsilo.privacy.audit.verification import verify_evidence
+from medsilo.privacy.consent.gate import PlanGate
+from medsilo.privacy.door.door import Door
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.gate import PlanGate
-from medsilo.privacy.journal import Journal
-from medsilo.privacy.verification import verify_evidence
+from medsilo.privacy.journal.journal import Journal
 
 
 def test_the_newest_records_are_signed_without_another_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

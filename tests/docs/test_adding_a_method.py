@@ -11,8 +11,8 @@ import torch
 
 from medsilo.algorithms.local import Local
 from medsilo.algorithms.method import PERSONAL, Method
+from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.privacy.exposure import MODEL
-from medsilo.privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.silo.sharding import Dirichlet, cut
 from medsilo.silo.synthetic import generate_tissue
 from medsilo.simulation.federation import Simulation

@@ -14,10 +14,10 @@ from medsilo.algorithms.datasets import ImageDataset, ImageSplit
 from medsilo.algorithms.fedper import FedPer
 from medsilo.algorithms.models import Layout, build
 from medsilo.algorithms.private_methods import check_model
+from medsilo.privacy.budget.sealed_keys import unsealed
+from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
-from medsilo.privacy.sealed_keys import unsealed
 from medsilo.silo.training import LocalSite
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own-data-and-models.md").read_text(encoding="utf-8")

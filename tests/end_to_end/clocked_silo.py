@@ -6,8 +6,8 @@ import sys
 from datetime import date
 from pathlib import Path
 
-from medsilo.privacy.console import output
 from medsilo.privacy.errors import MedsiloError
+from medsilo.privacy.party.console import output
 from medsilo.silo.config import SiloConfig
 from medsilo.silo.daemon import train
 from medsilo.silo.display import Display

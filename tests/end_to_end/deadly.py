@@ -15,7 +15,7 @@ from typing import Any
 
 from faults import KINDS, PLACES, Fault, happened, log_of, state_of
 
-from medsilo.privacy.door import Door
+from medsilo.privacy.door.door import Door
 
 
 def main() -> None:

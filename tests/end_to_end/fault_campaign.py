@@ -39,9 +39,9 @@ from test_runs import (
 )
 
 from medsilo.algorithms.datasets import ImageDataset
-from medsilo.privacy.bundle import export
-from medsilo.privacy.durable import write_atomically
-from medsilo.privacy.verification import verify_evidence
+from medsilo.privacy.audit.bundle import export
+from medsilo.privacy.audit.verification import verify_evidence
+from medsilo.privacy.files.durable import write_atomically
 from medsilo.silo.sharding import PracticalGroups, cut
 from medsilo.silo.synthetic import generate_tissue
 

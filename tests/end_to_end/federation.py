@@ -24,11 +24,11 @@ from medsilo.algorithms.datasets import ImageDataset, save_npz
 from medsilo.algorithms.models import build
 from medsilo.algorithms.registry import make
 from medsilo.coordinator.config import CoordinatorConfig
-from medsilo.privacy.door import Door
+from medsilo.privacy.consent.gate import PlanGate
+from medsilo.privacy.door.door import Door
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.gate import PlanGate
-from medsilo.privacy.journal import Journal
-from medsilo.privacy.pki import Identity, create_authority, create_keys, issue, load_audit_key
+from medsilo.privacy.identity.certificates import Identity, create_authority, create_keys, issue, load_audit_key
+from medsilo.privacy.journal.journal import Journal
 from medsilo.simulation.federation import Simulation
 
 Process = subprocess.Popen[bytes] | Forked

@@ -6,11 +6,11 @@ import hashlib
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from medsilo.privacy.consent import ConsentFile
+from medsilo.privacy.budget.ledger import LASTING, charges, ledgers
+from medsilo.privacy.consent.consent import ConsentFile
+from medsilo.privacy.door.archive import SentArchive
 from medsilo.privacy.errors import DataError
-from medsilo.privacy.journal import read_records
-from medsilo.privacy.ledger import LASTING, charges, ledgers
-from medsilo.privacy.retention import SentArchive
+from medsilo.privacy.journal.journal import read_records
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from test_refusals import delivered, refusal, stored_uploads
 
 from medsilo.algorithms.transfer import chunk_message
 from medsilo.coordinator.service import CALLS_PER_SILO
-from medsilo.privacy.door import nonce
+from medsilo.privacy.door.door import nonce
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.pki import fingerprint, issue
+from medsilo.privacy.identity.certificates import fingerprint, issue
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 
 Make = Callable[..., Federation]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from federation import Federation
 from test_masked_runs import masked
 
-from medsilo.privacy.early_end import EndReason
+from medsilo.privacy.party.early_end import EndReason
 
 Make = Callable[..., Federation]
 

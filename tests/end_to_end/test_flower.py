@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from federation import BIN, PATIENCE, free_port
 
-from medsilo.privacy.journal import RECORDS, read_records
+from medsilo.privacy.journal.journal import RECORDS, read_records
 
 APP = Path(__file__).parent / "flower_app"
 RECORDS_OF_THE_APP = {

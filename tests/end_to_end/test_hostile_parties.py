@@ -22,9 +22,9 @@ from test_refusals import delivered, refusal, stored_uploads
 from medsilo.algorithms.models import build, state_of
 from medsilo.algorithms.tensors import Part
 from medsilo.algorithms.transfer import chunk_message, manifest
-from medsilo.privacy.door import Call, nonce
-from medsilo.privacy.envelope import ATTESTATION, to_message
+from medsilo.privacy.door.door import Call, nonce
 from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.identity.envelope import ATTESTATION, to_message
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.medsilo.v1 import journal_pb2
 

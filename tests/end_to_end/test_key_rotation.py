@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 from federation import Federation
 
-from medsilo.privacy.pki import Identity, create_keys
+from medsilo.privacy.identity.certificates import Identity, create_keys
 
 Make = Callable[..., Federation]
 

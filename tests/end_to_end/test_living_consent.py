@@ -16,9 +16,9 @@ from forked import Forked
 from proxy import Proxy
 from test_runs import assert_journals_sound
 
-from medsilo.privacy.envelope import from_json
-from medsilo.privacy.pki import load_audit_key
-from medsilo.privacy.withdrawal import History, Tombstone
+from medsilo.privacy.consent.withdrawal import History, Tombstone
+from medsilo.privacy.identity.certificates import load_audit_key
+from medsilo.privacy.identity.envelope import from_json
 from medsilo.silo.config import SiloConfig
 
 Make = Callable[..., Federation]

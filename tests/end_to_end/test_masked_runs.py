@@ -23,11 +23,11 @@ from medsilo.algorithms.masked_methods import encode_upload
 from medsilo.algorithms.models import Layout, build
 from medsilo.algorithms.sharing import count_part, model_upload
 from medsilo.coordinator.config import CoordinatorConfig
-from medsilo.privacy.envelope import key_id
+from medsilo.privacy.budget.ledger import ledgers
+from medsilo.privacy.consent.plan import SecureAggregationPlan
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.ledger import ledgers
-from medsilo.privacy.pki import load_audit_key
-from medsilo.privacy.plan import SecureAggregationPlan
+from medsilo.privacy.identity.certificates import load_audit_key
+from medsilo.privacy.identity.envelope import key_id
 
 Make = Callable[..., Federation]
 MASKED = ["PROTOCOL", "IDENTITY", "MASKED_UPDATE", "PEER_DERIVED"]

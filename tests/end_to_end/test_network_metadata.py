@@ -22,10 +22,10 @@ from test_refusals import refusal
 from tls_proxy import Opened, TlsProxy
 from wire_reader import CONTINUATION, DATA, HEADERS, frames
 
-from medsilo.privacy.door import nonce
-from medsilo.privacy.envelope import seal, to_message
-from medsilo.privacy.pki import load_audit_key
-from medsilo.privacy.withdrawal import Cause, Tombstone
+from medsilo.privacy.consent.withdrawal import Cause, Tombstone
+from medsilo.privacy.door.door import nonce
+from medsilo.privacy.identity.certificates import load_audit_key
+from medsilo.privacy.identity.envelope import seal, to_message
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 
 Make = Callable[..., Federation]

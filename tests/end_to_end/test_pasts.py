@@ -12,7 +12,7 @@ from federation import PATIENCE, Federation, Process
 from proxy import Cut, Proxy
 from test_runs import assert_every_round_counted_once, assert_journals_sound, assert_models_are, assert_signed
 
-from medsilo.privacy.journal import CHECKPOINTS, RECORDS
+from medsilo.privacy.journal.journal import CHECKPOINTS, RECORDS
 
 Make = Callable[..., Federation]
 

@@ -18,9 +18,9 @@ from proxy import Proxy
 from test_runs import assert_every_round_counted_once, assert_journals_sound
 
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit, save_npz
-from medsilo.privacy.accounting import DiscreteLaplace, GaussianRelease, SampledGaussian, epsilon
-from medsilo.privacy.ledger import Budget, Ledger, Purpose, Subject, ledgers, replay
-from medsilo.privacy.rehearsed import read_rehearsals
+from medsilo.privacy.budget.accounting import DiscreteLaplace, GaussianRelease, SampledGaussian, epsilon
+from medsilo.privacy.budget.ledger import Budget, Ledger, Purpose, Subject, ledgers, replay
+from medsilo.privacy.report.rehearsed import read_rehearsals
 
 Make = Callable[..., Federation]
 

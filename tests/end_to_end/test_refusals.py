@@ -14,9 +14,9 @@ from federation import Federation
 from raw_client import RawClient
 
 from medsilo.algorithms.tensors import Part
-from medsilo.privacy.door import nonce
+from medsilo.privacy.door.door import nonce
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.pki import Identity, create_authority, create_keys, issue
+from medsilo.privacy.identity.certificates import Identity, create_authority, create_keys, issue
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 
 Make = Callable[..., Federation]

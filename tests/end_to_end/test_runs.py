@@ -16,8 +16,8 @@ from proxy import Proxy
 from safetensors.torch import load_file
 from vouched import assert_vouched
 
-from medsilo.privacy.pki import load_audit_key
-from medsilo.privacy.verification import verify_evidence
+from medsilo.privacy.audit.verification import verify_evidence
+from medsilo.privacy.identity.certificates import load_audit_key
 
 Make = Callable[..., Federation]
 
@@ -237,7 +237,7 @@ def test_a_coordinator_that_may_not_open_enough_files_asks_for_all_that_it_may_a
 
 def test_the_shipped_configurations_are_valid() -> None:
     from medsilo.coordinator.config import CoordinatorConfig
-    from medsilo.privacy.consent import ConsentFile
+    from medsilo.privacy.consent.consent import ConsentFile
     from medsilo.silo.config import SiloConfig
 
     configs = Path(__file__).parents[2] / "configs"

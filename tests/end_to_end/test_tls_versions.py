@@ -19,8 +19,8 @@ from federation import Federation, free_port
 from test_flower import make_certificate
 
 from medsilo.privacy.errors import UnreachableError
-from medsilo.privacy.invitation import Invitation, new_code
-from medsilo.privacy.pki import fingerprint
+from medsilo.privacy.identity.certificates import fingerprint
+from medsilo.privacy.identity.invitation import Invitation, new_code
 from medsilo.silo.flower.upstream import Upstream
 
 Make = Callable[..., Federation]

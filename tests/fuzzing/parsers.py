@@ -25,30 +25,30 @@ from PIL import Image
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "privacy")]  # exchanging, as the tests there import it
 
-from exchanging import COORDINATOR, FEDERATION, PLAN, SILO, key_of, meet, two_rounds  # noqa: E402
+from exchanging import COORDINATOR, FEDERATION, PLAN, SILO, key_of, meet, two_rounds
 
-from medsilo.algorithms.datasets import load_npz, save_npz  # noqa: E402
-from medsilo.algorithms.tensor_files import read_payload, write_payload  # noqa: E402
-from medsilo.algorithms.tensors import Part  # noqa: E402
-from medsilo.algorithms.transfer import MemorySink, Receiver, manifest, read_manifest  # noqa: E402
-from medsilo.coordinator.config import CoordinatorConfig  # noqa: E402
-from medsilo.privacy.accounting import SampledGaussian  # noqa: E402
-from medsilo.privacy.bundle import export  # noqa: E402
-from medsilo.privacy.canonical import read_canonical  # noqa: E402
-from medsilo.privacy.checkpoint import Checkpoint, cosign, verify, verify_cosignature  # noqa: E402
-from medsilo.privacy.consent import ConsentFile  # noqa: E402
-from medsilo.privacy.door import Call, Door, nonce  # noqa: E402
-from medsilo.privacy.endpoint import TlsFiles  # noqa: E402
-from medsilo.privacy.envelope import ATTESTATION, from_json, from_message, seal, to_json, unseal  # noqa: E402
-from medsilo.privacy.errors import MedsiloError, RefusedError  # noqa: E402
-from medsilo.privacy.exposure import Exposure  # noqa: E402
-from medsilo.privacy.fork_proof import ForkProof, View, read_fork_proof  # noqa: E402
-from medsilo.privacy.gate import PlanGate  # noqa: E402
-from medsilo.privacy.journal import CHECKPOINTS, RECORDS, Journal  # noqa: E402
-from medsilo.privacy.ledger import Budget, Ledger, Purpose, Subject, ledgers  # noqa: E402
-from medsilo.privacy.mask_keys import Occasion, certify, read_certified, round_of, vouch  # noqa: E402
-from medsilo.privacy.merkle import EMPTY_ROOT  # noqa: E402
-from medsilo.privacy.pki import (  # noqa: E402
+from medsilo.algorithms.datasets import load_npz, save_npz
+from medsilo.algorithms.tensor_files import read_payload, write_payload
+from medsilo.algorithms.tensors import Part
+from medsilo.algorithms.transfer import MemorySink, Receiver, manifest, read_manifest
+from medsilo.coordinator.config import CoordinatorConfig
+from medsilo.privacy.audit.bundle import export
+from medsilo.privacy.audit.fork_proof import ForkProof, View, read_fork_proof
+from medsilo.privacy.audit.verification import verify_evidence
+from medsilo.privacy.budget.accounting import SampledGaussian
+from medsilo.privacy.budget.ledger import Budget, Ledger, Purpose, Subject, ledgers
+from medsilo.privacy.budget.units import Content
+from medsilo.privacy.consent.consent import ConsentFile
+from medsilo.privacy.consent.gate import PlanGate
+from medsilo.privacy.consent.plan import RunPlan
+from medsilo.privacy.consent.withdrawal import History, Tombstone
+from medsilo.privacy.door.archive import SentArchive
+from medsilo.privacy.door.door import Call, Door, nonce
+from medsilo.privacy.door.receipts import Correspondence
+from medsilo.privacy.errors import MedsiloError, RefusedError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.files.canonical import read_canonical
+from medsilo.privacy.identity.certificates import (
     Identity,
     create_authority,
     create_keys,
@@ -57,21 +57,21 @@ from medsilo.privacy.pki import (  # noqa: E402
     load_audit_public,
     load_credentials,
 )
-from medsilo.privacy.plan import RunPlan  # noqa: E402
-from medsilo.privacy.receipts import Correspondence  # noqa: E402
-from medsilo.privacy.retention import SentArchive  # noqa: E402
-from medsilo.privacy.revocation import LIST, LiveCredentials, revoke  # noqa: E402
-from medsilo.privacy.stored_schema import StoredSchema  # noqa: E402
-from medsilo.privacy.units import Content  # noqa: E402
-from medsilo.privacy.verification import verify_evidence  # noqa: E402
-from medsilo.privacy.withdrawal import History, Tombstone  # noqa: E402
-from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire  # noqa: E402
-from medsilo.protos.medsilo.v1 import journal_pb2, tensor_pb2  # noqa: E402
-from medsilo.silo.config import SiloConfig  # noqa: E402
-from medsilo.silo.image_files import read_image  # noqa: E402
-from medsilo.silo.run_state import RunState  # noqa: E402
-from medsilo.silo.synthetic import generate_tissue  # noqa: E402
-from medsilo.simulation.experiment import ExperimentConfig  # noqa: E402
+from medsilo.privacy.identity.endpoint import TlsFiles
+from medsilo.privacy.identity.envelope import ATTESTATION, from_json, from_message, seal, to_json, unseal
+from medsilo.privacy.identity.revocation import LIST, LiveCredentials, revoke
+from medsilo.privacy.journal.checkpoint import Checkpoint, cosign, verify, verify_cosignature
+from medsilo.privacy.journal.journal import CHECKPOINTS, RECORDS, Journal
+from medsilo.privacy.journal.merkle import EMPTY_ROOT
+from medsilo.privacy.journal.stored_schema import StoredSchema
+from medsilo.privacy.secure_aggregation.mask_keys import Occasion, certify, read_certified, round_of, vouch
+from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.protos.medsilo.v1 import journal_pb2, tensor_pb2
+from medsilo.silo.config import SiloConfig
+from medsilo.silo.image_files import read_image
+from medsilo.silo.run_state import RunState
+from medsilo.silo.synthetic import generate_tissue
+from medsilo.simulation.experiment import ExperimentConfig
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -226,7 +226,7 @@ def plans(folder: Path) -> Parser:
     """A run's plan, as a coordinator announces it."""
     from medsilo.algorithms.feddfq import FedDFQ
     from medsilo.algorithms.registry import make as make_method
-    from medsilo.privacy.plan import PrivacyPlan, SecureAggregationPlan
+    from medsilo.privacy.consent.plan import PrivacyPlan, SecureAggregationPlan
 
     def read(data: bytes) -> None:
         message = parsed(wire.GetPlanResponse, data)
@@ -271,7 +271,7 @@ def attestations(folder: Path) -> Parser:
 def _sealed(data: bytes, kind: str, key: Ed25519PrivateKey) -> Any:
     from securesystemslib import dsse
 
-    from medsilo.privacy.envelope import countersign
+    from medsilo.privacy.identity.envelope import countersign
 
     envelope = dsse.Envelope(data, kind, {})
     countersign(envelope, key)
@@ -297,7 +297,7 @@ def tombstones(folder: Path) -> Parser:
     Tombstone.model_validate(good)
 
     def read(data: bytes) -> None:
-        from medsilo.privacy.withdrawal import WITHDRAWAL
+        from medsilo.privacy.consent.withdrawal import WITHDRAWAL
 
         Tombstone.open(_sealed(data, WITHDRAWAL, key), key.public_key().public_bytes_raw())
 

@@ -11,7 +11,7 @@ import pytest
 
 from medsilo.privacy.errors import JournalError
 from medsilo.privacy.exposure import SCHEMA_FILES
-from medsilo.privacy.stored_schema import StoredSchema
+from medsilo.privacy.journal.stored_schema import StoredSchema
 from tests.fuzzing.parsers import PARSERS, Parser
 from tests.fuzzing.running import examine, input_of
 

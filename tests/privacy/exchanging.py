@@ -13,14 +13,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from google.protobuf.message import Message
 
-from medsilo.privacy.bundle import export
-from medsilo.privacy.door import Call, Door, nonce
+from medsilo.privacy.audit.bundle import export
+from medsilo.privacy.consent.gate import PlanGate
+from medsilo.privacy.consent.plan import RunPlan
+from medsilo.privacy.door.door import Call, Door, nonce
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.gate import PlanGate
-from medsilo.privacy.journal import SEGMENT_BYTES, Journal
-from medsilo.privacy.key_rotation import rotate
-from medsilo.privacy.pki import Identity, create_keys, load_audit_key
-from medsilo.privacy.plan import RunPlan
+from medsilo.privacy.identity.certificates import Identity, create_keys, load_audit_key
+from medsilo.privacy.journal.journal import SEGMENT_BYTES, Journal
+from medsilo.privacy.journal.key_rotation import rotate
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.medsilo.v1 import tensor_pb2
 

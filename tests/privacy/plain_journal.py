@@ -7,8 +7,8 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from medsilo.privacy.journal import SEGMENT_BYTES, Journal
-from medsilo.privacy.verification import verify_evidence
+from medsilo.privacy.audit.verification import verify_evidence
+from medsilo.privacy.journal.journal import SEGMENT_BYTES, Journal
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PUBLIC = KEY.public_key().public_bytes_raw()

@@ -6,8 +6,8 @@ from typing import Any
 
 from medsilo.algorithms.diversifed import DiversiFed
 from medsilo.algorithms.method import Method
+from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 
 
 def make_plan(method: Method | None = None, **changes: Any) -> RunPlan:

@@ -10,15 +10,15 @@ from typing import Any, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from medsilo.privacy.consent import Consent
-from medsilo.privacy.door import Call, Door, nonce
+from medsilo.privacy.consent.consent import Consent
+from medsilo.privacy.consent.gate import PlanGate
+from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
+from medsilo.privacy.door.door import Call, Door, nonce
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.gate import PlanGate
-from medsilo.privacy.journal import Journal
-from medsilo.privacy.pki import Identity
-from medsilo.privacy.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
-from medsilo.privacy.report import Report
-from medsilo.privacy.report_builder import build_report, verify_journal
+from medsilo.privacy.identity.certificates import Identity
+from medsilo.privacy.journal.journal import Journal
+from medsilo.privacy.report.builder import build_report, verify_journal
+from medsilo.privacy.report.model import Report
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.medsilo.v1 import tensor_pb2
 

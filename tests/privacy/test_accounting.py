@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from medsilo.privacy.accounting import (
+from medsilo.privacy.budget.accounting import (
     Adjacency,
     DiscreteGaussian,
     DiscreteLaplace,

@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from exchanging import COORDINATOR, SILO, Exchange, key_of, two_rounds
 from typer.testing import CliRunner
 
-from medsilo.privacy.audit_commands import audit_app
+from medsilo.privacy.audit.findings import Verification
 from medsilo.privacy.errors import ConfigurationError, IdentityError
-from medsilo.privacy.findings import Verification
-from medsilo.privacy.party import PartyConfig
+from medsilo.privacy.party.audit_commands import audit_app
+from medsilo.privacy.party.party import PartyConfig
 
 
 def write_public(path: Path, key: Ed25519PrivateKey) -> Path:

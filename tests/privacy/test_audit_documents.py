@@ -21,12 +21,12 @@ from exchanging import Exchange, meet
 from jsonschema import Draft202012Validator
 from test_tampering import records_of, write_bundle
 
-from medsilo.privacy.bundle import Selection, export, open_evidence
-from medsilo.privacy.checkpoint import cosign
-from medsilo.privacy.evidence_reader import KINDS
-from medsilo.privacy.merkle import leaf_hash
-from medsilo.privacy.receipts import MOST_CALLS
-from medsilo.privacy.verification import verify_evidence
+from medsilo.privacy.audit.bundle import Selection, export, open_evidence
+from medsilo.privacy.audit.reader import KINDS
+from medsilo.privacy.audit.verification import verify_evidence
+from medsilo.privacy.door.receipts import MOST_CALLS
+from medsilo.privacy.journal.checkpoint import cosign
+from medsilo.privacy.journal.merkle import leaf_hash
 
 DOCS = Path(__file__).parents[2] / "docs"
 SCHEMA = json.loads((DOCS / "bundle.schema.json").read_text())

@@ -13,11 +13,11 @@ from exchanging import COORDINATOR, SILO, Exchange, meet, two_rounds
 from plain_journal import PUBLIC, open_journal, plain_record
 from rocrate.rocrate import ROCrate
 
-from medsilo.privacy.bundle import NothingFitsError, Selection, export, open_evidence, sha256_of
-from medsilo.privacy.crate import write_crate
+from medsilo.privacy.audit.bundle import NothingFitsError, Selection, export, open_evidence, sha256_of
+from medsilo.privacy.audit.crate import write_crate
+from medsilo.privacy.audit.verification import verify_evidence
 from medsilo.privacy.errors import ConfigurationError, JournalError
-from medsilo.privacy.journal import CHECKPOINTS, RECORDS
-from medsilo.privacy.verification import verify_evidence
+from medsilo.privacy.journal.journal import CHECKPOINTS, RECORDS
 
 
 def numbered(folder: Path, records: int) -> Path:

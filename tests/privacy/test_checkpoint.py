@@ -8,8 +8,8 @@ import hashlib
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from medsilo.privacy.checkpoint import Checkpoint, cosign, read_note, verify, verify_cosignature
 from medsilo.privacy.errors import JournalError
+from medsilo.privacy.journal.checkpoint import Checkpoint, cosign, read_note, verify, verify_cosignature
 
 ORIGIN = "medsilo/test/silo/hospital1"
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))

@@ -14,14 +14,14 @@ from planning import make_plan
 
 from medsilo.algorithms.fedavg import FedAvg
 from medsilo.coordinator.config import CoordinatorConfig
-from medsilo.privacy import consent as consent_module
-from medsilo.privacy.configuration import with_home
-from medsilo.privacy.consent import Consent, ConsentFile, Missing
+from medsilo.privacy.consent import consent as consent_module
+from medsilo.privacy.consent.consent import Consent, ConsentFile, Missing
+from medsilo.privacy.consent.gate import ConsentGate
+from medsilo.privacy.consent.plan import RunPlan, SecureAggregationPlan, TrainingPlan
 from medsilo.privacy.errors import ConfigurationError, ConsentError, RefusedError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.gate import ConsentGate
-from medsilo.privacy.pki import Identity
-from medsilo.privacy.plan import RunPlan, SecureAggregationPlan, TrainingPlan
+from medsilo.privacy.files.configuration import with_home
+from medsilo.privacy.identity.certificates import Identity
 from medsilo.silo.config import SiloConfig
 
 COORDINATOR = Identity("test", "coordinator", "c")

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from medsilo.privacy import protocol
-from medsilo.privacy.door import Call, Door, nonce
+from medsilo.privacy.door import protocol
+from medsilo.privacy.door.door import Call, Door, nonce
 from medsilo.privacy.errors import ConsentError, MedsiloError, RefusedError
 from medsilo.privacy.exposure import SCHEMA_FILES, SCHEMA_SHA256, Exposure, attribute
-from medsilo.privacy.journal import Journal, read_records
+from medsilo.privacy.journal.journal import Journal, read_records
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.medsilo.v1 import plan_pb2, tensor_pb2
 from medsilo.protos.versions import PROTOCOL_VERSION
@@ -120,7 +120,7 @@ def test_records_are_on_disk_before_the_bytes_are_handed_out(journal: Journal, m
         order.append("durable")
 
     door = make_door(journal, Exposure.PROTOCOL, Exposure.IDENTITY)
-    monkeypatch.setattr("medsilo.privacy.journal.os.fsync", watched)
+    monkeypatch.setattr("medsilo.privacy.journal.journal.os.fsync", watched)
     door.release([update()], make_call())
     order.append("handed out")
     assert order == ["durable", "handed out"]

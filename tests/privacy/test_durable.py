@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import typer
 
-from medsilo.privacy.console import run
-from medsilo.privacy.durable import Appender, on_disk
 from medsilo.privacy.errors import DiskError
+from medsilo.privacy.files.durable import Appender, on_disk
+from medsilo.privacy.party.console import run
 
 
 @pytest.mark.parametrize(

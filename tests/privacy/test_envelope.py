@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from securesystemslib import dsse
 
-from medsilo.privacy.envelope import (
+from medsilo.privacy.errors import JournalError
+from medsilo.privacy.identity.envelope import (
     ATTESTATION,
     ROTATION,
     countersign,
@@ -28,7 +29,6 @@ from medsilo.privacy.envelope import (
     to_message,
     unseal,
 )
-from medsilo.privacy.errors import JournalError
 from medsilo.protos.medsilo.v1 import journal_pb2
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))

@@ -12,17 +12,17 @@ import pytest
 from google.protobuf import descriptor_pb2
 from plain_journal import IDENTITY, KEY, PUBLIC, open_journal
 
-from medsilo.privacy.canonical import write_canonical
-from medsilo.privacy.door import Call
+from medsilo.privacy.audit.verification import verify_evidence
+from medsilo.privacy.consent.gate import PlanGate
+from medsilo.privacy.door.door import Call
+from medsilo.privacy.door.foreign_door import ForeignDoor, ForeignSchema
 from medsilo.privacy.errors import ConfigurationError, ConsentError, RefusedError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.foreign_door import ForeignDoor, ForeignSchema
-from medsilo.privacy.gate import PlanGate
-from medsilo.privacy.journal import RECORDS, read_records
-from medsilo.privacy.pki import Identity
-from medsilo.privacy.report_builder import build_report, verify_journal
-from medsilo.privacy.report_page_one import answers
-from medsilo.privacy.verification import verify_evidence
+from medsilo.privacy.files.canonical import write_canonical
+from medsilo.privacy.identity.certificates import Identity
+from medsilo.privacy.journal.journal import RECORDS, read_records
+from medsilo.privacy.report.builder import build_report, verify_journal
+from medsilo.privacy.report.page_one import answers
 
 PEER = "spiffe://test/coordinator/server"
 CONSENTED = (Exposure.PROTOCOL, Exposure.IDENTITY, Exposure.SAMPLE_COUNT)

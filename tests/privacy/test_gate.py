@@ -12,14 +12,14 @@ import yaml
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from planning import make_plan
 
-from medsilo.privacy import gate as gate_module
-from medsilo.privacy.consent import ConsentFile
-from medsilo.privacy.envelope import from_json, seal, to_json
+from medsilo.privacy.consent import gate as gate_module
+from medsilo.privacy.consent.consent import ConsentFile
+from medsilo.privacy.consent.gate import ConsentGate, FarewellGate
+from medsilo.privacy.consent.withdrawal import WITHDRAWAL, Cause, EndedError, History, Tombstone
 from medsilo.privacy.errors import ConsentError, RefusedError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.gate import ConsentGate, FarewellGate
-from medsilo.privacy.pki import Identity
-from medsilo.privacy.withdrawal import WITHDRAWAL, Cause, EndedError, History, Tombstone
+from medsilo.privacy.identity.certificates import Identity
+from medsilo.privacy.identity.envelope import from_json, seal, to_json
 
 COORDINATOR = Identity("test", "coordinator", "c")
 CLASSES = ["PROTOCOL", "IDENTITY", "MODEL_PARAMETERS", "PEER_DERIVED", "LOCAL_METRICS"]

@@ -14,12 +14,12 @@ from planning import make_plan
 from medsilo.algorithms.diversifed import DiversiFed
 from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.method import Method
-from medsilo.privacy.door import Call, Door, nonce
+from medsilo.privacy.consent.gate import PlanGate
+from medsilo.privacy.consent.plan import RunPlan
+from medsilo.privacy.door.door import Call, Door, nonce
 from medsilo.privacy.errors import ConsentError, DiskError, RefusedError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.gate import PlanGate
-from medsilo.privacy.journal import Journal, read_records
-from medsilo.privacy.plan import RunPlan
+from medsilo.privacy.journal.journal import Journal, read_records
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.medsilo.v1 import plan_pb2, tensor_pb2
 
@@ -173,13 +173,13 @@ def test_a_failing_disk_is_a_journal_error_and_nothing_is_released(door: Door, m
         raise OSError(5, "Input/output error")
 
     real = os.fsync
-    monkeypatch.setattr("medsilo.privacy.journal.os.fsync", fail)
+    monkeypatch.setattr("medsilo.privacy.journal.journal.os.fsync", fail)
     header = wire.SubmitUpdateRequest(update=wire.Update(nonce=nonce(), silo="a"))
     try:
         with pytest.raises(DiskError, match="input/output error"):
             door.release([header], call())
     finally:
-        monkeypatch.setattr("medsilo.privacy.journal.os.fsync", real)
+        monkeypatch.setattr("medsilo.privacy.journal.journal.os.fsync", real)
 
 
 def test_bytes_are_in_the_records_file_before_they_are_handed_over(door: Door, journal: Journal) -> None:

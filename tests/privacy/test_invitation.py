@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from medsilo.privacy.envelope import countersign, seal
 from medsilo.privacy.errors import ConfigurationError, RefusedError
-from medsilo.privacy.invitation import ENROLMENT, Invitation, Statement, new_code
+from medsilo.privacy.identity.envelope import countersign, seal
+from medsilo.privacy.identity.invitation import ENROLMENT, Invitation, Statement, new_code
 
 INVITATION = Invitation(
     host="coordinator.example.org",

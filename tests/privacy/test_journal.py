@@ -12,9 +12,9 @@ import pytest
 import rfc8785
 from plain_journal import ORIGIN, open_journal, plain_record, verified
 
+from medsilo.privacy.audit.verification import verify_evidence
 from medsilo.privacy.errors import JournalError
-from medsilo.privacy.journal import CHECKPOINTS, RECORDS, read_records
-from medsilo.privacy.verification import verify_evidence
+from medsilo.privacy.journal.journal import CHECKPOINTS, RECORDS, read_records
 
 
 def fill(folder: Path, count: int) -> None:
@@ -107,7 +107,7 @@ import resource, signal
 from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from medsilo.privacy.errors import DiskError
-from medsilo.privacy.journal import Journal
+from medsilo.privacy.journal.journal import Journal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 key = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 journal = Journal(Path({str(tmp_path)!r}), key=key, origin={ORIGIN!r})

@@ -13,10 +13,10 @@ import rfc8785
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from plain_journal import ORIGIN, PUBLIC, open_journal, plain_record, verified
 
-from medsilo.privacy.checkpoint import verify
+from medsilo.privacy.audit.verification import verify_evidence
 from medsilo.privacy.errors import JournalError
-from medsilo.privacy.journal import CHECKPOINTS, RECORDS, Journal, read_checkpoints, read_records
-from medsilo.privacy.verification import verify_evidence
+from medsilo.privacy.journal.checkpoint import verify
+from medsilo.privacy.journal.journal import CHECKPOINTS, RECORDS, Journal, read_checkpoints, read_records
 
 
 def killed(folder: Path, records: int) -> None:
@@ -25,7 +25,7 @@ def killed(folder: Path, records: int) -> None:
 import os
 from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from medsilo.privacy.journal import Journal
+from medsilo.privacy.journal.journal import Journal
 key = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 journal = Journal(Path({str(folder)!r}), key=key, origin={ORIGIN!r})
 for number, record in enumerate({[plain_record(number) for number in range(records)]!r}):
@@ -121,7 +121,7 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
 from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from medsilo.privacy.errors import JournalError
-from medsilo.privacy.journal import Journal
+from medsilo.privacy.journal.journal import Journal
 try:
     Journal(Path({str(tmp_path)!r}), key=Ed25519PrivateKey.generate(), origin="o")
 except JournalError as error:

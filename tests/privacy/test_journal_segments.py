@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from plain_journal import open_journal, plain_record, verified
 
-from medsilo.privacy.checkpoint import read_note
+from medsilo.privacy.audit.verification import verify_evidence
 from medsilo.privacy.errors import JournalError
-from medsilo.privacy.journal import RECORDS, Journal, read_lines, read_records
-from medsilo.privacy.merkle import MerkleTree, check_consistency
-from medsilo.privacy.verification import verify_evidence
+from medsilo.privacy.journal.checkpoint import read_note
+from medsilo.privacy.journal.journal import RECORDS, Journal, read_lines, read_records
+from medsilo.privacy.journal.merkle import MerkleTree, check_consistency
 
 
 def opened(folder: Path) -> Journal:

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from exchanging import COORDINATOR, SILO, Exchange, Party, key_of, meet, origin_of
 
-from medsilo.privacy import journal as journals
-from medsilo.privacy.door import Door
+from medsilo.privacy.audit.verification import verify_evidence
+from medsilo.privacy.consent.gate import PlanGate
+from medsilo.privacy.door.door import Door
 from medsilo.privacy.errors import JournalError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.gate import PlanGate
-from medsilo.privacy.journal import CHECKPOINTS, RECORDS, Journal, read_records
-from medsilo.privacy.journal_start import START
-from medsilo.privacy.verification import verify_evidence
+from medsilo.privacy.journal import journal as journals
+from medsilo.privacy.journal.journal import CHECKPOINTS, RECORDS, Journal, read_records
+from medsilo.privacy.journal.start import START
 
 SMALL = 60_000
 """A segment's size with which a test's journal has several."""

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from medsilo.privacy.accounting import GaussianRelease, SampledGaussian, epsilon
+from medsilo.privacy.budget.accounting import GaussianRelease, SampledGaussian, epsilon
+from medsilo.privacy.budget.ledger import Budget, Entry, Ledger, Purpose, Subject, ledgers, replay
+from medsilo.privacy.budget.units import Content
 from medsilo.privacy.errors import BudgetError, DiskError
-from medsilo.privacy.ledger import Budget, Entry, Ledger, Purpose, Subject, ledgers, replay
-from medsilo.privacy.units import Content
 
 DATA = "ab" * 32
 SUBJECT = Subject(DATA, "image")

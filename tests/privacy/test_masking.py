@@ -18,12 +18,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from securesystemslib import dsse
 
-from medsilo.privacy.canonical import read_canonical
-from medsilo.privacy.envelope import key_id, seal
 from medsilo.privacy.errors import RefusedError, TrainingError
-from medsilo.privacy.mask_keys import MASK_KEY, VOUCHER, CertifiedKey, Occasion, Roster, certify, read_certified, vouch
-from medsilo.privacy.masking import LARGEST_WEIGHT, PairKey, decode, encode, mask, pair_keys
-from medsilo.privacy.pki import (
+from medsilo.privacy.files.canonical import read_canonical
+from medsilo.privacy.identity.certificates import (
     Credentials,
     Identity,
     create_authority,
@@ -32,6 +29,18 @@ from medsilo.privacy.pki import (
     load_audit_key,
     load_credentials,
 )
+from medsilo.privacy.identity.envelope import key_id, seal
+from medsilo.privacy.secure_aggregation.mask_keys import (
+    MASK_KEY,
+    VOUCHER,
+    CertifiedKey,
+    Occasion,
+    Roster,
+    certify,
+    read_certified,
+    vouch,
+)
+from medsilo.privacy.secure_aggregation.masking import LARGEST_WEIGHT, PairKey, decode, encode, mask, pair_keys
 
 NAMES = ("a", "b", "c", "d")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from medsilo.privacy.membership import SHARES, area_under_curve, audit_scores, epsilon_lower_bound, p_value
+from medsilo.silo.preview.membership import SHARES, area_under_curve, audit_scores, epsilon_lower_bound, p_value
 
 
 def naive_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:

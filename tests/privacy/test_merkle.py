@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from medsilo.privacy.merkle import (
+from medsilo.privacy.journal.merkle import (
     EMPTY_ROOT,
     TILE,
     MerkleTree,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import grpc
 import pytest
 
-from medsilo.privacy.pki import Identity, create_authority, create_keys, issue
+from medsilo.privacy.identity.certificates import Identity, create_authority, create_keys, issue
 
 COORDINATOR = Identity("test", "coordinator", "c")
 HOSPITAL = Identity("test", "silo", "hospital1")

@@ -12,14 +12,14 @@ import rfc8785
 from exchanging import PLAN, meet, two_rounds
 from pydantic import TypeAdapter, ValidationError
 
-from medsilo.privacy.configuration import Name
+from medsilo.privacy.budget.ledger import Subject, ledgers
+from medsilo.privacy.consent.plan import RunPlan
+from medsilo.privacy.consent.withdrawal import History
+from medsilo.privacy.door.archive import SentArchive
 from medsilo.privacy.errors import DataError, IdentityError, JournalError, MedsiloError, RefusedError
-from medsilo.privacy.journal import RECORDS
-from medsilo.privacy.ledger import Subject, ledgers
-from medsilo.privacy.pki import Identity
-from medsilo.privacy.plan import RunPlan
-from medsilo.privacy.retention import SentArchive
-from medsilo.privacy.withdrawal import History
+from medsilo.privacy.files.configuration import Name
+from medsilo.privacy.identity.certificates import Identity
+from medsilo.privacy.journal.journal import RECORDS
 from medsilo.silo.kept_models import find_model
 from medsilo.silo.opening import open_rounds
 

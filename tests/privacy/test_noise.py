@@ -14,7 +14,7 @@ import pytest
 import torch
 from scipy import stats
 
-from medsilo.privacy.noise import NoiseSource
+from medsilo.privacy.budget.noise import NoiseSource
 
 
 def test_the_noise_is_gaussian_with_the_given_deviation() -> None:
@@ -79,7 +79,7 @@ def test_no_seed_that_a_coordinator_could_set_matters() -> None:
 
 
 def test_a_restart_gives_other_noise() -> None:
-    program = "from medsilo.privacy.noise import NoiseSource; print(NoiseSource().gaussian((4,), 1.0).tolist())"
+    program = "from medsilo.privacy.budget.noise import NoiseSource; print(NoiseSource().gaussian((4,), 1.0).tolist())"
     said = {subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout for _ in range(2)}
     assert len(said) == 2
     assert all(line.startswith("[") for line in said)

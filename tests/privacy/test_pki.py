@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from medsilo.privacy.errors import IdentityError
-from medsilo.privacy.pki import (
+from medsilo.privacy.identity.certificates import (
     Credentials,
     Identity,
     create_authority,

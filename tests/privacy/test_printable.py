@@ -10,10 +10,10 @@ import sys
 import pytest
 from rich.table import Table
 
-from medsilo.privacy import logs
-from medsilo.privacy.console import PlainConsole
+from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import RefusedError
-from medsilo.privacy.plan import RunPlan
+from medsilo.privacy.party import logs
+from medsilo.privacy.party.console import PlainConsole
 from medsilo.privacy.printable import check_texts, from_the_other_side, printable
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.medsilo.v1 import plan_pb2

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from exchanging import Exchange, two_rounds
 
-from medsilo.privacy.bundle import UnreadableError, open_evidence, read_evidence
-from medsilo.privacy.envelope import key_id
+from medsilo.privacy.audit.bundle import UnreadableError, open_evidence, read_evidence
 from medsilo.privacy.errors import IdentityError, JournalError
-from medsilo.privacy.report_builder import make_report
+from medsilo.privacy.identity.envelope import key_id
+from medsilo.privacy.report.builder import make_report
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from two_parties import COORDINATOR, SILO, Line, Party, check, digests, document_of, words
 
-from medsilo.privacy.checkpoint import Checkpoint, read_note
-from medsilo.privacy.door import Call, nonce
-from medsilo.privacy.envelope import ATTESTATION, ROTATION, countersign, seal, to_json, to_message
+from medsilo.privacy.door.door import Call, nonce
+from medsilo.privacy.door.receipts import MOST_CALLS, Correspondence, OutOfStepError
 from medsilo.privacy.errors import IdentityError, ReceiptError, RefusedError
-from medsilo.privacy.journal import Journal, read_records
-from medsilo.privacy.key_rotation import rotate
-from medsilo.privacy.pki import Identity, create_keys, load_audit_key
-from medsilo.privacy.receipts import MOST_CALLS, Correspondence, OutOfStepError
+from medsilo.privacy.identity.certificates import Identity, create_keys, load_audit_key
+from medsilo.privacy.identity.envelope import ATTESTATION, ROTATION, countersign, seal, to_json, to_message
+from medsilo.privacy.journal.checkpoint import Checkpoint, read_note
+from medsilo.privacy.journal.journal import Journal, read_records
+from medsilo.privacy.journal.key_rotation import rotate
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.medsilo.v1 import journal_pb2
 

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from recorded import COORDINATOR, MIXED_BODIES, MIXTURE, MODELS, OTHER, SILO, Content, Recorded, ordinary
 
-from medsilo.privacy.accounting import SampledGaussian, describe
+from medsilo.privacy.budget.accounting import SampledGaussian, describe
+from medsilo.privacy.budget.ledger import Subject
+from medsilo.privacy.consent.withdrawal import Cause
 from medsilo.privacy.errors import ConfigurationError, DataError, JournalError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.journal import RECORDS, read_checkpoints, read_records
-from medsilo.privacy.ledger import Subject
-from medsilo.privacy.rehearsed import read_rehearsals
-from medsilo.privacy.report import Answer, Attendance, Flow, Report, Run, SharedAccuracy, Verification
-from medsilo.privacy.report_builder import LISTED_REFUSALS, verify_journal
-from medsilo.privacy.report_document import make_document
-from medsilo.privacy.report_words import GLOSSARY, NAME, RISK, TELLING, classify, glossary_of, minute
-from medsilo.privacy.withdrawal import Cause
+from medsilo.privacy.journal.journal import RECORDS, read_checkpoints, read_records
+from medsilo.privacy.report.builder import LISTED_REFUSALS, verify_journal
+from medsilo.privacy.report.document import make_document
+from medsilo.privacy.report.model import Answer, Attendance, Flow, Report, Run, SharedAccuracy, Verification
+from medsilo.privacy.report.rehearsed import read_rehearsals
+from medsilo.privacy.report.words import GLOSSARY, NAME, RISK, TELLING, classify, glossary_of, minute
 
 PROMISE = {
     "epsilon": 8.0,

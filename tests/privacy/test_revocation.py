@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from medsilo.privacy.endpoint import TlsFiles
 from medsilo.privacy.errors import IdentityError
-from medsilo.privacy.pki import Identity, create_authority, create_keys, issue
-from medsilo.privacy.revocation import LIST, LiveCredentials, revoke
+from medsilo.privacy.identity.certificates import Identity, create_authority, create_keys, issue
+from medsilo.privacy.identity.endpoint import TlsFiles
+from medsilo.privacy.identity.revocation import LIST, LiveCredentials, revoke
 
 HOSPITAL = Identity("test", "silo", "hospital1")
 COORDINATOR = Identity("test", "coordinator", "coordinator")
@@ -129,7 +129,7 @@ def test_a_certificate_whose_time_has_not_come_or_is_over_is_refused_on_every_ca
     """On an open connection TLS has no second look; each call has."""
     from datetime import UTC, datetime, timedelta
 
-    from medsilo.privacy import pki
+    from medsilo.privacy.identity import certificates as pki
 
     pem = enrol(ca, tmp_path / "h1", HOSPITAL, days=30)
     now = datetime.now(UTC)

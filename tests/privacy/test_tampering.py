@@ -22,13 +22,13 @@ import rfc8785
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from exchanging import COORDINATOR, Exchange, Party, copy_of, key_of, meet, origin_of
 
-from medsilo.privacy.bundle import Selection, UnreadableError, export, open_evidence
-from medsilo.privacy.checkpoint import Checkpoint, cosign
-from medsilo.privacy.envelope import ATTESTATION, seal, to_json
-from medsilo.privacy.findings import Verification
-from medsilo.privacy.journal import CHECKPOINTS, RECORDS, Journal
-from medsilo.privacy.merkle import MerkleTree, ProvingTree
-from medsilo.privacy.verification import verify_evidence
+from medsilo.privacy.audit.bundle import Selection, UnreadableError, export, open_evidence
+from medsilo.privacy.audit.findings import Verification
+from medsilo.privacy.audit.verification import verify_evidence
+from medsilo.privacy.identity.envelope import ATTESTATION, seal, to_json
+from medsilo.privacy.journal.checkpoint import Checkpoint, cosign
+from medsilo.privacy.journal.journal import CHECKPOINTS, RECORDS, Journal
+from medsilo.privacy.journal.merkle import MerkleTree, ProvingTree
 
 Record = dict[str, Any]
 STRANGER = Ed25519PrivateKey.from_private_bytes(b"\x07" * 32)

@@ -12,14 +12,14 @@ import pytest
 from exchanging import CONSENT, COORDINATOR, SILO, Exchange, Party, key_of, meet
 from typer.testing import CliRunner
 
-from medsilo.privacy import journal as journal_module
-from medsilo.privacy.audit_commands import audit_app
-from medsilo.privacy.bundle import Selection, export
-from medsilo.privacy.party import PartyConfig
-from medsilo.privacy.report_builder import make_report
-from medsilo.privacy.report_page_one import answers, warnings
-from medsilo.privacy.times import TOLERANCE_SECONDS, Clockwork
-from medsilo.privacy.verification import verify_evidence
+from medsilo.privacy.audit.bundle import Selection, export
+from medsilo.privacy.audit.times import TOLERANCE_SECONDS, Clockwork
+from medsilo.privacy.audit.verification import verify_evidence
+from medsilo.privacy.journal import journal as journal_module
+from medsilo.privacy.party.audit_commands import audit_app
+from medsilo.privacy.party.party import PartyConfig
+from medsilo.privacy.report.builder import make_report
+from medsilo.privacy.report.page_one import answers, warnings
 
 YEAR = timedelta(days=365)
 _shift = [timedelta(0)]

@@ -18,21 +18,21 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from exchanging import COORDINATOR, PLAN, Exchange, Party, key_of
 from typer.testing import CliRunner
 
-from medsilo.privacy import testimony
-from medsilo.privacy.audit_commands import audit_app
-from medsilo.privacy.bundle import Selection, UnreadableError, export
-from medsilo.privacy.checkpoint import Checkpoint
-from medsilo.privacy.envelope import seal, to_json
+from medsilo.privacy.audit import testimony
+from medsilo.privacy.audit.bundle import Selection, UnreadableError, export
+from medsilo.privacy.audit.findings import Verification
+from medsilo.privacy.audit.fork_proof import ForkProof, View, read_fork_proof
+from medsilo.privacy.audit.testimony import Witness
+from medsilo.privacy.audit.verification import verify_evidence
+from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import JournalError
-from medsilo.privacy.findings import Verification
-from medsilo.privacy.fork_proof import ForkProof, View, read_fork_proof
-from medsilo.privacy.mask_keys import VOUCHER
-from medsilo.privacy.merkle import ProvingTree, leaf_hash, proven_subtrees
-from medsilo.privacy.party import PartyConfig
-from medsilo.privacy.pki import _write_audit_public
-from medsilo.privacy.plan import RunPlan
-from medsilo.privacy.testimony import Witness
-from medsilo.privacy.verification import verify_evidence
+from medsilo.privacy.identity.certificates import _write_audit_public
+from medsilo.privacy.identity.envelope import seal, to_json
+from medsilo.privacy.journal.checkpoint import Checkpoint
+from medsilo.privacy.journal.merkle import ProvingTree, leaf_hash, proven_subtrees
+from medsilo.privacy.party.audit_commands import audit_app
+from medsilo.privacy.party.party import PartyConfig
+from medsilo.privacy.secure_aggregation.mask_keys import VOUCHER
 
 DOCS = Path(__file__).parents[2] / "docs"
 HOSPITALS = ("spiffe://test/silo/hospital1", "spiffe://test/silo/hospital2")

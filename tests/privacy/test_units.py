@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from medsilo.privacy.accounting import (
+from medsilo.privacy.budget.accounting import (
     Adjacency,
     DiscreteLaplace,
     Event,
@@ -20,9 +20,9 @@ from medsilo.privacy.accounting import (
     as_group,
     epsilon,
 )
+from medsilo.privacy.budget.ledger import Budget, Entry, Ledger, Purpose, Subject
+from medsilo.privacy.budget.units import KEY, SUFFIX, Content
 from medsilo.privacy.errors import BudgetError, MedsiloError
-from medsilo.privacy.ledger import Budget, Entry, Ledger, Purpose, Subject
-from medsilo.privacy.units import KEY, SUFFIX, Content
 
 DELTA = 1e-5
 AMPLE = Budget(50.0, DELTA)

@@ -22,18 +22,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_tampering import Forger, Record, changed, records_of, resigned, write_bundle
 
-from medsilo.privacy.bundle import UnreadableError, open_evidence
-from medsilo.privacy.canonical import read_canonical, write_canonical
-from medsilo.privacy.checkpoint import read_note
-from medsilo.privacy.envelope import ATTESTATION, from_json, seal, to_json
+from medsilo.privacy.audit.bundle import UnreadableError, open_evidence
+from medsilo.privacy.audit.findings import Verification
+from medsilo.privacy.audit.permission import Permissions
+from medsilo.privacy.audit.reader import EvidenceReader
+from medsilo.privacy.audit.verification import verify_evidence
 from medsilo.privacy.errors import ConsentError, JournalError
-from medsilo.privacy.evidence_reader import EvidenceReader
 from medsilo.privacy.exposure import SCHEMA_FILES, field_exposure
-from medsilo.privacy.findings import Verification
-from medsilo.privacy.journal import CHECKPOINTS, RECORDS, Journal, read_records
-from medsilo.privacy.permission import Permissions
-from medsilo.privacy.stored_schema import StoredSchema
-from medsilo.privacy.verification import verify_evidence
+from medsilo.privacy.files.canonical import read_canonical, write_canonical
+from medsilo.privacy.identity.envelope import ATTESTATION, from_json, seal, to_json
+from medsilo.privacy.journal.checkpoint import read_note
+from medsilo.privacy.journal.journal import CHECKPOINTS, RECORDS, Journal, read_records
+from medsilo.privacy.journal.stored_schema import StoredSchema
 
 Lay = Callable[[list[Record]], Verification]
 
@@ -615,7 +615,7 @@ def test_it_needs_neither_keys_nor_daemons_nor_what_they_load(signed: tuple[Path
     program = f"""
 import sys
 from pathlib import Path
-from medsilo.privacy.verification import verify_evidence
+from medsilo.privacy.audit.verification import verify_evidence
 assert verify_evidence(Path({str(signed[0])!r})).sound
 heavy = [name for name in ("torch", "grpc", "matplotlib", "silo", "coordinator") if name in sys.modules]
 assert not heavy, heavy

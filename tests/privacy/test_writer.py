@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from plain_journal import KEY, ORIGIN, plain_record
 
+from medsilo.privacy.audit.verification import verify_evidence
 from medsilo.privacy.errors import JournalInUseError, LeaseLostError, StoreError
-from medsilo.privacy.journal import RECORDS, Journal
-from medsilo.privacy.verification import verify_evidence
+from medsilo.privacy.journal.journal import RECORDS, Journal
 
 
 def opened(folder: Path, *, take_over: bool = False, allowed: Callable[[], None] = lambda: None) -> Journal:

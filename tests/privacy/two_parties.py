@@ -14,12 +14,12 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from medsilo.privacy.door import Call, Door, nonce
+from medsilo.privacy.consent.gate import PlanGate
+from medsilo.privacy.door.door import Call, Door, nonce
+from medsilo.privacy.door.receipts import Correspondence, OutOfStepError
 from medsilo.privacy.errors import ReceiptError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.gate import PlanGate
-from medsilo.privacy.journal import Journal, read_records
-from medsilo.privacy.receipts import Correspondence, OutOfStepError
+from medsilo.privacy.journal.journal import Journal, read_records
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.medsilo.v1 import journal_pb2, tensor_pb2
 
@@ -355,7 +355,7 @@ def words(holder: Party, direction: str) -> dict[str, list[dict[str, Any]]]:
 
 def document_of(envelope: Any) -> dict[str, Any]:
     """What an envelope says, as a message or as it stands in a record."""
-    from medsilo.privacy.envelope import from_json, from_message
+    from medsilo.privacy.identity.envelope import from_json, from_message
 
     opened = from_message(envelope) if isinstance(envelope, journal_pb2.Envelope) else from_json(envelope)
     found: dict[str, Any] = json.loads(opened.payload)

@@ -11,9 +11,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, un
 from google.protobuf.message import Message
 from test_schemas import messages_of
 
+from medsilo.privacy.door.protocol import agreed, fitted, is_essential, newer, since, spoken_instead
 from medsilo.privacy.errors import RefusedError
 from medsilo.privacy.exposure import SCHEMA_FILES
-from medsilo.privacy.protocol import agreed, fitted, is_essential, newer, since, spoken_instead
 from medsilo.protos import generate, versions
 from medsilo.protos.medsilo.v1 import coordinator_pb2, enrolment_pb2, exposure_pb2, plan_pb2
 from medsilo.protos.versions import OLDEST_VERSION, PROTOCOL_VERSION, released
@@ -224,15 +224,19 @@ def test_a_plan_that_needs_what_an_older_silo_does_not_know_is_refused_to_it_in_
 
 def test_a_value_that_an_older_silo_does_not_know_is_refused_to_it_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     newest = exposure_pb2.ExposureClass.DESCRIPTOR.values_by_name["EXPOSURE_CLASS_MASKED_UPDATE"]
-    monkeypatch.setattr("medsilo.privacy.protocol.since", lambda item: 2 if item.name == newest.name else since(item))
-    monkeypatch.setattr("medsilo.privacy.protocol._has_newer", lambda _message, _version: True)
+    monkeypatch.setattr(
+        "medsilo.privacy.door.protocol.since", lambda item: 2 if item.name == newest.name else since(item)
+    )
+    monkeypatch.setattr("medsilo.privacy.door.protocol._has_newer", lambda _message, _version: True)
     with pytest.raises(RefusedError, match=r"EXPOSURE_CLASS_MASKED_UPDATE came with protocol version 2, and hospital1"):
         fitted(plan_pb2.RunPlan(required=[newest.number]), 1, SILO)
     assert fitted(plan_pb2.RunPlan(required=[1]), 1, SILO).required == [1]
 
 
 def test_a_call_that_an_older_coordinator_does_not_have_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("medsilo.privacy.protocol.since", lambda item: 2 if item.name == "Withdraw" else since(item))
+    monkeypatch.setattr(
+        "medsilo.privacy.door.protocol.since", lambda item: 2 if item.name == "Withdraw" else since(item)
+    )
     with pytest.raises(
         RefusedError, match=r"the call Withdraw came with protocol version 2.*upgrade the coordinator c "
     ):
@@ -251,8 +255,8 @@ def test_the_older_partys_version_is_spoken() -> None:
 def test_parties_that_cannot_work_together_say_which_side_to_upgrade_and_to_which_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("medsilo.privacy.protocol.OLDEST_VERSION", 3)
-    monkeypatch.setattr("medsilo.privacy.protocol.PROTOCOL_VERSION", 4)
+    monkeypatch.setattr("medsilo.privacy.door.protocol.OLDEST_VERSION", 3)
+    monkeypatch.setattr("medsilo.privacy.door.protocol.PROTOCOL_VERSION", 4)
     with pytest.raises(RefusedError) as refused:
         agreed(2, "the silo hospital1", "this coordinator")
     assert str(refused.value) == (

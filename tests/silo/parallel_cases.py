@@ -17,7 +17,7 @@ from medsilo.algorithms.method import State
 from medsilo.algorithms.models import build, state_of
 from medsilo.algorithms.public_set import PublicImages
 from medsilo.algorithms.registry import METHODS, make
-from medsilo.privacy.plan import AugmentationPlan, MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from medsilo.privacy.consent.plan import AugmentationPlan, MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.silo.data_parallel import Alone, DataParallel
 from medsilo.silo.training import LocalSite
 from medsilo.simulation import federation

@@ -15,19 +15,19 @@ from test_private_training import private_plan
 from medsilo.algorithms.method import Method
 from medsilo.algorithms.registry import make
 from medsilo.coordinator.config import PrivacyConfig, RunConfig
-from medsilo.privacy.accounting import DiscreteLaplace, Unit, epsilon
-from medsilo.privacy.consent import Consent, ConsentFile
-from medsilo.privacy.door import Door
+from medsilo.privacy.budget.accounting import DiscreteLaplace, Unit, epsilon
+from medsilo.privacy.budget.kept_releases import KeptReleases
+from medsilo.privacy.budget.ledger import Budget, Ledger, Purpose, Subject, replay
+from medsilo.privacy.budget.noise import NoiseSource
+from medsilo.privacy.budget.sealed_keys import SealedKeys, unsealed
+from medsilo.privacy.budget.units import Content
+from medsilo.privacy.consent.consent import Consent, ConsentFile
+from medsilo.privacy.consent.gate import PlanGate
+from medsilo.privacy.consent.plan import MethodPlan, MetricsPlan, PrivacyPlan, RunPlan, TrainingPlan
+from medsilo.privacy.door.door import Door
 from medsilo.privacy.errors import BudgetError, DataError, RefusedError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.gate import PlanGate
-from medsilo.privacy.journal import Journal, read_records
-from medsilo.privacy.kept_releases import KeptReleases
-from medsilo.privacy.ledger import Budget, Ledger, Purpose, Subject, replay
-from medsilo.privacy.noise import NoiseSource
-from medsilo.privacy.plan import MethodPlan, MetricsPlan, PrivacyPlan, RunPlan, TrainingPlan
-from medsilo.privacy.sealed_keys import SealedKeys, unsealed
-from medsilo.privacy.units import Content
+from medsilo.privacy.journal.journal import Journal, read_records
 from medsilo.silo.account import Account, budget_of, check_enough, check_promise, metrics_budget_of
 from medsilo.silo.private_count import PrivateCounts
 

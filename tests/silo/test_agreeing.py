@@ -9,11 +9,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from medsilo.privacy.consent import ConsentFile
+from medsilo.privacy.consent.consent import ConsentFile
+from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import ConfigurationError, ConsentError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.invitation import Invitation
-from medsilo.privacy.plan import RunPlan
+from medsilo.privacy.identity.invitation import Invitation
 from medsilo.silo.cli import app
 from medsilo.silo.config import SiloConfig
 from medsilo.silo.joining_commands import _agree

@@ -17,8 +17,8 @@ from medsilo.algorithms.datasets import ImageDataset, ImageSplit, to_tensor
 from medsilo.algorithms.models import build, state_of
 from medsilo.algorithms.registry import make
 from medsilo.coordinator.config import RunConfig
+from medsilo.privacy.consent.plan import AugmentationPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.privacy.errors import RefusedError
-from medsilo.privacy.plan import AugmentationPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.protos.medsilo.v1 import plan_pb2
 from medsilo.silo.augmentation import _CHANGES, Augmenter, seeded
 from medsilo.simulation.batched import Fit, InThreads, Stacked

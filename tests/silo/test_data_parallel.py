@@ -24,8 +24,8 @@ from medsilo.algorithms.datasets import ImageDataset, load_npz, save_npz
 from medsilo.algorithms.method import State
 from medsilo.algorithms.models import build, state_of
 from medsilo.algorithms.registry import METHODS, make
+from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import ConfigurationError, TrainingError
-from medsilo.privacy.plan import RunPlan
 from medsilo.silo import processes
 from medsilo.silo.config import SiloConfig
 from medsilo.silo.data_parallel import Alone, DataParallel, check_divisible, check_layers

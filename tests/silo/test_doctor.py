@@ -15,12 +15,12 @@ import pytest
 from rich.console import Console
 
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit, save_npz
-from medsilo.privacy import examination
+from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import NotReadyError
-from medsilo.privacy.examination import Finding, check_disk, show
-from medsilo.privacy.journal import Journal
-from medsilo.privacy.pki import Identity, create_authority, create_keys, issue, load_audit_key
-from medsilo.privacy.plan import RunPlan
+from medsilo.privacy.identity.certificates import Identity, create_authority, create_keys, issue, load_audit_key
+from medsilo.privacy.journal.journal import Journal
+from medsilo.privacy.party import examination
+from medsilo.privacy.party.examination import Finding, check_disk, show
 from medsilo.silo.doctor import check_data, examine, skew_finding
 
 PLAN = RunPlan.model_validate(

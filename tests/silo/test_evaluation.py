@@ -16,9 +16,9 @@ import pytest
 from trained_hospital import CLASSES, configured, planned, train
 
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit, save_npz
-from medsilo.privacy.accounting import SampledGaussian, noise_multiplier_for
+from medsilo.privacy.budget.accounting import SampledGaussian, noise_multiplier_for
+from medsilo.privacy.consent.plan import ModelPlan, PrivacyPlan
 from medsilo.privacy.errors import DataError
-from medsilo.privacy.plan import ModelPlan, PrivacyPlan
 from medsilo.silo import cli
 from medsilo.silo.config import SiloConfig
 from medsilo.silo.evaluation import KINDS, Evaluation, choose, evaluate

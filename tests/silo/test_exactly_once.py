@@ -20,18 +20,18 @@ from torch import Tensor
 from medsilo.algorithms.datasets import ImageDataset
 from medsilo.algorithms.method import Correction
 from medsilo.algorithms.models import state_of
-from medsilo.privacy.accounting import GaussianRelease
-from medsilo.privacy.consent import Consent
-from medsilo.privacy.door import Call, Door, nonce
+from medsilo.privacy.audit.verification import verify_evidence
+from medsilo.privacy.budget.accounting import GaussianRelease
+from medsilo.privacy.budget.ledger import Budget, Entry, Ledger, Subject
+from medsilo.privacy.budget.sealed_keys import SealedKeys
+from medsilo.privacy.consent.consent import Consent
+from medsilo.privacy.consent.gate import PlanGate
+from medsilo.privacy.consent.plan import MetricsPlan, RunPlan
+from medsilo.privacy.door.door import Call, Door, nonce
 from medsilo.privacy.errors import BudgetError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.gate import PlanGate
-from medsilo.privacy.journal import Journal, read_records
-from medsilo.privacy.ledger import Budget, Entry, Ledger, Subject
-from medsilo.privacy.pki import Identity
-from medsilo.privacy.plan import MetricsPlan, RunPlan
-from medsilo.privacy.sealed_keys import SealedKeys
-from medsilo.privacy.verification import verify_evidence
+from medsilo.privacy.identity.certificates import Identity
+from medsilo.privacy.journal.journal import Journal, read_records
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.silo.account import Account
 from medsilo.silo.private_count import PrivateCounts
@@ -320,7 +320,7 @@ def test_an_average_that_a_crash_kept_from_disk_is_drawn_again_as_it_was(
         )
 
     with monkeypatch.context() as patch:
-        patch.setattr("medsilo.privacy.kept_releases.KeptReleases.keep", crash)
+        patch.setattr("medsilo.privacy.budget.kept_releases.KeptReleases.keep", crash)
         with pytest.raises(KeyboardInterrupt):
             identifier()
     one.crash()

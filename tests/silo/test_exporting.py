@@ -13,8 +13,8 @@ import torch
 from trained_hospital import configured, planned, train
 
 from medsilo.algorithms.datasets import ImageDataset, load_npz
+from medsilo.privacy.consent.plan import ModelPlan
 from medsilo.privacy.errors import ConfigurationError, DataError
-from medsilo.privacy.plan import ModelPlan
 from medsilo.silo import cli, exporting
 from medsilo.silo.config import SiloConfig
 from medsilo.silo.evaluation_commands import ExportFormat

@@ -24,13 +24,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from medsilo.privacy.consent import ConsentFile
+from medsilo.privacy.audit.verification import verify_evidence
+from medsilo.privacy.consent.consent import ConsentFile
+from medsilo.privacy.consent.gate import ConsentGate
+from medsilo.privacy.door.foreign_door import ForeignDoor, ForeignSchema
 from medsilo.privacy.errors import ConfigurationError, ConsentError, RefusedError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.foreign_door import ForeignDoor, ForeignSchema
-from medsilo.privacy.gate import ConsentGate
-from medsilo.privacy.journal import Journal, read_records
-from medsilo.privacy.verification import verify_evidence
+from medsilo.privacy.journal.journal import Journal, read_records
 from medsilo.silo.flower.config import FlowerConfig
 from medsilo.silo.flower.objects import Reply, ReplyReader, object_id
 from medsilo.silo.flower.relay import WITHHELD, Relay, missing_for, plan_of

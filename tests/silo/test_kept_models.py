@@ -15,8 +15,8 @@ from test_run_folder import dataset, memory, plan
 
 from medsilo.algorithms.method import PERSONAL
 from medsilo.algorithms.models import build, state_of
-from medsilo.privacy.early_end import EarlyEnd, EndReason
 from medsilo.privacy.errors import DataError
+from medsilo.privacy.party.early_end import EarlyEnd, EndReason
 from medsilo.silo import cli
 from medsilo.silo.kept_models import choose_model, chosen_model, find_model, kept_models, listed, models_of, use_newest
 from medsilo.silo.prediction import load_kept
@@ -128,7 +128,7 @@ def test_the_starting_model_is_never_the_best_one(tmp_path: Path) -> None:
 def test_of_a_folder_of_an_earlier_release_the_rounds_behind_the_model_are_still_told(tmp_path: Path) -> None:
     """FedAvg's model is what the coordinator hands out: after a round's training it is still the one before."""
     from medsilo.algorithms.registry import make
-    from medsilo.privacy.plan import MethodPlan
+    from medsilo.privacy.consent.plan import MethodPlan
 
     method = make("fedavg", {})
     chosen = plan(rounds=3, method=MethodPlan(name="fedavg", parameters=method.parameters()), required=method.required)

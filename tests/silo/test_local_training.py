@@ -15,9 +15,9 @@ from medsilo.algorithms.local import Local
 from medsilo.algorithms.method import Correction
 from medsilo.algorithms.models import build, state_of
 from medsilo.algorithms.tensors import Part
+from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.privacy.errors import ConfigurationError, DataError, TrainingError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.silo.training import LocalSite, Progress, choose_device, make_optimizer
 
 CPU = torch.device("cpu")

@@ -18,13 +18,13 @@ from medsilo.algorithms.feddfq import FedDFQ
 from medsilo.algorithms.method import PERSONAL
 from medsilo.algorithms.models import state_of
 from medsilo.algorithms.tensors import Part
-from medsilo.privacy.accounting import Event, GaussianRelease, SampledGaussian, Unit
+from medsilo.privacy.budget.accounting import Event, GaussianRelease, SampledGaussian, Unit
+from medsilo.privacy.budget.kept_releases import KeptReleases
+from medsilo.privacy.budget.ledger import Budget, Ledger, Purpose, Subject
+from medsilo.privacy.budget.sealed_keys import Paid, unsealed
+from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import BudgetError, RefusedError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.kept_releases import KeptReleases
-from medsilo.privacy.ledger import Budget, Ledger, Purpose, Subject
-from medsilo.privacy.plan import RunPlan
-from medsilo.privacy.sealed_keys import Paid, unsealed
 from medsilo.silo.private_average import clipped_unit_sum
 from medsilo.silo.training import LocalSite
 

@@ -8,11 +8,11 @@ import pytest
 from test_local_training import dataset
 
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit
-from medsilo.privacy.accounting import DiscreteLaplace, Event
+from medsilo.privacy.budget.accounting import DiscreteLaplace, Event
+from medsilo.privacy.budget.noise import NoiseSource
+from medsilo.privacy.budget.sealed_keys import Paid, unsealed
+from medsilo.privacy.consent.plan import MetricsPlan
 from medsilo.privacy.errors import BudgetError, DataError
-from medsilo.privacy.noise import NoiseSource
-from medsilo.privacy.plan import MetricsPlan
-from medsilo.privacy.sealed_keys import Paid, unsealed
 from medsilo.silo.private_count import PrivateCounts, held_out_owners
 
 PLAN = MetricsPlan(epsilon=0.5, releases=4)

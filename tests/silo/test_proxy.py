@@ -15,13 +15,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import ValidationError
 
 from medsilo.coordinator.config import CoordinatorConfig, EnrolmentConfig
-from medsilo.privacy.door import Door
-from medsilo.privacy.endpoint import split_address
+from medsilo.privacy.consent.gate import PlanGate
+from medsilo.privacy.door.door import Door
 from medsilo.privacy.errors import ConfigurationError, IdentityError, MedsiloError, RefusedError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.gate import PlanGate
-from medsilo.privacy.journal import Journal
-from medsilo.privacy.pki import Identity, create_authority, create_keys, issue
+from medsilo.privacy.identity.certificates import Identity, create_authority, create_keys, issue
+from medsilo.privacy.identity.endpoint import split_address
+from medsilo.privacy.journal.journal import Journal
 from medsilo.silo.config import SiloConfig
 from medsilo.silo.uplink import Uplink
 

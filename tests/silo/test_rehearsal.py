@@ -17,15 +17,15 @@ from trained_hospital import configured
 
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit, load_npz
 from medsilo.algorithms.registry import METHODS, make
-from medsilo.privacy.accounting import SampledGaussian, Unit, epsilon, noise_multiplier_for
+from medsilo.privacy.budget.accounting import SampledGaussian, Unit, epsilon, noise_multiplier_for
+from medsilo.privacy.budget.noise import NoiseSource
+from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
 from medsilo.privacy.errors import DataError, RefusedError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.membership import Attack, Guesses, MembershipAudit, audit_scores
-from medsilo.privacy.noise import NoiseSource
-from medsilo.privacy.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
-from medsilo.privacy.rehearsed import read_rehearsals
+from medsilo.privacy.report.rehearsed import read_rehearsals
 from medsilo.silo import cli, private_training, rehearsal
 from medsilo.silo.config import SiloConfig
+from medsilo.silo.preview.membership import Attack, Guesses, MembershipAudit, audit_scores
 from medsilo.silo.private_training import clipped_sum
 from medsilo.silo.rehearsal import Rehearsal, rehearse
 from medsilo.silo.rehearsal_page import as_json, make_document, write_page

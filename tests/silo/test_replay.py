@@ -9,18 +9,18 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from test_account import mechanism, run_plan
 
-from medsilo.privacy.accounting import Event, GaussianRelease, SampledGaussian, epsilon, shown
-from medsilo.privacy.bundle import export
-from medsilo.privacy.door import Door
+from medsilo.privacy.audit.bundle import export
+from medsilo.privacy.audit.findings import Verification
+from medsilo.privacy.audit.verification import verify_evidence
+from medsilo.privacy.budget.accounting import Event, GaussianRelease, SampledGaussian, epsilon, shown
+from medsilo.privacy.budget.ledger import Budget, Ledger, Purpose, Subject
+from medsilo.privacy.budget.loss import privacy_losses
+from medsilo.privacy.budget.sealed_keys import SealedKeys
+from medsilo.privacy.consent.gate import PlanGate
+from medsilo.privacy.door.door import Door
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.findings import Verification
-from medsilo.privacy.gate import PlanGate
-from medsilo.privacy.journal import Journal, read_records
-from medsilo.privacy.ledger import Budget, Ledger, Purpose, Subject
-from medsilo.privacy.loss import privacy_losses
-from medsilo.privacy.pki import Identity
-from medsilo.privacy.sealed_keys import SealedKeys
-from medsilo.privacy.verification import verify_evidence
+from medsilo.privacy.identity.certificates import Identity
+from medsilo.privacy.journal.journal import Journal, read_records
 from medsilo.silo.account import Account
 
 PARTY = Identity("test", "silo", "north")

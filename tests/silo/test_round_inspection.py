@@ -19,13 +19,13 @@ from medsilo.algorithms.models import build, state_of
 from medsilo.algorithms.registry import make
 from medsilo.algorithms.tensors import Part
 from medsilo.algorithms.transfer import manifest, send
-from medsilo.privacy.consent import ConsentFile
-from medsilo.privacy.door import Call, Door, nonce
+from medsilo.privacy.consent.consent import ConsentFile
+from medsilo.privacy.consent.gate import ConsentGate, PlanGate
+from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from medsilo.privacy.door.door import Call, Door, nonce
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.gate import ConsentGate, PlanGate
-from medsilo.privacy.journal import Journal, read_records
-from medsilo.privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from medsilo.privacy.journal.journal import Journal, read_records
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.versions import PROTOCOL_VERSION
 from medsilo.silo.config import SiloConfig

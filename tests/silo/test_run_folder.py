@@ -21,9 +21,9 @@ from medsilo.algorithms.local import Local
 from medsilo.algorithms.method import PERSONAL, Memory
 from medsilo.algorithms.models import build, state_of
 from medsilo.algorithms.tensors import Part
-from medsilo.privacy.durable import on_disk
+from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.privacy.errors import DataError, DiskError
-from medsilo.privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from medsilo.privacy.files.durable import on_disk
 from medsilo.silo import run_state
 from medsilo.silo.kept_models import find_model
 from medsilo.silo.prediction import load_model

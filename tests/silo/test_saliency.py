@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medsilo.algorithms.models import ARCHITECTURES, build
-from medsilo.privacy.plan import ModelPlan
+from medsilo.privacy.consent.plan import ModelPlan
 from medsilo.silo.saliency import grad_cam
 
 

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from medsilo.algorithms.datasets import ImageSplit, load_npz
 from medsilo.algorithms.models import build
 from medsilo.algorithms.scope import SCOPE
+from medsilo.privacy.consent.plan import ModelPlan
 from medsilo.privacy.errors import DataError
-from medsilo.privacy.plan import ModelPlan
 from medsilo.silo.cli import app
 from medsilo.silo.image_files import read_image
 from medsilo.silo.prediction import PersonalisedModel

@@ -14,11 +14,11 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from medsilo.algorithms.tensors import Part
-from medsilo.privacy.door import Door
+from medsilo.privacy.consent.gate import PlanGate
+from medsilo.privacy.consent.plan import RunPlan
+from medsilo.privacy.door.door import Door
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.gate import PlanGate
-from medsilo.privacy.journal import Journal, read_records
-from medsilo.privacy.plan import RunPlan
+from medsilo.privacy.journal.journal import Journal, read_records
 from medsilo.silo import uplink
 from medsilo.silo.config import CoordinatorAddress, SiloConfig
 from medsilo.silo.uplink import UnansweredError, Uplink

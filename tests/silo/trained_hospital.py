@@ -12,7 +12,7 @@ from medsilo.algorithms.datasets import ImageDataset, load_npz, save_npz
 from medsilo.algorithms.method import PERSONAL
 from medsilo.algorithms.models import build, state_of
 from medsilo.algorithms.registry import make
-from medsilo.privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.silo.config import SiloConfig
 from medsilo.silo.run_state import RunState
 from medsilo.silo.training import LocalSite

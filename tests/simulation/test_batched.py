@@ -17,9 +17,9 @@ from medsilo.algorithms.local import Local
 from medsilo.algorithms.method import PERSONAL, Correction, Downloads, SiloHalf, State
 from medsilo.algorithms.models import Layout, build, state_of
 from medsilo.algorithms.tensors import Part, Payload
+from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.privacy.errors import TrainingError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.silo.training import LocalSite
 from medsilo.simulation.batched import Engine, Fit, InLanes, InThreads, Stacked, train_round
 

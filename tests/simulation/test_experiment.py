@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit, image_hashes
-from medsilo.privacy.accounting import epsilon
+from medsilo.privacy.budget.accounting import epsilon
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.silo.sharding import ByPatient, Dirichlet, PooledDirichlet, PracticalGroups, Setting, cut
 from medsilo.silo.synthetic import generate_tissue

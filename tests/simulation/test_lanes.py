@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medsilo.algorithms.models import build
-from medsilo.privacy.plan import ModelPlan
+from medsilo.privacy.consent.plan import ModelPlan
 from medsilo.simulation.lanes import in_lanes
 
 

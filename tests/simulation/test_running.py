@@ -22,8 +22,8 @@ from rich.console import Console
 from medsilo.algorithms.datasets import ImageDataset
 from medsilo.algorithms.method import CoordinatorHalf, Federation
 from medsilo.algorithms.models import build
+from medsilo.privacy.consent.plan import ModelPlan
 from medsilo.privacy.errors import ConfigurationError, MedsiloError
-from medsilo.privacy.plan import ModelPlan
 from medsilo.silo import sources
 from medsilo.simulation import scheduling
 from medsilo.simulation.execution import CHECKPOINT, PROGRESS, ROUNDS, RUN, WEIGHTS, choose_engine, execute, is_finished

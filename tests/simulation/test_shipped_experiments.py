@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from medsilo.privacy.plan import TrainingPlan
+from medsilo.privacy.consent.plan import TrainingPlan
 from medsilo.simulation.execution import execute, read_run
 from medsilo.simulation.experiment import ExperimentConfig, runs
 

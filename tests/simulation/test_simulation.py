@@ -16,9 +16,9 @@ from medsilo.algorithms.method import PERSONAL, Method
 from medsilo.algorithms.models import build
 from medsilo.algorithms.public_set import PublicImages
 from medsilo.algorithms.registry import METHODS, make
+from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.privacy.errors import DataError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.silo.sharding import Dirichlet, cut
 from medsilo.silo.synthetic import generate_tissue
 from medsilo.simulation.federation import Simulation

@@ -1,0 +1,1 @@
+"""Whether evidence is what was signed."""

@@ -1,0 +1,309 @@
+"""The evidence bundle: a journal, or a stretch of it, as one JSON file that proves itself.
+
+The same journal always gives the same bytes: a record stands on a line of its own, as it was signed, so that a bundle
+of any length is read line by line. ``docs/bundle.schema.json`` describes the form. What a bundle of a stretch leaves
+out is stood for by the hashes of the perfect subtrees before and behind it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from medsilo.privacy.errors import ConfigurationError, JournalError
+from medsilo.privacy.files.canonical import read_canonical, write_canonical
+from medsilo.privacy.files.configuration import StrictModel
+from medsilo.privacy.files.durable import replacing
+from medsilo.privacy.journal.checkpoint import Checkpoint, read_note
+from medsilo.privacy.journal.journal import last_checkpoint, read_checkpoints, read_lines
+from medsilo.privacy.journal.merkle import MerkleTree, perfect_subtrees
+
+VERSION = 1
+_OPENING = "{"
+_RECORDS = '"records":['
+_CLOSING = "]}"
+_LONGEST_LINE = 16 << 20
+_BUFFER = 1 << 18
+
+
+class UnreadableError(JournalError):
+    """A file that is no bundle and no journal, or is cut off."""
+
+
+class NothingFitsError(ConfigurationError):
+    """No record is of the run and rounds that were asked for."""
+
+
+class Subtree(StrictModel):
+    """2^level leaves of which only the root is told."""
+
+    level: int = Field(ge=0, le=62)
+    root: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class Header(StrictModel):
+    """What a bundle says before its records.
+
+    ``size``: records of the journal that ``checkpoint`` covers. ``first``: index of the first record here. ``before``
+    and ``behind``: what the journal holds besides. ``public_key`` and ``schemas`` (the files of each, base64): for a
+    stretch, what the records of a whole journal say themselves.
+    """
+
+    v: int = Field(ge=VERSION, le=VERSION)
+    party: str
+    federation: str
+    origin: str
+    size: int = Field(ge=1, lt=2**53)
+    first: int = Field(ge=0, lt=2**53)
+    count: int = Field(ge=1, lt=2**53)
+    before: tuple[Subtree, ...] = Field(default=(), max_length=64)
+    behind: tuple[Subtree, ...] = Field(default=(), max_length=128)
+    checkpoint: str
+    public_key: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    schemas: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """Whether every record of the journal is here."""
+        return self.first == 0 and self.count == self.size
+
+    def check(self) -> None:
+        """Raises ``ValueError`` unless its parts make up the journal, each in the one way that there is."""
+        end = self.first + self.count
+        parts = ((self.before, 0, self.first), (self.behind, end, self.size))
+        if end > self.size or any(
+            [subtree.level for subtree in subtrees] != [level for _, level in perfect_subtrees(*span)]
+            for subtrees, *span in parts
+        ):
+            raise ValueError("its parts do not make up the journal")
+        if self.whole != (self.public_key is None) or (self.whole and self.schemas):
+            raise ValueError("a stretch names its key and schemas, a whole journal has them in its records")
+
+
+@dataclass
+class Evidence:
+    """Records to be verified, from a bundle or from a journal's folder. ``notes``: the journal's signed checkpoints, in
+    about their order. ``lines``: the records' exact bytes."""
+
+    source: Path
+    header: Header | None
+    lines: Iterator[bytes]
+    notes: Iterator[str] = field(default_factory=lambda: iter(()))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A stretch of a journal: the records from the first to the last one of these rounds (both included, from 0)."""
+
+    run: str | None = None
+    first_round: int | None = None
+    last_round: int | None = None
+
+    def fits(self, record: Mapping[str, Any]) -> bool:
+        """Whether a record belongs to it."""
+        number = record.get("round")
+        if self.run is not None and record.get("run") != self.run:
+            return False
+        if self.first_round is None and self.last_round is None:
+            return record.get("run") is not None
+        return number is not None and (self.first_round or 0) <= number <= (
+            number if self.last_round is None else self.last_round
+        )
+
+
+def export(journal: Path, target: Path, *, select: Selection | None = None) -> Header:
+    """Writes the bundle of a journal, up to its last signed checkpoint; returns its header.
+
+    Raises ``JournalError`` if there is no journal, nothing in it was signed yet, or it is not what was signed;
+    ``NothingFitsError`` if nothing fits ``select``.
+    """
+    note = last_checkpoint(journal)
+    checkpoint = read_note(note) if note else None
+    if note is None or checkpoint is None or checkpoint.size == 0:
+        raise JournalError(f"{journal}: there is no signed journal yet; the daemon begins one")
+    try:
+        header = _header(journal, note, checkpoint, select)
+        with replacing(target) as file:
+            file.write(f'{_OPENING}\n"header":'.encode() + write_canonical(header.model_dump(mode="json")) + b",\n")
+            file.write(f"{_RECORDS}\n".encode())
+            end = header.first + header.count
+            tree = MerkleTree()
+            for index, line in enumerate(itertools.islice(read_lines(journal), header.size)):
+                tree.append(line)
+                if header.first <= index < end:
+                    file.write(line + (b",\n" if index + 1 < end else b"\n"))
+            file.write(f"{_CLOSING}\n".encode())
+            if (tree.size, tree.root()) != (checkpoint.size, checkpoint.root):
+                raise ValueError("the records are not those that were signed")
+    except (ValueError, KeyError, TypeError, StopIteration, RecursionError) as error:
+        raise JournalError(
+            f"{journal}: is damaged, and cannot be exported ({error}); `audit verify` says where. Keep the folder as "
+            "evidence"
+        ) from None
+    return header
+
+
+def open_evidence(path: Path) -> Evidence:
+    """A bundle, or a journal's folder; raises ``UnreadableError`` for anything else."""
+    if path.is_dir():
+        if not any(path.glob("records*.jsonl")):
+            raise UnreadableError(f"{path}: is not a journal's folder: there is no records.jsonl")
+        return Evidence(path, None, read_lines(path), read_checkpoints(path))
+    try:
+        lines = _bundle_lines(path)
+        header = next(lines)
+        content = header.removeprefix(b'"header":').removesuffix(b",")
+        found = Header.model_validate(json.loads(content))
+        if write_canonical(found.model_dump(mode="json")) != content:
+            raise ValueError("not canonical")
+        return Evidence(path, found, lines)
+    except OSError as error:
+        raise UnreadableError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UnreadableError(
+            f"{path}: is not an evidence bundle: header.{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        ) from None
+    except (ValueError, RecursionError, StopIteration):
+        raise UnreadableError(f"{path}: is not an evidence bundle as `audit export` writes it") from None
+
+
+def read_evidence(path: str | Path) -> Iterator[dict[str, Any]]:
+    """The records of a bundle or of a journal's folder, one by one, in order. They are read, not verified:
+    ``verify_evidence`` says whether they are what was signed.
+
+    Raises ``UnreadableError`` for what is neither, or a line that is no record.
+    """
+    for number, line in enumerate(open_evidence(Path(path)).lines):
+        try:
+            record = read_canonical(line)
+            if not isinstance(record, dict):
+                raise ValueError("it is not a JSON object")
+        except (ValueError, RecursionError) as error:
+            raise UnreadableError(f"{path}: line {number} of its records is none: {error!s:.200}") from None
+        yield record
+
+
+def _bundle_lines(path: Path) -> Iterator[bytes]:
+    """The header's line, then the records' lines; the frame around them is checked."""
+
+    def fail(what: str) -> UnreadableError:
+        return UnreadableError(f"{path}: {what}; a bundle is read as `audit export` wrote it, line by line")
+
+    with path.open("rb", buffering=_BUFFER) as file:
+
+        def line() -> bytes:
+            found = file.readline(_LONGEST_LINE)
+            if not found.endswith(b"\n"):
+                raise fail("is cut off, or has a line that is too long")
+            return found[:-1]
+
+        if line() != _OPENING.encode():
+            raise fail("does not begin as a bundle")
+        header = line()
+        if not header.startswith(b'"header":{') or not header.endswith(b"},"):
+            raise fail("has no header")
+        yield header
+        if line() != _RECORDS.encode():
+            raise fail("has no records")
+        while True:
+            record = line()
+            more = record.endswith(b",")
+            yield record[:-1] if more else record
+            if not more:
+                break
+        if line() != _CLOSING.encode() or file.read(1):
+            raise fail("does not end as a bundle")
+
+
+def _header(journal: Path, note: str, checkpoint: Checkpoint, select: Selection | None) -> Header:
+    size = checkpoint.size
+    identity = json.loads(next(read_lines(journal)))
+    stretch = _Stretch(0, size) if select is None else _stretch(journal, size, select)
+    before, behind = _left_out(journal, stretch.first, stretch.end, size)
+    return Header(
+        v=VERSION,
+        party=identity["self"],
+        federation=identity["federation"],
+        origin=checkpoint.origin,
+        size=size,
+        first=stretch.first,
+        count=stretch.end - stretch.first,
+        before=before,
+        behind=behind,
+        checkpoint=note,
+        public_key=stretch.public_key,
+        schemas=stretch.schemas,
+    )
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """``public_key``: the one that signed the checkpoint. ``schemas``: those before it that its messages need."""
+
+    first: int
+    end: int
+    public_key: str | None = None
+    schemas: tuple[tuple[str, ...], ...] = ()
+
+
+def _stretch(journal: Path, size: int, select: Selection) -> _Stretch:
+    first = last = None
+    key = ""
+    schemas: dict[str, tuple[str, ...]] = {}
+    used: set[str] = set()
+    since: set[str] = set()
+    for index, line in enumerate(itertools.islice(read_lines(journal), size)):
+        record = json.loads(line)
+        kind = record["kind"]
+        fits = select.fits(record)
+        if fits:
+            first = index if first is None else first
+            last = index
+        if first is not None and kind == "message":
+            since.add(record["schema_sha256"])
+        if fits:
+            used |= since
+            since.clear()
+        if kind == "key" or (kind == "key-rotation" and index + 2 <= size):
+            key = record["public_key"]
+        elif kind == "schema" and first is None:
+            schemas[record["schema_sha256"]] = tuple(record["files"])
+    if first is None or last is None:
+        raise NothingFitsError(f"{journal}: no signed record is of that run and those rounds")
+    if (first, last + 1) == (0, size):
+        return _Stretch(0, size)
+    needed = tuple(files for name, files in sorted(schemas.items()) if name in used)
+    return _Stretch(first, last + 1, key, needed)
+
+
+def _left_out(journal: Path, first: int, end: int, size: int) -> tuple[tuple[Subtree, ...], tuple[Subtree, ...]]:
+    """The perfect subtrees before ``first`` and from ``end`` to ``size``."""
+    spans = [*perfect_subtrees(0, first), *perfect_subtrees(end, size)]
+    found: list[Subtree] = []
+    tree = MerkleTree()
+    for index, line in enumerate(read_lines(journal)):
+        if len(found) == len(spans):
+            break
+        start, level = spans[len(found)]
+        if index < start:
+            continue
+        tree.append(line)
+        if tree.size == 1 << level:
+            found.append(Subtree(level=level, root=tree.root().hex()))
+            tree = MerkleTree()
+    behind = sum(start >= end for start, _ in spans)
+    return tuple(found[: len(found) - behind]), tuple(found[len(found) - behind :])
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, as hex: what a report names its bundle by."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,110 @@
+"""What ``audit verify`` has found: the result, in fields and in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from medsilo.privacy.audit.times import Times
+from medsilo.privacy.errors import MedsiloError
+
+
+class BrokenError(MedsiloError):
+    """Evidence that does not hold. ``index``: the first bad record, or None where no single record is to blame.
+    ``until``: where a signature covers several, the last of those among which the bad one is."""
+
+    exit_code = 1
+
+    def __init__(self, index: int | None, what: str, *, until: int | None = None) -> None:
+        super().__init__(what if index is None else f"record {index}: {what}")
+        self.index = index
+        self.until = index if until is None else until
+        self.what = what
+
+
+@dataclass
+class Finding:
+    """What two parties' evidence shows against a third, or one's against the other.
+
+    ``kind``: "proof" where signatures of one party cannot both be honest; "contradiction" where one party's word stands
+    against another's, and somebody does not tell the truth, or has a clock that is wrong. ``index``: of the own record
+    that shows it; ``peers_index``: of the other side's.
+    """
+
+    kind: Literal["proof", "contradiction"]
+    what: str
+    index: int | None = None
+    peers_index: int | None = None
+
+    def sentence(self) -> str:
+        """It in words."""
+        return f"{self.kind.upper()}: {self.what}."
+
+
+@dataclass
+class Verification:
+    """What was verified, and found.
+
+    ``key``: SHA-256 of the public audit key that signed last. ``signed``: records covered by the last checkpoint;
+    ``unsigned``: newer ones in a journal's folder.
+    ``remarks``: what is in order and should be known all the same. ``problem`` is empty if the evidence is sound;
+    ``index``: the first bad record's; with ``until``, the first and last of those among which it is. ``peer``: the
+    other side's identity, if it was compared; ``peers_problem``: why it could not be, because its own evidence is not
+    sound or ends too early, while nothing was found against this one. ``times``: what the other side's signed times say
+    of the records'. ``findings``: what is proven, or contradicted, while the evidence itself is as it was signed;
+    ``proof``: of a finding that is proven, what anyone can check (``ForkProof``).
+    """
+
+    source: str
+    party: str = ""
+    federation: str = ""
+    key: str = ""
+    records: int = 0
+    signed: int = 0
+    unsigned: int = 0
+    whole: bool = True
+    root: str = ""
+    first_time: str | None = None
+    last_time: str | None = None
+    sent: int = 0
+    received: int = 0
+    refused: int = 0
+    acknowledged: int = 0
+    peer: str | None = None
+    remarks: list[str] = field(default_factory=list)
+    problem: str = ""
+    index: int | None = None
+    until: int | None = None
+    peers_problem: str = ""
+    times: Times = field(default_factory=Times)
+    findings: list[Finding] = field(default_factory=list)
+    proof: dict[str, Any] | None = None
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing was found: against it, against the other side's, or against who spoke to both."""
+        return not self.problem and not self.peers_problem and not self.findings
+
+    def sentences(self) -> list[str]:
+        """The result in words."""
+        if self.problem:
+            where = "" if self.index is None else f" The first bad record is number {self.index}."
+            if self.until != self.index:
+                where = f" The first bad record is one of the numbers {self.index} to {self.until}."
+            return [f"The record is NOT sound: {self.problem}.{where}", *self.remarks]
+        extent = f"All {self.records} records are" if self.whole else f"The {self.records} records of this stretch are"
+        if self.unsigned:
+            extent = f"The first {self.signed} of {self.records} records are"
+        return [
+            f"{extent} in place and unchanged: they give the root that {self.party} signed with the audit key whose "
+            f"fingerprint begins with {self.key[:16]}.",
+            *(
+                [f"{self.acknowledged} of {self.sent} messages sent have the other side's signed receipt."]
+                if self.whole
+                else []
+            ),
+            *([f"NOT compared: {self.peers_problem}"] if self.peers_problem else []),
+            *(finding.sentence() for finding in self.findings),
+            *([sentence] if (sentence := self.times.sentence()) else []),
+            *self.remarks,
+        ]

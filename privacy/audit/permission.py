@@ -1,0 +1,207 @@
+"""What a journal's own consents and plans allowed to leave, message by message: ``audit verify``'s view of the gate."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+from medsilo.privacy.audit.times import TOLERANCE_SECONDS, moment
+from medsilo.privacy.errors import ConsentError
+from medsilo.privacy.exposure import Exposure, expand
+from medsilo.privacy.files.canonical import write_canonical
+
+_ALWAYS = frozenset({Exposure.PROTOCOL.value, Exposure.IDENTITY.value})
+_MASKED = Exposure.MASKED_UPDATE.value
+_WITHDRAWN_BY_HOSPITAL = "withdrawn by the hospital"
+_FAREWELL = "Withdraw"
+"""The call that tells the coordinator of a consent's end: it may leave when nothing else may."""
+_UPDATES = ("SubmitUpdate", "PushMessages")
+"""The calls that begin a round's update: Medsilo's own and Flower's."""
+_MIDNIGHT = timedelta(minutes=1)
+"""The gate is passed a moment before the record is written."""
+_CLOCKS = timedelta(seconds=TOLERANCE_SECONDS)
+
+
+@dataclass
+class _Consent:
+    classes: frozenset[str]
+    coordinator: str | None
+    methods: frozenset[str]
+    rounds: int
+    total_rounds: int | None
+    last_moment: datetime | None
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> _Consent:
+        expires = content["expires"]
+        end = None if expires is None else date.fromisoformat(expires)
+        return cls(
+            classes=frozenset(exposure.value for exposure in expand(content["exposures"])),
+            coordinator=content["coordinator"],
+            methods=frozenset(content["methods"]),
+            rounds=int(content["rounds"]),
+            total_rounds=content.get("total_rounds"),
+            last_moment=None if end is None else datetime.combine(end, datetime.max.time(), UTC) + _MIDNIGHT,
+        )
+
+
+@dataclass
+class _Plan:
+    up: frozenset[str]
+    down: frozenset[str]
+    rounds: int | None
+    private: bool = False
+    last_round: int = -1
+    rounds_begun: int = 0
+
+
+@dataclass
+class Permissions:
+    """Follows the consents, withdrawals and plans of one party's journal. ``party``: its identity."""
+
+    party: str
+    _consent: _Consent | None = None
+    _withdrawn: bool = False
+    _only_anew: bool = False
+    _plans: dict[str, _Plan] = field(default_factory=dict)
+    _rosters: dict[tuple[str, int], frozenset[str]] = field(default_factory=dict)
+    _sums: dict[str, frozenset[str]] = field(default_factory=dict)
+    _rounds_with: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def _is_silo(self) -> bool:
+        return "/silo/" in self.party
+
+    def consented(self, record: Mapping[str, Any]) -> None:
+        """Takes a ``consent`` record."""
+        self._consent = _Consent.of(record["consent"])
+        if record.get("given") or not self._only_anew:
+            self._withdrawn = self._only_anew = False
+
+    def withdrawn(self, record: Mapping[str, Any]) -> None:
+        """Takes a ``withdrawal`` record; at a coordinator it is about another party."""
+        if self._is_silo:
+            self._withdrawn = True
+            self._only_anew = record.get("cause") == _WITHDRAWN_BY_HOSPITAL
+
+    def joined(self, record: Mapping[str, Any]) -> None:
+        """Takes a ``run`` record; raises ``ConsentError`` if the consent does not hold the run."""
+        plan, digest = record["plan"], record["plan_sha256"]
+        if hashlib.sha256(write_canonical(plan)).hexdigest() != digest:
+            raise ConsentError("its plan does not have the hash that it is named by")
+        required = frozenset(plan["required"])
+        up, down = required.union(_ALWAYS, plan["optional"]), _ALWAYS.union(plan["downlink"])
+        rounds = plan["rounds"]
+        self._plans.setdefault(
+            digest, _Plan(up, down, None if rounds is None else int(rounds), plan.get("privacy") is not None)
+        )
+        if not self._is_silo:
+            return
+        consent = self._consent
+        if consent is None or self._withdrawn:
+            raise ConsentError(f"run {record['run']} was joined without a consent that is in force")
+        method = plan["method"]["name"]
+        if method not in consent.methods or not required <= consent.classes:
+            raise ConsentError(f"run {record['run']} (method {method}) was joined, and the consent does not hold it")
+
+    def masked(self, record: Mapping[str, Any]) -> None:
+        """Takes a ``roster`` record; raises ``ConsentError`` if a round's update was masked for other silos before.
+
+        So was, in a run without privacy, what began with the same models, or any round of the run. Silos of before
+        did not hold to that, and their records do not name the models.
+        """
+        silos = frozenset(record["silos"])
+        before = self._rosters.setdefault((record["plan_sha256"], record["round"]), silos)
+        if before != silos:
+            raise ConsentError(
+                f"round {record['round']} was masked for {', '.join(sorted(silos))}, and before for "
+                f"{', '.join(sorted(before))}: the difference of the two sums gives single updates away"
+            )
+        received, plan = record.get("received_sha256"), self._plans.get(record["plan_sha256"] or "")
+        if received is None or plan is None or plan.private:
+            return
+        for key, what in ((f"run {record['run']}", "a round of the run"), (received, "an update from the same models")):
+            before = self._sums.setdefault(key, silos)
+            if before != silos:
+                raise ConsentError(
+                    f"round {record['round']} of run {record['run']} was masked for {', '.join(sorted(silos))}, and "
+                    f"{what} for {', '.join(sorted(before))}: the difference of the two sums gives single updates away"
+                )
+
+    def check(self, record: Mapping[str, Any], classes: Iterable[str], *, whole: bool) -> None:
+        """Raises ``ConsentError`` if a sent message's classes were not allowed to leave.
+
+        ``whole``: the journal was read from its beginning, so that nothing allowed stands before.
+        """
+        telling = [name for name in classes if name not in _ALWAYS]
+        plan = self._plans.get(record["plan_sha256"] or "")
+        if self._is_silo:
+            self._check_consent(record, classes, telling, whole=whole)
+            if plan is not None:
+                self._count_round(record, plan)
+            if _MASKED in telling and whole and (record["plan_sha256"], record["round"]) not in self._rosters:
+                raise ConsentError("a masked update left, and no roster is on record that it was masked for")
+        if not telling:
+            return
+        if plan is None:
+            # A coordinator answers from the moment that it listens, a little before its record of the run.
+            if whole and self._is_silo:
+                raise ConsentError(f"{', '.join(telling)} left, for no run that was joined")
+            return
+        extra = [name for name in telling if name not in (plan.up if self._is_silo else plan.down)]
+        if extra:
+            raise ConsentError(f"{', '.join(extra)} left, which the run's plan does not announce")
+
+    def outlived(self, record: Mapping[str, Any], after: float) -> str:
+        """What is wrong with a sent message that ``check`` found allowed, if whom it went to has signed that it left
+        after that time (seconds since 1970); empty if nothing is."""
+        consent = self._consent
+        if not self._is_silo or consent is None or consent.last_moment is None or record["rpc"] == _FAREWELL:
+            return ""
+        if after <= (consent.last_moment + _CLOCKS).timestamp():
+            return ""
+        return (
+            f"record {record['index']} says that it left at {record['time']}, within the consent, and the consent had "
+            f"ended by what {record['peer']} had signed before, at {moment(after)}: one of the two clocks is wrong, or "
+            "was set wrong"
+        )
+
+    def _check_consent(
+        self, record: Mapping[str, Any], classes: Iterable[str], telling: list[str], *, whole: bool
+    ) -> None:
+        consent = self._consent
+        if self._withdrawn and telling:
+            raise ConsentError(f"{', '.join(telling)} left after the consent was withdrawn")
+        if consent is None:
+            if whole:
+                raise ConsentError("it left before there was a consent")
+            return
+        if record["rpc"] == _FAREWELL and not telling:
+            return
+        extra = [name for name in classes if name not in consent.classes]
+        if extra:
+            raise ConsentError(f"{', '.join(extra)} left without consent")
+        if record["peer"] != consent.coordinator:
+            raise ConsentError(f"it left for {record['peer']}; the consent is for {consent.coordinator}")
+        if consent.last_moment is not None and datetime.fromisoformat(record["time"]) > consent.last_moment:
+            raise ConsentError("it left after the consent had expired")
+
+    def _count_round(self, record: Mapping[str, Any], plan: _Plan) -> None:
+        number = record["round"]
+        if record["rpc"] not in _UPDATES or number is None or number <= plan.last_round:
+            return
+        if plan.rounds is not None and number >= plan.rounds:
+            return
+        plan.last_round = number
+        plan.rounds_begun += 1
+        if self._consent is not None and plan.rounds_begun > self._consent.rounds:
+            raise ConsentError(
+                f"updates of {plan.rounds_begun} rounds left; the consent holds {self._consent.rounds} rounds of a run"
+            )
+        self._rounds_with[record["peer"]] = taken = self._rounds_with.get(record["peer"], 0) + 1
+        total = None if self._consent is None else self._consent.total_rounds
+        if total is not None and taken > total:
+            raise ConsentError(f"updates of {taken} rounds left; the consent holds {total} rounds of all runs together")

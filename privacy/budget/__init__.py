@@ -1,0 +1,1 @@
+"""What privacy costs: accounting, the plan's promise, the ledger, noise."""

@@ -1,0 +1,1 @@
+"""What a hospital agreed to, and whether it lasts."""

@@ -1,0 +1,446 @@
+"""The run plan: everything about a run that a silo must know before it says yes, and its hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from typing import Any, Literal, Protocol
+
+from pydantic import (
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+from medsilo.privacy.budget.accounting import (
+    Adjacency,
+    DiscreteGaussian,
+    DiscreteLaplace,
+    Event,
+    GaussianRelease,
+    Guarantee,
+    SampledGaussian,
+    Unit,
+)
+from medsilo.privacy.errors import RefusedError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.files.canonical import write_canonical
+from medsilo.privacy.files.configuration import Name, StrictModel, explain
+from medsilo.privacy.identity.certificates import Identity
+from medsilo.privacy.printable import Printable
+from medsilo.protos.medsilo.v1 import plan_pb2
+
+
+class ModelPlan(StrictModel):
+    """The architecture that every silo builds.
+
+    ``name``: a network of ``medsilo.algorithms.models``, ``torchvision:NAME``, or ``module:factory`` of one's own.
+    ``input_shape``: channels, height, width of an image. ``classes``: how many the images have.
+    """
+
+    name: str = Field(min_length=1, max_length=200)
+    input_shape: tuple[int, int, int]
+    classes: int = Field(ge=2, le=100_000)
+
+    @field_validator("input_shape")
+    @classmethod
+    def _sizes(cls, shape: tuple[int, int, int]) -> tuple[int, int, int]:
+        if not all(1 <= size <= 4096 for size in shape):
+            raise ValueError("channels, height and width must each lie in 1 … 4096")
+        return shape
+
+
+class AugmentationPlan(StrictModel):
+    """One random change of the training images, drawn anew for each image at every step.
+
+    ``kind``: which. ``amount``: how strong at most: the probability of ``horizontal_flip`` and ``vertical_flip``; the
+    degrees of a ``rotation`` to either side; the pixels by which a ``crop`` moves the image in either direction; the
+    share by which ``brightness``, ``contrast`` and ``saturation`` go up or down, at most 1; the share of the colour
+    circle by which ``hue`` turns, at most 0.5. What comes in over an edge is the image's mirror.
+    """
+
+    kind: Literal["horizontal_flip", "vertical_flip", "rotation", "crop", "brightness", "contrast", "saturation", "hue"]
+    amount: float = Field(gt=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _in_range(self) -> AugmentationPlan:
+        most = {"rotation": 180.0, "crop": 4095.0, "hue": 0.5}.get(self.kind, 1.0)
+        if self.amount > most:
+            raise ValueError(f"the amount of {self.kind} should be at most {most:g}, not {self.amount:g}")
+        if self.kind == "crop" and self.amount != int(self.amount):
+            raise ValueError(f"crop moves by whole pixels, not {self.amount:g}")
+        return self
+
+
+class TrainingPlan(StrictModel):
+    """Local training of one round.
+
+    ``epochs``: passes over the silo's images. ``batch_size``: images of a step. ``optimizer``, ``learning_rate``: of
+    the steps. ``momentum``: of ``sgd``. ``weight_decay``: of either. ``keep_optimizer_state``: what the optimiser
+    remembers of its steps (Adam's moments, momentum) stays at the silo and goes on in its next round; otherwise every
+    training begins with a fresh optimiser. ``augmentation``: random changes of the images before every step, one after
+    the other; none by default. ``class_weights``: ``balanced`` lets an image of class c count n / (K · n_c), by the
+    silo's own n training images, the K classes that it has, and its n_c images of the class; the weights stay at the
+    silo.
+    """
+
+    epochs: int = Field(default=10, ge=1, le=100_000)
+    batch_size: int = Field(default=100, ge=1)
+    optimizer: Literal["adam", "sgd"] = "adam"
+    learning_rate: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    keep_optimizer_state: bool = False
+    augmentation: tuple[AugmentationPlan, ...] = ()
+    class_weights: Literal["balanced"] | None = None
+
+    @field_validator("augmentation")
+    @classmethod
+    def _once_each(cls, steps: tuple[AugmentationPlan, ...]) -> tuple[AugmentationPlan, ...]:
+        if len({step.kind for step in steps}) < len(steps):
+            raise ValueError("a kind of change should be named once")
+        return steps
+
+    def check(self, input_shape: tuple[int, int, int], *, private: bool) -> None:
+        """Raises ``ValueError`` for what images of this shape (C, H, W), or a run with privacy, cannot have."""
+        channels, height, width = input_shape
+        for step in self.augmentation:
+            if step.kind in ("saturation", "hue") and channels != 3:
+                raise ValueError(f"augmentation: {step.kind} needs RGB images, and these have {channels} channel(s)")
+            if step.kind == "crop" and step.amount >= min(height, width):
+                raise ValueError(f"augmentation: crop by {step.amount:g} pixels needs images larger than that")
+        if private and self.class_weights is not None:
+            raise ValueError(
+                "class_weights are made from a silo's label counts, which have no mechanism of differential privacy: "
+                "leave them out, or train without privacy"
+            )
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What is not asked for is not written, so that a plan without it is hashed as before there was any."""
+        content: dict[str, Any] = serialise(self)
+        for later in ("keep_optimizer_state", "augmentation", "class_weights"):
+            if not content[later]:
+                del content[later]
+        return content
+
+
+class MethodPlan(StrictModel):
+    """A method's name with all its hyper-parameters."""
+
+    name: str = Field(min_length=1, max_length=100)
+    parameters: dict[Printable, Printable | bool | int | float | None]
+
+
+class ReleasePlan(StrictModel):
+    """A mean over all units that a method releases besides its training.
+
+    Attributes:
+        content: what the units' vectors are, as the method calls it.
+        bound: R, the most that one unit's vector counts (its Euclidean norm).
+        noise_multiplier: z; the noise on the sum has standard deviation z · R.
+        times: how often in the run.
+    """
+
+    content: str = Field(min_length=1, max_length=100)
+    bound: float = Field(gt=0, allow_inf_nan=False)
+    noise_multiplier: float = Field(ge=0.1, allow_inf_nan=False)
+    times: int = Field(ge=1, lt=2**31)
+
+    def event(self, times: int) -> GaussianRelease:
+        """What so many of them cost."""
+        return GaussianRelease(self.noise_multiplier, times)
+
+
+class MetricsPlan(StrictModel):
+    """Accuracies on a silo's held-out test units, as counts with whole numbers as noise.
+
+    ``mechanism``: of the noise, discrete Gaussian or, which is less noise in runs of a few rounds, discrete Laplace.
+    ``deviation``: σ of the former, in units. ``epsilon``: with the former, what all of them together cost those units
+    at the run's δ, at most; with the latter, what one of them costs, at a δ of 0. ``releases``: how many in the run.
+    """
+
+    mechanism: Literal["discrete-laplace", "discrete-gaussian"] = "discrete-laplace"
+    epsilon: float = Field(gt=0, allow_inf_nan=False)
+    deviation: float | None = Field(default=None, ge=0.1, allow_inf_nan=False)
+    releases: int = Field(ge=1, lt=2**31)
+
+    @model_validator(mode="after")
+    def _has_its_noise(self) -> MetricsPlan:
+        if (self.deviation is None) != (self.mechanism == "discrete-laplace"):
+            raise ValueError("a deviation belongs to the discrete Gaussian, and to nothing else")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A plan with discrete Laplace noise is written, and hashed, as before there was any other."""
+        content: dict[str, Any] = serialise(self)
+        if self.deviation is None:
+            del content["mechanism"], content["deviation"]
+        return content
+
+    def event(self, times: int) -> DiscreteGaussian | DiscreteLaplace:
+        """What so many of them cost."""
+        if self.deviation is None:
+            return DiscreteLaplace(self.epsilon, times)
+        return DiscreteGaussian(self.deviation, times)
+
+
+class PrivacyPlan(StrictModel):
+    """Differential privacy of a run: what it promises each silo, and the mechanisms that keep the promise.
+
+    Attributes:
+        epsilon: what all of the run's releases cost a silo together, at most, at ``delta`` for one ``unit`` under
+            ``adjacency``, by ``accountant``.
+        clipping_norm: C, the most that one unit's gradient counts (its Euclidean norm over all trained parameters).
+        noise_multiplier: z; the noise on a step's sum of gradients has standard deviation z · C.
+        sampling_rate: q; a step takes each unit with this probability, independently (Poisson sampling).
+        steps: T, of all trainings in all rounds.
+        releases: what the method releases besides; all of it and the training together keep the promise.
+        metrics: accuracies on test images, which concern other units and have an account of their own.
+    """
+
+    epsilon: float = Field(gt=0, allow_inf_nan=False)
+    delta: float = Field(gt=0, lt=1)
+    unit: Unit = "image"
+    adjacency: Literal["zero-out"] = "zero-out"
+    accountant: Literal["PLD"] = "PLD"
+    clipping_norm: float = Field(gt=0, allow_inf_nan=False)
+    noise_multiplier: float = Field(ge=0.1, allow_inf_nan=False)
+    sampling_rate: float = Field(gt=0, le=1)
+    steps: int = Field(ge=1, lt=2**31)
+    releases: tuple[ReleasePlan, ...] = ()
+    metrics: MetricsPlan | None = None
+
+    @field_validator("releases")
+    @classmethod
+    def _once_each(cls, releases: tuple[ReleasePlan, ...]) -> tuple[ReleasePlan, ...]:
+        if len({release.content for release in releases}) < len(releases):
+            raise ValueError("a content of a release should be named once")
+        return releases
+
+    def steps_of(self, epochs: int) -> int:
+        """The steps of a training: an epoch has as many as take each unit once on average."""
+        return steps_of(epochs, self.sampling_rate)
+
+    def training(self, steps: int) -> SampledGaussian:
+        """What so many steps cost."""
+        return SampledGaussian(self.sampling_rate, self.noise_multiplier, steps)
+
+    def release(self, content: str) -> ReleasePlan | None:
+        """How a content is released; None where the plan has no such release."""
+        return next((release for release in self.releases if release.content == content), None)
+
+    @property
+    def events(self) -> list[Event]:
+        """All that the run costs a silo's training units."""
+        return [self.training(self.steps), *(release.event(release.times) for release in self.releases)]
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What the run promises."""
+        return Guarantee(self.epsilon, self.delta, self.unit, Adjacency(self.adjacency), self.accountant)
+
+
+class SecureAggregationPlan(StrictModel):
+    """Masks under which silos send their updates, so that the coordinator learns sums alone.
+
+    Attributes:
+        minimum: the fewest silos whose sum it may learn. With two, each could work out what the other sent.
+        fraction_bits: F; numbers are summed as multiples of 2^-F, modulo 2^64
+            (``medsilo.privacy.secure_aggregation.masking``).
+        rounds: how many rounds, from the first, are masked: all but where a method needs single models later.
+    """
+
+    minimum: int = Field(ge=3, le=100_000)
+    fraction_bits: int = Field(default=32, ge=8, le=48)
+    rounds: int = Field(ge=1, le=1_000_000)
+
+
+def steps_of(epochs: int, sampling_rate: float) -> int:
+    """Steps of ``epochs`` epochs under Poisson sampling; 1/q that is whole but for rounding counts as whole."""
+    return epochs * math.ceil(1 / sampling_rate - 1e-9)
+
+
+def taking_part(silos: int, share: float) -> int:
+    """How many of ``silos`` a round has when ``share`` of them (0 to 1) take part: at least one."""
+    return silos if share >= 1 else max(1, round(share * silos))
+
+
+class Proposal(Protocol):
+    """What a consent is held against: a run's plan, or what stands for one where another system leads the run."""
+
+    @property
+    def run(self) -> str: ...
+
+    @property
+    def method(self) -> MethodPlan: ...
+
+    @property
+    def training(self) -> TrainingPlan | None:
+        """How a round is trained; None where another system decides that."""
+
+    @property
+    def rounds(self) -> int | None:
+        """How many rounds it has; None where the other system decides that on the way."""
+
+    @property
+    def required(self) -> tuple[Exposure, ...]: ...
+
+    @property
+    def optional(self) -> tuple[Exposure, ...]: ...
+
+    @property
+    def privacy(self) -> PrivacyPlan | None: ...
+
+    @property
+    def secure_aggregation(self) -> SecureAggregationPlan | None: ...
+
+    @property
+    def coordinator_identity(self) -> Identity: ...
+
+
+class RunPlan(StrictModel):
+    """A run's method, model, training and exposure, fixed before the run starts.
+
+    ``required``: classes that a silo's consent must hold. ``optional``: classes that the coordinator would like
+    as well; a silo without consent to them takes part all the same. ``downlink``: what the coordinator sends.
+    ``privacy``: with what differential privacy silos train; none without it. ``secure_aggregation``: how updates are
+    masked; not at all without it.
+    """
+
+    # As they are, not as null: numbers that are not finite have no canonical form, and their plan is refused.
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
+    federation: Name
+    coordinator: Name
+    run: Name
+    method: MethodPlan
+    model: ModelPlan
+    training: TrainingPlan
+    rounds: int = Field(ge=1, le=1_000_000)
+    seed: int = Field(ge=0, lt=2**53)
+    required: tuple[Exposure, ...]
+    optional: tuple[Exposure, ...] = ()
+    downlink: tuple[Exposure, ...] = ()
+    participation: float = Field(default=1.0, gt=0, le=1)
+    privacy: PrivacyPlan | None = None
+    secure_aggregation: SecureAggregationPlan | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A plan without privacy or masks is written, and hashed, as before there were any."""
+        content: dict[str, Any] = serialise(self)
+        for part in ("privacy", "secure_aggregation"):
+            if content.get(part, self) is None:
+                del content[part]
+        return content
+
+    @model_validator(mode="after")
+    def _training_fits(self) -> RunPlan:
+        self.training.check(self.model.input_shape, private=self.privacy is not None)
+        return self
+
+    def is_masked(self, round_number: int) -> bool:
+        """Whether silos send that round's updates under masks."""
+        return self.secure_aggregation is not None and round_number < self.secure_aggregation.rounds
+
+    @property
+    def coordinator_identity(self) -> Identity:
+        """The coordinator that leads the run."""
+        return Identity(self.federation, "coordinator", self.coordinator)
+
+    def canonical(self) -> bytes:
+        """The plan as canonical JSON (RFC 8785)."""
+        return write_canonical(self.model_dump(mode="json"))
+
+    @property
+    def sha256(self) -> bytes:
+        """SHA-256 of the canonical JSON: what a silo joins."""
+        return hashlib.sha256(self.canonical()).digest()
+
+    def to_message(self) -> plan_pb2.RunPlan:
+        """The plan as it travels."""
+        return plan_pb2.RunPlan(
+            federation=self.federation,
+            coordinator=self.coordinator,
+            run=self.run,
+            method=plan_pb2.Method(
+                name=self.method.name, parameters_json=write_canonical(self.method.parameters).decode()
+            ),
+            model=plan_pb2.Model(**self.model.model_dump()),
+            training=plan_pb2.Training(**self.training.model_dump()),
+            rounds=self.rounds,
+            seed=self.seed,
+            required=[exposure.number for exposure in self.required],
+            optional=[exposure.number for exposure in self.optional],
+            downlink=[exposure.number for exposure in self.downlink],
+            participation=self.participation,
+            privacy=None if self.privacy is None else plan_pb2.Privacy(**self.privacy.model_dump()),
+            secure_aggregation=None
+            if self.secure_aggregation is None
+            else plan_pb2.SecureAggregation(**self.secure_aggregation.model_dump()),
+        )
+
+    @classmethod
+    def from_message(cls, message: plan_pb2.RunPlan) -> RunPlan:
+        """Raises ``RefusedError`` naming what is wrong with a plan that does not hold together."""
+        try:
+            parameters = json.loads(message.method.parameters_json)
+        except (ValueError, RecursionError) as error:
+            raise RefusedError(f"the plan's hyper-parameters are not JSON: {error}") from None
+        fields: dict[str, Any] = {
+            "federation": message.federation,
+            "coordinator": message.coordinator,
+            "run": message.run,
+            "method": {"name": message.method.name, "parameters": parameters},
+            "model": {
+                "name": message.model.name,
+                "input_shape": tuple(message.model.input_shape),
+                "classes": message.model.classes,
+            },
+            "training": _training_fields(message.training),
+            "rounds": message.rounds,
+            "seed": message.seed,
+            "participation": message.participation,
+            "privacy": _privacy_fields(message.privacy) if message.HasField("privacy") else None,
+            "secure_aggregation": {
+                name: getattr(message.secure_aggregation, name) for name in SecureAggregationPlan.model_fields
+            }
+            if message.HasField("secure_aggregation")
+            else None,
+        }
+        for kind in ("required", "optional", "downlink"):
+            fields[kind] = tuple(Exposure.from_number(number) for number in getattr(message, kind))
+        try:
+            plan = cls.model_validate(fields)
+            plan.canonical()
+        except ValidationError as error:
+            raise RefusedError("the plan is not usable: " + "; ".join(explain(error, cls))) from None
+        except (ValueError, RecursionError) as error:
+            raise RefusedError(f"the plan has no canonical form: {error}") from None
+        return plan
+
+
+def _training_fields(message: plan_pb2.Training) -> dict[str, Any]:
+    fields = {name: getattr(message, name) for name in TrainingPlan.model_fields}
+    fields["augmentation"] = tuple({"kind": step.kind, "amount": step.amount} for step in message.augmentation)
+    fields["class_weights"] = message.class_weights or None
+    return fields
+
+
+def _privacy_fields(message: plan_pb2.Privacy) -> dict[str, Any]:
+    fields = {name: getattr(message, name) for name in PrivacyPlan.model_fields}
+    fields["releases"] = tuple(
+        {name: getattr(release, name) for name in ReleasePlan.model_fields} for release in message.releases
+    )
+    metrics = {name: getattr(message.metrics, name) for name in MetricsPlan.model_fields}
+    # With discrete Laplace noise, plans do not say them.
+    metrics |= {"mechanism": metrics["mechanism"] or "discrete-laplace", "deviation": metrics["deviation"] or None}
+    fields["metrics"] = metrics if message.HasField("metrics") else None
+    return fields

@@ -1,0 +1,218 @@
+"""The end of a consent: why it ended, the signed tombstone that says so, and what the journal tells of it.
+
+A tombstone is a DSSE envelope, signed with the silo's audit key, over canonical JSON. It names the rounds whose updates
+the coordinator had acknowledged. It does not claim that anything was unlearned: what was made of those updates stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import Field, ValidationError
+from securesystemslib import dsse
+
+from medsilo.privacy.errors import ConsentError, JournalError, RefusedError
+from medsilo.privacy.files.canonical import read_canonical
+from medsilo.privacy.files.configuration import StrictModel, explain
+from medsilo.privacy.identity.envelope import from_json, seal, unseal
+from medsilo.privacy.journal.journal import RECORDS, read_records, understanding
+
+WITHDRAWAL = "application/vnd.medsilo.withdrawal+json"
+"""The tombstone's payload type."""
+
+
+class Cause(StrEnum):
+    """Why a hospital's part in a run ended early. These words travel; a hospital's own reasons do not."""
+
+    WITHDRAWN = "withdrawn by the hospital"
+    EXPIRED = "consent expired"
+    NARROWED = "consent narrowed"
+    ROUNDS = "round cap reached"
+    BUDGET = "privacy budget used up"
+
+
+class EndedError(ConsentError):
+    """Nothing may leave any more: the consent has ended."""
+
+    def __init__(self, cause: Cause, message: str) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class Tombstone(StrictModel):
+    """What a silo signs when its part in a run ends early.
+
+    ``rounds_acknowledged``: rounds (from 0) whose updates the coordinator had acknowledged; one of a round that was
+    still open is used for nothing all the same. ``models_unlearned``: always false; nothing takes an update out of a
+    model that was made of it.
+    """
+
+    v: Literal[1] = 1
+    federation: str
+    silo: str
+    coordinator: str
+    run: str | None
+    plan_sha256: str | None
+    rounds_acknowledged: tuple[Annotated[int, Field(strict=True, ge=0, lt=1_000_000)], ...]
+    reason: Cause
+    at: Annotated[str, Field(max_length=40)]
+    models_unlearned: Literal[False] = False
+
+    def sign(self, key: Ed25519PrivateKey) -> dsse.Envelope:
+        """The tombstone in its envelope."""
+        return seal(self.model_dump(mode="json"), WITHDRAWAL, key)
+
+    @classmethod
+    def open(cls, envelope: dsse.Envelope, public_key: bytes) -> Tombstone:
+        """Raises ``RefusedError`` if it is not a tombstone, or not signed with that key."""
+        try:
+            return cls.model_validate(unseal(envelope, WITHDRAWAL, public_key))
+        except JournalError as error:
+            raise RefusedError(f"the withdrawal cannot be used: {error}") from None
+        except ValidationError as error:
+            raise RefusedError(f"the withdrawal cannot be used: {'; '.join(explain(error, cls))}") from None
+
+
+@dataclass
+class Part:
+    """A silo's part in one run, as its journal tells it. Rounds are counted from 0.
+
+    ``coordinator``: who leads it. ``sent``: rounds of which an update was begun to be sent.
+    ``acknowledged``: those whose update the coordinator has.
+    ``ended``: the run's end was taken in. ``withdrawal``: the record that ended the part early; ``told``: the
+    coordinator has acknowledged it.
+    """
+
+    run: str
+    plan_sha256: str
+    rounds: int
+    coordinator: str | None = None
+    sent: set[int] = field(default_factory=set)
+    acknowledged: set[int] = field(default_factory=set)
+    ended: bool = False
+    withdrawal: Mapping[str, Any] | None = None
+    told: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the coordinator counts on this silo."""
+        return not self.ended and self.withdrawal is None
+
+
+@dataclass(frozen=True)
+class MaskedSum:
+    """For whose sum a silo has masked an update: that of ``silos``, in a round (from 0) of a run.
+
+    ``received_sha256``: of the models that all of them were given to train from.
+    """
+
+    run: str
+    round: int
+    silos: frozenset[str]
+    received_sha256: str
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> MaskedSum:
+        """From a silo's ``roster`` record."""
+        received = record.get("received_sha256")
+        if received is None:  # records of before hold it in the signed statements alone
+            received = read_canonical(from_json(record["statements"][0]["statement"]).payload)["received_sha256"]
+        return cls(record["run"], int(record["round"]), frozenset(record["silos"]), str(received))
+
+
+@dataclass
+class History:
+    """What a silo's journal tells of its consent.
+
+    ``parts``: by plan hash, the run that was joined last at the end. ``withdrawal``: the record of a withdrawal that is
+    in force. ``approved``: hashes of approved plans. ``first_plans``: by a consent file's hash, the hash of the plan
+    that was joined first with it. ``masked``: every sum, of all runs, that an update was masked for.
+    """
+
+    parts: dict[str, Part] = field(default_factory=dict)
+    withdrawal: Mapping[str, Any] | None = None
+    approved: set[str] = field(default_factory=set)
+    first_plans: dict[str, str] = field(default_factory=dict)
+    masked: dict[MaskedSum, None] = field(default_factory=dict)
+    _consent: str | None = None
+
+    @classmethod
+    def read(cls, journal: Path) -> History:
+        """From a journal's folder; there may be none yet."""
+        with understanding(journal):
+            return cls.of(read_records(journal) if (journal / RECORDS).exists() else ())
+
+    @classmethod
+    def of(cls, records: Iterable[Mapping[str, Any]]) -> History:
+        """From a silo's records, in their order."""
+        history = cls()
+        for record in records:
+            history._take(record)
+        return history
+
+    @property
+    def last(self) -> Part | None:
+        """The part in the run that was joined last."""
+        return next(reversed(self.parts.values()), None)
+
+    def rounds_with(self, coordinator: str, *, beside: str) -> int:
+        """In how many rounds of runs that a coordinator led the silo has taken part, those of a plan's run apart."""
+        parts = (part for plan, part in self.parts.items() if plan != beside)
+        return sum(len(part.sent) for part in parts if part.coordinator == coordinator)
+
+    def _take(self, record: Mapping[str, Any]) -> None:
+        kind = record["kind"]
+        if kind == "run":
+            plan = record["plan_sha256"]
+            part = self.parts.pop(plan, None) or Part(
+                record["run"], plan, record["plan"]["rounds"], _coordinator_of(record["plan"])
+            )
+            if self._consent is not None:
+                self.first_plans.setdefault(self._consent, plan)
+            part.withdrawal, part.told = None, False
+            self.parts[plan] = part
+        elif kind == "message" and record["plan_sha256"] in self.parts:  # None outside runs
+            self._take_message(self.parts[record["plan_sha256"]], record)
+        elif kind == "roster":
+            self.masked[MaskedSum.of(record)] = None
+        elif kind == "approval":
+            self.approved.add(record["plan_sha256"])
+        elif kind == "withdrawal":
+            if record["plan_sha256"] in self.parts:
+                part = self.parts[record["plan_sha256"]]
+                part.withdrawal, part.told = record, False
+            if record["cause"] == Cause.WITHDRAWN:
+                self.withdrawal = record
+                self.approved.clear()
+        elif kind == "consent":
+            self._consent = record.get("consent", {}).get("sha256")
+            if record.get("given"):
+                self.withdrawal = None
+
+    @staticmethod
+    def _take_message(part: Part, record: Mapping[str, Any]) -> None:
+        rpc, number, received = record["rpc"], record["round"], record["direction"] == "received"
+        if rpc == "SubmitUpdate" and number is not None:
+            if number < part.rounds:
+                (part.acknowledged if received else part.sent).add(number)
+            elif received:
+                part.ended = True
+        elif rpc == "Withdraw" and received:
+            part.told = True
+
+
+def _coordinator_of(plan: Mapping[str, Any]) -> str | None:
+    """The identity of who leads a run, by its plan as it stands in a record; None for a plan that names nobody."""
+    federation, name = plan.get("federation"), plan.get("coordinator")
+    return None if federation is None or name is None else f"spiffe://{federation}/coordinator/{name}"
+
+
+def timestamp() -> str:
+    """The time as it stands in records: UTC, to the second."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

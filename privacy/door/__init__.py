@@ -1,0 +1,1 @@
+"""What passes, byte for byte, and the receipts for it."""

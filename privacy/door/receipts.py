@@ -1,0 +1,525 @@
+"""Receipts both ways: what two parties have exchanged, and what each has put its signature to.
+
+Each request and each response carries its sender's *attestation*: a signed document that lists, call by call, what
+the sender has received (a receipt) and sent (its signature over the exact bytes), with a checkpoint of its journal,
+a proof that this journal continues the one that the other side saw last, and a cosignature under the other side's
+last checkpoint. So either side can show later, to anyone, what the other has had and given, and neither can rewrite
+its past unseen.
+
+A ``Correspondence`` is one party's side of that with one other party. It is a function of that party's own journal
+records: the daemon feeds it as records are written, and again after a restart; ``audit verify`` feeds it from a
+bundle. An answer is acknowledged in the next call, so a session's very last answer stays without a receipt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import Field, ValidationError
+from securesystemslib import dsse
+
+from medsilo.privacy.errors import ReceiptError, RefusedError
+from medsilo.privacy.files.configuration import StrictModel
+from medsilo.privacy.identity.envelope import ATTESTATION, from_json, unseal
+from medsilo.privacy.journal.checkpoint import MOST_SIGNS, Checkpoint, read_note, verify, verify_cosignature
+from medsilo.privacy.journal.merkle import EMPTY_ROOT, check_consistency
+from medsilo.protos.versions import OLDEST_VERSION
+
+MOST_CALLS = 500
+"""Calls in one attestation; what is left waits for the next."""
+_OF_A_ROUND = ("GetTask", "SubmitUpdate")
+_Hex32 = Field(pattern=r"^[0-9a-f]{64}$")
+Direction = Literal["sent", "received"]
+
+
+class Exchange(StrictModel):
+    """One call's messages in one direction, as the signer has them.
+
+    ``sha256``: over the SHA-256 digests of the messages, in order. ``last_index``: of the last message's record.
+    """
+
+    rpc: str = Field(max_length=100)
+    call_id: str = Field(pattern=r"^[0-9a-f]{32}$")
+    direction: Direction
+    messages: int = Field(ge=1)
+    length: int = Field(ge=0)
+    sha256: str = _Hex32
+    last_index: int = Field(ge=0)
+
+
+class Consistency(StrictModel):
+    """Proof that the signer's journal continues the one of ``size`` records that the other side saw last."""
+
+    size: int = Field(ge=0)
+    proof: tuple[Annotated[str, _Hex32], ...] = Field(max_length=128)
+
+
+class Witnessed(StrictModel):
+    """The other side's last checkpoint that the signer has verified, and its cosignature under it."""
+
+    size: int = Field(ge=1)
+    cosignature: str = Field(max_length=1000)
+
+
+class Attestation(StrictModel):
+    """The document in the envelope. ``by`` and ``to`` are identities; ``checkpoint`` is the signer's own."""
+
+    v: Literal[1] = 1
+    by: str
+    to: str
+    exchanges: tuple[Exchange, ...] = Field(max_length=MOST_CALLS)
+    checkpoint: str = Field(max_length=MOST_SIGNS)
+    consistency: Consistency
+    witnessed: Witnessed | None = None
+
+
+class Log(Protocol):
+    """A journal, as far as its owner's attestations need it."""
+
+    def checkpoint(self, *, durable: bool = True) -> str: ...
+
+    def consistency(self, first: int, second: int) -> list[bytes]: ...
+
+    def cosign(self, note: str) -> str: ...
+
+    def seal(self, document: Mapping[str, Any], payload_type: str) -> dsse.Envelope: ...
+
+
+@dataclass
+class _Messages:
+    """A call's messages in one direction."""
+
+    rpc: str
+    digests: list[bytes] = field(default_factory=list)
+    length: int = 0
+    last_index: int = -1
+    own_size: int | None = None
+    """Size of the own checkpoint with which this was attested first; None before."""
+    attested: int = 0
+    """How many of the messages were attested then."""
+    vouched: int = 0
+    """How many the other side has put its signature to; of what it sent, some may still be under way."""
+    claim: Exchange | None = None
+    """For what was received: the other side's word on what it sent in all, to be held against what still arrives."""
+
+    def kept(self) -> dict[str, Any]:
+        claim = None if self.claim is None else self.claim.model_dump(mode="json")
+        return {**vars(self), "digests": b"".join(self.digests).hex(), "claim": claim}
+
+    @classmethod
+    def restore(cls, kept: Mapping[str, Any]) -> _Messages:
+        digests = bytes.fromhex(kept["digests"])
+        claim = None if kept["claim"] is None else Exchange.model_validate(kept["claim"])
+        return cls(**{**kept, "digests": [digests[at : at + 32] for at in range(0, len(digests), 32)], "claim": claim})
+
+    def sha256(self, count: int) -> str:
+        return hashlib.sha256(b"".join(self.digests[:count])).hexdigest()
+
+
+Key = tuple[str, Direction]
+_OTHER: dict[Direction, Direction] = {"sent": "received", "received": "sent"}
+
+
+class Correspondence:
+    """One party's side of what it exchanges with one other party.
+
+    ``own`` and ``peer`` are identities (URIs). ``peer_key`` is the other's audit key once it is known, ``version`` what
+    the other understands. Its methods may be called from any thread.
+    """
+
+    def __init__(self, own: str, peer: str) -> None:
+        self.own = own
+        self.peer = peer
+        self.peer_key: bytes | None = None
+        self.version = OLDEST_VERSION
+        """The protocol version that the two speak; the oldest until the other has named its own."""
+        self.seen = Checkpoint("", 0, EMPTY_ROOT)
+        """The other's last checkpoint that was verified."""
+        self.seen_note = ""
+        self.acknowledged = 0
+        """Size of the own journal as of the last checkpoint that the other side is known to have verified."""
+        self.cosignature = ""
+        """The other's line under that checkpoint."""
+        self._notes: dict[int, str] = {}
+        self.lock = threading.RLock()
+        """Held from ``check`` to ``take``, so that no other attestation comes between."""
+        self._open: dict[Key, _Messages] = {}
+        self._in_progress: set[str] = set()
+        self._complete: dict[Key, int] = {}
+        """What both have put their signatures to, with the size of the own checkpoint that is to be witnessed yet."""
+        self._checked: tuple[Any, Attestation] | None = None
+
+    def begin(self, call_id: str) -> None:
+        """A call has begun: what is sent in it is attested when it has ended.
+
+        Raises ``RefusedError`` if another call of that id is not settled yet.
+        """
+        with self.lock:
+            if call_id in self._in_progress or any((call_id, d) in self._open for d in _OTHER):
+                raise RefusedError(
+                    f"call {call_id} has been made before: a message was played again, or a nonce reused"
+                )
+            self._in_progress.add(call_id)
+
+    def end(self, call_id: str) -> None:
+        """A call has ended, in whatever way."""
+        with self.lock:
+            self._in_progress.discard(call_id)
+
+    def all_ended(self) -> None:
+        """No call is under way: after a restart."""
+        with self.lock:
+            self._in_progress.clear()
+
+    def check(self, record: Mapping[str, Any], *, own_key: bytes | None = None) -> Attestation | None:
+        """Checks the attestation in a message's record, before the record counts; returns it.
+
+        ``own_key``: the own public audit key, for a journal that is verified afterwards: then own signatures are
+        checked as well; a checkpoint counts as signed by the document around it, and cosignatures are left to the last
+        one, which covers all (``check_cosignature``). Raises ``ReceiptError`` if it is not acceptable or contradicts
+        the own records.
+        """
+        with self.lock:
+            if record["direction"] == "received":
+                self._check_claim(record)
+            if record.get("attestation") is None:
+                return None
+            envelope = from_json(record["attestation"])
+            if record["direction"] == "sent":
+                document = _parse(envelope, own_key)
+                for item in document.exchanges:
+                    messages = self._open.get((item.call_id, item.direction))
+                    if messages is not None:
+                        _compare(item, messages, "this party's own attestation")
+            else:
+                document = self._check_received(envelope, signed_around=own_key is not None)
+            self._checked = record["attestation"], document
+        return document
+
+    def take(self, record: Mapping[str, Any]) -> list[Key]:
+        """Takes a message's record of the own journal, and what a checked attestation in it says.
+
+        Returns what is settled by it: both sides have put their signatures to it, and know that of each other.
+        """
+        with self.lock:
+            direction: Direction = record["direction"]
+            key = (record["call_id"], direction)
+            messages = self._open.setdefault(key, _Messages(record["rpc"]))
+            messages.digests.append(bytes.fromhex(record["sha256"]))
+            messages.length += record["length"]
+            messages.last_index = record["index"]
+            self._complete.pop(key, None)
+            if record.get("attestation") is None:
+                return []
+            if self._checked is not None and self._checked[0] is record["attestation"]:
+                document = self._checked[1]
+            else:
+                document = _parse(from_json(record["attestation"]))
+            self._checked = None
+            if direction == "received":
+                return self._received(document)
+            self._given(document)
+            return []
+
+    def attest(
+        self,
+        log: Log,
+        *,
+        since: int | None = None,
+        durable: bool = False,
+    ) -> dsse.Envelope:
+        """The own word on all that the other side does not have it for yet.
+
+        Args:
+            log: the own journal.
+            durable: wait until the records are on disk, and do not leave that to the message that carries this.
+            since: size of the own journal that the other side says it saw last; by default what it is known to have.
+
+        Raises ``ReceiptError`` if the other side has seen more than this journal holds.
+        """
+        with self.lock:
+            note = log.checkpoint(durable=durable)
+            size = read_note(note).size
+            if since is not None:
+                if since > size:
+                    raise ReceiptError(
+                        f"{self.peer} has seen {since} records of this journal, which holds {size}: it was put back to "
+                        "an earlier state; restore the newest copy"
+                    )
+                self.acknowledged = since
+            exchanges: list[Exchange] = []
+            # Newest first: the call under way has to be in it, however many old ones wait.
+            for (call_id, direction), messages in reversed(self._open.items()):
+                # What came in a call that another thread still answers is told as well: the answer to it may be lost,
+                # and the other side then holds this attestation, not that one.
+                waits = direction == "sent" and call_id in self._in_progress
+                count = len(messages.digests)
+                known = messages.attested == count and (messages.own_size or 0) <= self.acknowledged
+                if waits or known or messages.last_index >= size or len(exchanges) >= MOST_CALLS:
+                    continue
+                exchanges.append(
+                    Exchange(
+                        rpc=messages.rpc,
+                        call_id=call_id,
+                        direction=direction,
+                        messages=count,
+                        length=messages.length,
+                        sha256=messages.sha256(count),
+                        last_index=messages.last_index,
+                    )
+                )
+            witnessed = None
+            if self.seen.size:
+                witnessed = Witnessed(size=self.seen.size, cosignature=log.cosign(self.seen_note))
+            document = Attestation(
+                by=self.own,
+                to=self.peer,
+                exchanges=tuple(exchanges),
+                checkpoint=note,
+                consistency=Consistency(
+                    size=self.acknowledged, proof=tuple(h.hex() for h in log.consistency(self.acknowledged, size))
+                ),
+                witnessed=witnessed,
+            )
+            return log.seal(document.model_dump(mode="json"), ATTESTATION)
+
+    def check_receipt(self, call_id: str) -> None:
+        """Raises ``ReceiptError`` unless the other side has acknowledged all that was sent in a call."""
+        with self.lock:
+            sent = self._open.get((call_id, "sent"))
+            if sent is not None and sent.vouched < len(sent.digests):
+                raise ReceiptError(
+                    f"{self.peer} has answered without a receipt for what was sent to it ({sent.rpc}, call {call_id}: "
+                    f"{sent.vouched} of {len(sent.digests)} messages acknowledged); nothing more is sent. Ask its "
+                    "operator why, and keep both journals"
+                )
+
+    def check_cosignature(self) -> None:
+        """Raises ``JournalError`` unless the other side's last cosignature holds for the own checkpoint."""
+        with self.lock:
+            if self.cosignature:
+                note = self._notes[self.acknowledged]
+                verify_cosignature(self.cosignature, note, self.seen.origin, self.peer_key or b"")
+
+    def check_signed(self, envelope: dsse.Envelope) -> Attestation:
+        """The attestation of an envelope that the other side signed for this party; raises ``ReceiptError``."""
+        if self.peer_key is None:
+            raise ReceiptError(f"{self.peer} gives its word on journals before its audit key is known")
+        document = _parse(envelope, self.peer_key)
+        if (document.by, document.to) != (self.peer, self.own):
+            raise ReceiptError(f"an attestation by {document.by} to {document.to} came from {self.peer}")
+        return document
+
+    def frames(self, call_id: str, direction: Direction) -> int:
+        """How many messages of a call that is not settled were taken in that direction."""
+        with self.lock:
+            messages = self._open.get((call_id, direction))
+            return len(messages.digests) if messages else 0
+
+    def vouched(self, call_id: str, direction: Direction) -> int:
+        """How many of these the other side has put its signature to."""
+        with self.lock:
+            messages = self._open.get((call_id, direction))
+            return messages.vouched if messages else 0
+
+    def unsigned(self) -> list[str]:
+        """Calls that have ended and for whose received messages the other side has not yet given its signature."""
+        with self.lock:
+            return [
+                call_id
+                for (call_id, direction), messages in self._open.items()
+                if direction == "received"
+                and call_id not in self._in_progress
+                and messages.vouched < len(messages.digests)
+            ]
+
+    def parted(self) -> bool:
+        """Whether the other side has no call under way and has signed for all tasks and updates.
+
+        What is left is its last word (Attest), for which nothing follows, or that it did not take part.
+        """
+        with self.lock:
+            return not self._in_progress and all(
+                direction == "sent" or messages.rpc not in _OF_A_ROUND or messages.vouched >= len(messages.digests)
+                for (_, direction), messages in self._open.items()
+            )
+
+    def kept(self) -> dict[str, Any]:
+        """All that it holds, as JSON, but for the calls under way; ``restore`` takes it up again."""
+        with self.lock:
+            return {
+                "peer_key": None if self.peer_key is None else self.peer_key.hex(),
+                "seen": self.seen_note,
+                "acknowledged": self.acknowledged,
+                "cosignature": self.cosignature,
+                "notes": list(self._notes.values()),
+                "open": [[*key, messages.kept()] for key, messages in self._open.items()],
+                "complete": [[*key, size] for key, size in self._complete.items()],
+            }
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        """Takes up what ``kept`` gave, in a correspondence that has taken nothing yet."""
+        with self.lock:
+            self.peer_key = None if kept["peer_key"] is None else bytes.fromhex(kept["peer_key"])
+            if kept["seen"]:
+                self.seen, self.seen_note = read_note(kept["seen"]), kept["seen"]
+            self.acknowledged, self.cosignature = kept["acknowledged"], kept["cosignature"]
+            self._notes = {read_note(note).size: note for note in kept["notes"]}
+            self._open = {(call, direction): _Messages.restore(one) for call, direction, one in kept["open"]}
+            self._complete = {(call, direction): size for call, direction, size in kept["complete"]}
+
+    def unconfirmed(self) -> dict[str, tuple[str, int, int]]:
+        """Calls whose sent messages lack a receipt: (RPC, messages sent, messages acknowledged) by call."""
+        with self.lock:
+            return {
+                call_id: (messages.rpc, len(messages.digests), messages.vouched)
+                for (call_id, direction), messages in self._open.items()
+                if direction == "sent" and messages.vouched < len(messages.digests)
+            }
+
+    def _given(self, document: Attestation) -> None:
+        size = read_note(document.checkpoint).size
+        self._notes[size] = document.checkpoint
+        for item in document.exchanges:
+            messages = self._open.get((item.call_id, item.direction))
+            if messages is not None and (messages.own_size is None or messages.attested < item.messages):
+                messages.own_size, messages.attested = size, item.messages
+                self._note_complete((item.call_id, item.direction), messages)
+
+    def _note_complete(self, key: Key, messages: _Messages) -> None:
+        held = len(messages.digests)
+        if messages.own_size is not None and messages.attested == held == messages.vouched:
+            self._complete[key] = messages.own_size
+
+    def _check_received(self, envelope: dsse.Envelope, *, signed_around: bool) -> Attestation:
+        document = self.check_signed(envelope)
+        note = read_note(document.checkpoint)
+        if not signed_around:
+            verify(document.checkpoint, self.peer_key or b"")
+        if self.seen.size and note.origin != self.seen.origin:
+            raise ReceiptError(f"{self.peer} shows the journal {note.origin}; it was {self.seen.origin} before")
+        given = document.consistency
+        if note.size < self.seen.size:
+            raise ReceiptError(
+                f"{self.peer} shows a journal of {note.size} records; {self.seen.size} were seen before: its past was "
+                "rewritten or put back to an earlier state"
+            )
+        if given.size != self.seen.size:
+            raise OutOfStepError(f"{self.peer} proves its journal from {given.size} records, not from {self.seen.size}")
+        proof = [bytes.fromhex(node) for node in given.proof]
+        if not check_consistency(self.seen.size, self.seen.root, note.size, note.root, proof):
+            raise ReceiptError(
+                f"the journal of {self.peer} with {note.size} records does not continue the one with {self.seen.size} "
+                "that it showed before: its past was rewritten"
+            )
+        if (witnessed := document.witnessed) is not None:
+            if (own := self._notes.get(witnessed.size)) is None:
+                if witnessed.size > (shown := max(self._notes, default=0)):
+                    raise ReceiptError(
+                        f"{self.peer} has seen {witnessed.size} records of this journal, from which it was shown no "
+                        f"more than {shown}: it was put back to an earlier state; restore the newest copy"
+                    )
+                raise ReceiptError(
+                    f"{self.peer} witnesses a checkpoint over {witnessed.size} records that it was not shown from here"
+                )
+            if not signed_around:
+                verify_cosignature(witnessed.cosignature, own, note.origin, self.peer_key or b"")
+        for item in document.exchanges:
+            messages = self._open.get((item.call_id, _OTHER[item.direction]))
+            if messages is not None:
+                self._check_exchange(item, messages)
+            elif item.direction == "received":
+                raise ReceiptError(
+                    f"{self.peer} acknowledges {item.rpc} (call {item.call_id}), which was not sent to it by this "
+                    "journal: it was put back to an earlier state, or another has sent under this name. Nothing more "
+                    f"is sent. If it was put back, restore the newest copy; else ask the operator of {self.peer}, and "
+                    "keep both journals"
+                )
+        return document
+
+    def _check_claim(self, record: Mapping[str, Any]) -> None:
+        """A message that comes after its sender's word on the whole call has to be what that word is for."""
+        messages = self._open.get((record["call_id"], "received"))
+        held = len(messages.digests) if messages else 0
+        claim = messages.claim if messages else None
+        if record["frame"] != held or (claim is not None and held >= claim.messages):
+            raise ReceiptError(
+                f"{record['rpc']} (call {record['call_id']}): message {record['frame']} came from {self.peer}, which "
+                f"has signed for no more than {held}"
+            )
+        if messages is not None and claim is not None and held + 1 == claim.messages:
+            digests = [*messages.digests, bytes.fromhex(record["sha256"])]
+            if hashlib.sha256(b"".join(digests)).hexdigest() != claim.sha256:
+                raise ReceiptError(
+                    f"the signature of {self.peer} is not for the bytes that came after it: {claim.rpc}, call "
+                    f"{claim.call_id}, {claim.messages} messages"
+                )
+
+    def _check_exchange(self, item: Exchange, messages: _Messages) -> None:
+        held = len(messages.digests)
+        if item.direction == "received":
+            # What was sent and did not arrive is no contradiction; what arrived has to be what was sent.
+            _compare(item, messages, f"the receipt of {self.peer}")
+        elif item.messages == held:
+            _compare(item, messages, f"the signature of {self.peer}")
+        elif item.messages < held:
+            raise ReceiptError(
+                f"{item.rpc} (call {item.call_id}): {held} messages came from {self.peer}, which owns up to "
+                f"{item.messages}"
+            )
+
+    def _received(self, document: Attestation) -> list[Key]:
+        self.seen, self.seen_note = read_note(document.checkpoint), document.checkpoint
+        for item in document.exchanges:
+            key = (item.call_id, _OTHER[item.direction])
+            messages = self._open.get(key)
+            if messages is not None:
+                if item.direction == "sent" and item.messages >= messages.vouched:
+                    messages.claim = item
+                messages.vouched = max(messages.vouched, item.messages)
+                self._note_complete(key, messages)
+        return [] if document.witnessed is None else self._witnessed(document.witnessed)
+
+    def _witnessed(self, witnessed: Witnessed) -> list[Key]:
+        if witnessed.size < self.acknowledged:
+            return []
+        self.acknowledged = witnessed.size
+        self.cosignature = witnessed.cosignature
+        self._notes = {size: note for size, note in self._notes.items() if size >= witnessed.size}
+        done = [key for key, size in self._complete.items() if size <= witnessed.size]
+        for key in done:
+            del self._open[key], self._complete[key]
+        return done
+
+
+class OutOfStepError(ReceiptError):
+    """The other side proves its journal from another checkpoint than the last one seen: after a cut call."""
+
+
+def _parse(envelope: dsse.Envelope, key: bytes | None = None) -> Attestation:
+    try:
+        if key is None:
+            return Attestation.model_validate(json.loads(envelope.payload))
+        return Attestation.model_validate(unseal(envelope, ATTESTATION, key))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ReceiptError(f"an attestation cannot be used: {where}: {first['msg']}") from None
+
+
+def _compare(item: Exchange, messages: _Messages, whose: str) -> None:
+    whole = item.messages == len(messages.digests)
+    if (
+        item.messages > len(messages.digests)
+        or item.rpc != messages.rpc
+        or messages.sha256(item.messages) != item.sha256
+        or (whole and item.length != messages.length)
+    ):
+        raise ReceiptError(
+            f"{whose} is not for the bytes in the record: {item.rpc}, call {item.call_id}, {item.messages} messages"
+        )

@@ -1,0 +1,1 @@
+"""Durable files, canonical JSON and strict YAML."""

@@ -1,0 +1,1 @@
+"""Documents and drawings without any subject of their own."""

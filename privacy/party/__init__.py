@@ -1,0 +1,1 @@
+"""What every party's programs share."""

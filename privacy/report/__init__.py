@@ -1,0 +1,1 @@
+"""What left, in words."""

@@ -1,0 +1,100 @@
+"""A report's files: a page that needs nothing else, a tagged PDF for paper, and JSON for machines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+
+import jinja2
+from rich.console import Console
+from rich.table import Table
+
+from medsilo.privacy.files.durable import write_atomically
+from medsilo.privacy.pages.blocks import Document
+from medsilo.privacy.report.document import make_document
+from medsilo.privacy.report.format import Format
+from medsilo.privacy.report.model import Report, in_order
+from medsilo.privacy.report.words import NAME, TELLING, grouped
+
+TEMPLATES = files("medsilo.privacy.report") / "templates"
+_NEVER = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def write_report(report: Report, folder: str | Path, formats: Iterable[Format] = tuple(Format)) -> list[Path]:
+    """Writes ``report.html``, ``report.pdf`` and ``report.json``, or some of them; returns their paths."""
+    makers = {Format.HTML: to_html, Format.PDF: to_pdf, Format.JSON: to_json}
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for one in dict.fromkeys(formats):
+        written.append(folder / f"report.{one}")
+        write_atomically(written[-1], makers[one](report))
+    return written
+
+
+def to_json(report: Report) -> bytes:
+    """The report for machines."""
+    return report.to_json().encode()
+
+
+def to_html(report: Report) -> bytes:
+    """The report as a page."""
+    return page(make_document(report))
+
+
+def page(document: Document) -> bytes:
+    """A document as one page: no script, nothing from elsewhere, the same on paper."""
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    template = environment.from_string(
+        (files("medsilo.privacy.pages") / "templates" / "document.html").read_text(encoding="utf-8")
+    )
+    return template.render(document=document).strip().encode()
+
+
+def to_pdf(report: Report) -> bytes:
+    """The same content as PDF/UA: tagged, so that it can be read aloud. Of the same report, the same bytes."""
+    import typst  # 50 MB that only this needs
+
+    data = {**make_document(report).to_data(), "root_sha256": report.root_sha256}
+    compiler = typst.Compiler(
+        (TEMPLATES / "report.typ").read_bytes(),
+        ignore_system_fonts=True,
+        sys_inputs={"document": json.dumps(data)},
+    )
+    time = datetime.fromisoformat(report.last_time).replace(microsecond=0) if report.last_time else _NEVER
+    made = compiler.compile(format="pdf", timestamp=time, pdf_standards=["ua-1"])
+    if not isinstance(made, bytes):
+        raise TypeError("a PDF should be one piece of bytes")
+    return made
+
+
+def print_report(report: Report, out: Console) -> None:
+    """Page one, and a table of what left for each run, on a terminal."""
+    print_page_one(make_document(report), out)
+    for run in report.runs:
+        title = f"Run {run.name}" if run.name else "Before any run"
+        table = Table(title=f"{title}: {run.statement}; with {', '.join(run.peers)}", title_justify="left")
+        for column in ("kind of content", "exposure class", "bytes", "tells about patients"):
+            table.add_column(column, justify="right" if column == "bytes" else "left", overflow="fold")
+        for exposure in in_order(run.left):
+            telling = "yes" if exposure in TELLING else "no"
+            table.add_row(NAME[exposure], exposure.value, grouped(run.left[exposure].bytes), telling)
+        out.print(table)
+
+
+def print_page_one(document: Document, out: Console) -> None:
+    """A document's questions with their answers, on a terminal."""
+    out.print(document.title, style="bold", markup=False)
+    for warning in document.warnings:
+        out.print(warning, style="bold yellow", markup=False, soft_wrap=True)
+    for answer in document.answers:
+        out.print(f"{answer.question} {answer.verdict}.", style="bold", markup=False, soft_wrap=True)
+        for point in answer.points:
+            out.print(f"  - {point}", markup=False, soft_wrap=True)
+        if answer.sentences:
+            out.print(f"  {' '.join(answer.sentences)}", markup=False, soft_wrap=True)

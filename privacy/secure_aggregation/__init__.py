@@ -1,0 +1,1 @@
+"""Masks that cancel in a sum, and the keys that make them."""

@@ -1,0 +1,1 @@
+"""What would leave, before it does."""
