@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from medsilo.algorithms.method import Method
-from medsilo.privacy.consent.plan import TrainingPlan, steps_of
+from medsilo.privacy.budget.promise import steps_of
+from medsilo.privacy.consent.plan import TrainingPlan
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import MODEL, Exposure
 

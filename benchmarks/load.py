@@ -287,7 +287,9 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 def prepare(folder: Path, count: int, *, rounds: int, method: str, **run: Any) -> list[str]:
     """Keys, certificates, shards and configurations of a coordinator and ``count`` silos; the silos' names."""
     from medsilo.algorithms.datasets import save_npz
-    from medsilo.privacy.identity.certificates import Identity, create_authority, create_keys, issue
+    from medsilo.privacy.identity.authority import create_authority, issue
+    from medsilo.privacy.identity.identity import Identity
+    from medsilo.privacy.identity.keys import create_keys
     from medsilo.silo.sharding import PracticalGroups, cut
     from medsilo.silo.synthetic import generate_tissue
 
@@ -398,7 +400,7 @@ def thin(names: Sequence[str]) -> None:
     from medsilo.privacy.consent.gate import PlanGate
     from medsilo.privacy.door.door import Door
     from medsilo.privacy.exposure import Exposure
-    from medsilo.privacy.identity.certificates import load_audit_key
+    from medsilo.privacy.identity.keys import load_audit_key
     from medsilo.privacy.journal.journal import Journal
     from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
     from medsilo.silo import uplink

@@ -21,8 +21,9 @@ import torch
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit
 from medsilo.algorithms.local import Local
 from medsilo.algorithms.models import build
+from medsilo.privacy.budget.promise import PrivacyPlan
 from medsilo.privacy.budget.sealed_keys import unsealed
-from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
+from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.silo.training import LocalSite
 
 MODELS = ("diversifed-cnn", "lenet5-gn", "resnet8-gn")

@@ -36,14 +36,10 @@ from medsilo.algorithms.sharing import count_part, model_upload
 from medsilo.algorithms.tensors import MemoryWorkspace
 from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, SecureAggregationPlan, TrainingPlan
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.identity.certificates import (
-    Identity,
-    create_authority,
-    create_keys,
-    issue,
-    load_audit_key,
-    load_credentials,
-)
+from medsilo.privacy.identity.authority import create_authority, issue
+from medsilo.privacy.identity.certificates import load_credentials
+from medsilo.privacy.identity.identity import Identity
+from medsilo.privacy.identity.keys import create_keys, load_audit_key
 from medsilo.privacy.secure_aggregation import mask_keys
 from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey, Occasion, Roster, certify, vouch
 from medsilo.silo.sharding import PracticalGroups, cut

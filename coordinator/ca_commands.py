@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from medsilo.privacy.identity.certificates import create_authority, issue, issue_to_operator
+from medsilo.privacy.identity.authority import create_authority, issue, issue_to_operator
 from medsilo.privacy.identity.revocation import LIST, revoke
 from medsilo.privacy.party.console import output
 

@@ -17,6 +17,7 @@ from medsilo.coordinator.store import Store
 from medsilo.privacy.consent.withdrawal import Cause
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.pages.wording import minute, ranges, rounds_and_end
 from medsilo.privacy.party import logs
 from medsilo.privacy.party.audit_commands import audit_app
 from medsilo.privacy.party.commands import (
@@ -33,7 +34,6 @@ from medsilo.privacy.party.console import application, output
 from medsilo.privacy.party.console import run as run_app
 from medsilo.privacy.party.logs import LogFormat
 from medsilo.privacy.report.format import Format
-from medsilo.privacy.report.words import minute, ranges, rounds_and_end
 
 if TYPE_CHECKING:
     from medsilo.privacy.report.model import Attendance, SharedAccuracy

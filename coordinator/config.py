@@ -13,12 +13,10 @@ from pydantic_core import PydanticCustomError
 
 from medsilo.coordinator.store import has_password
 from medsilo.privacy.budget.accounting import DiscreteGaussian, Event, SampledGaussian, Unit, noise_multiplier_for
+from medsilo.privacy.budget.promise import MetricsPlan, PrivacyPlan, ReleasePlan
 from medsilo.privacy.consent.plan import (
     MethodPlan,
-    MetricsPlan,
     ModelPlan,
-    PrivacyPlan,
-    ReleasePlan,
     RunPlan,
     SecureAggregationPlan,
     TrainingPlan,

@@ -25,7 +25,8 @@ from medsilo.privacy.door.door import REMEMBER_AFTER, Door
 from medsilo.privacy.errors import DiskError, JournalInUseError, LeaseLostError, MedsiloError
 from medsilo.privacy.files.durable import on_disk
 from medsilo.privacy.files.state_folder import keep_private
-from medsilo.privacy.identity.certificates import Identity, load_audit_key
+from medsilo.privacy.identity.identity import Identity
+from medsilo.privacy.identity.keys import load_audit_key
 from medsilo.privacy.identity.revocation import LiveCredentials
 from medsilo.privacy.journal.journal import Journal
 from medsilo.privacy.party import systemd as service_manager

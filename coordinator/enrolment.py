@@ -32,8 +32,10 @@ from medsilo.privacy.door.protocol import agreed
 from medsilo.privacy.errors import IdentityError, MedsiloError, RefusedError
 from medsilo.privacy.exposure import attribute
 from medsilo.privacy.files.durable import write_atomically
-from medsilo.privacy.identity.certificates import Credentials, Identity, fingerprint, identity_of_certificate, issue
+from medsilo.privacy.identity.authority import issue
+from medsilo.privacy.identity.certificates import Credentials, fingerprint, identity_of_certificate
 from medsilo.privacy.identity.envelope import from_message
+from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.identity.invitation import Statement
 from medsilo.privacy.identity.revocation import LiveCredentials
 from medsilo.privacy.party.examination import SOON_DAYS

@@ -12,11 +12,12 @@ from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.coordinator.drawing import curves, matrix
 from medsilo.coordinator.status import status_of
 from medsilo.coordinator.store import RoundState, Store
-from medsilo.privacy.budget.accounting import Event, epsilon, shown
+from medsilo.privacy.budget.accounting import Event, epsilon
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.journal.tail import JournalTail
-from medsilo.privacy.report.words import NAME, TELLING, last_part, readable_bytes
+from medsilo.privacy.pages.wording import last_part, readable_bytes, shown
+from medsilo.privacy.report.words import NAME, TELLING
 
 
 class Overview:

@@ -36,8 +36,9 @@ from medsilo.privacy.door.receipts import OutOfStepError
 from medsilo.privacy.errors import IdentityError, MedsiloError, ReceiptError, RefusedError, StoreError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.files.durable import disk_error
-from medsilo.privacy.identity.certificates import Credentials, Identity, fingerprint
+from medsilo.privacy.identity.certificates import Credentials, fingerprint
 from medsilo.privacy.identity.envelope import from_json, from_message, to_json, to_message
+from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.identity.revocation import LiveCredentials
 from medsilo.privacy.printable import from_the_other_side
 from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey, Occasion, read_certified, round_of

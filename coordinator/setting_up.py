@@ -14,8 +14,10 @@ from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.coordinator.invitations import Invitations
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.files.durable import write_atomically
-from medsilo.privacy.identity.certificates import Identity, create_authority, fingerprint, issue
+from medsilo.privacy.identity.authority import create_authority, issue
+from medsilo.privacy.identity.certificates import fingerprint
 from medsilo.privacy.identity.endpoint import check_host, split_address
+from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.identity.invitation import Invitation, new_code
 from medsilo.privacy.party.installing import aligned, make_keys_once, make_whole, place_new, quoted
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from medsilo.algorithms.method import Method
 from medsilo.algorithms.private_methods import planned_averages, planned_steps, refusal
-from medsilo.privacy.budget.accounting import Event, SampledGaussian, epsilon, shown
+from medsilo.privacy.budget.accounting import Event, SampledGaussian, epsilon
 from medsilo.privacy.budget.kept_releases import KeptReleases
 from medsilo.privacy.budget.ledger import (
     LASTING,
@@ -21,13 +21,15 @@ from medsilo.privacy.budget.ledger import (
     describe_spent,
     told_of,
 )
+from medsilo.privacy.budget.promise import PrivacyPlan
 from medsilo.privacy.budget.sealed_keys import Paid, SealedKeys
 from medsilo.privacy.consent.consent import LEAST_UNITS, Consent
-from medsilo.privacy.consent.plan import PrivacyPlan, RunPlan
+from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.door.door import Call, Door
 from medsilo.privacy.errors import BudgetError, DataError, RefusedError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.journal.journal import read_records
+from medsilo.privacy.pages.wording import shown
 
 _ROUNDING = 1e-3
 

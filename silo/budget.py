@@ -11,11 +11,12 @@ from rich.table import Table
 
 from medsilo.algorithms.datasets import load_npz
 from medsilo.privacy.budget import accounting
-from medsilo.privacy.budget.accounting import Guarantee, shown
+from medsilo.privacy.budget.accounting import Guarantee
 from medsilo.privacy.budget.ledger import Entry, Ledger, Spending, Subject, ledgers
 from medsilo.privacy.budget.loss import DELTA
 from medsilo.privacy.consent.consent import ConsentFile, PrivacyConsent
 from medsilo.privacy.errors import DataError
+from medsilo.privacy.pages.wording import shown
 from medsilo.silo.config import SiloConfig
 
 

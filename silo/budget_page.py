@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from medsilo.privacy.budget.accounting import shown
 from medsilo.privacy.pages.plots import spending
+from medsilo.privacy.pages.wording import shown
 from medsilo.silo.budget import AccountView, Part, lines, titled
 
 _STYLE = (

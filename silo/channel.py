@@ -10,8 +10,9 @@ import grpc
 
 from medsilo.privacy.environment import require_tls_1_3
 from medsilo.privacy.errors import IdentityError, UnreachableError
-from medsilo.privacy.identity.certificates import Credentials, Identity
+from medsilo.privacy.identity.certificates import Credentials
 from medsilo.privacy.identity.endpoint import split_address
+from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.printable import from_the_other_side
 from medsilo.silo.proxy import ProxyConfig
 

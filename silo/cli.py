@@ -19,6 +19,7 @@ from typer.main import get_group
 from medsilo.privacy.errors import ConfigurationError, RehearsalError
 from medsilo.privacy.files.durable import write_atomically
 from medsilo.privacy.files.state_folder import keep_private
+from medsilo.privacy.pages.wording import readable_bytes
 from medsilo.privacy.party import systemd as service_manager
 from medsilo.privacy.party.audit_commands import audit_app
 from medsilo.privacy.party.commands import (
@@ -35,7 +36,6 @@ from medsilo.privacy.party.console import application, output
 from medsilo.privacy.party.console import run as run_app
 from medsilo.privacy.party.logs import LogFormat
 from medsilo.privacy.report.format import Format
-from medsilo.privacy.report.words import readable_bytes
 from medsilo.silo.config import SiloConfig
 from medsilo.silo.consent_commands import approve, consent_app
 from medsilo.silo.evaluation_commands import Round, Run, evaluate, export
@@ -208,7 +208,7 @@ def rehearse(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")] = False,
 ) -> None:
     """Try out what could be learnt from the first round's update, before it leaves. Sends and charges nothing."""
-    from medsilo.privacy.report.writing import print_page_one
+    from medsilo.privacy.pages.page import print_page_one
     from medsilo.silo import rehearsal
     from medsilo.silo.rehearsal_page import as_json as machine_readable
     from medsilo.silo.rehearsal_page import make_document, write_page

@@ -10,8 +10,8 @@ from pydantic import Field, field_validator, model_validator
 
 from medsilo.privacy.door.archive import SentArchive
 from medsilo.privacy.files.configuration import FilePath, Name, StrictModel
-from medsilo.privacy.identity.certificates import Identity
 from medsilo.privacy.identity.endpoint import Address, is_loopback
+from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.party.party import PartyConfig
 from medsilo.silo.proxy import ProxyConfig
 

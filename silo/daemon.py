@@ -45,7 +45,8 @@ from medsilo.privacy.errors import (
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.files.durable import on_disk
 from medsilo.privacy.files.state_folder import keep_private
-from medsilo.privacy.identity.certificates import Credentials, load_audit_key
+from medsilo.privacy.identity.certificates import Credentials
+from medsilo.privacy.identity.keys import load_audit_key
 from medsilo.privacy.journal.journal import Journal
 from medsilo.privacy.party.early_end import EarlyEnd, EndReason
 from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey

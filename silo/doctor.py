@@ -30,7 +30,8 @@ from medsilo.privacy.errors import (
     MedsiloError,
     UnreachableError,
 )
-from medsilo.privacy.identity.certificates import Credentials, identity_of_certificate, load_audit_key
+from medsilo.privacy.identity.certificates import Credentials, identity_of_certificate
+from medsilo.privacy.identity.keys import load_audit_key
 from medsilo.privacy.journal.journal import Journal
 from medsilo.privacy.party.examination import (
     SOON_DAYS,

@@ -11,8 +11,8 @@ from medsilo.privacy.consent.gate import FarewellGate
 from medsilo.privacy.consent.withdrawal import Cause, EndedError, History, Part, Tombstone, timestamp
 from medsilo.privacy.door.door import Door
 from medsilo.privacy.errors import ConsentError, DiskError, IdentityError, JournalError, JournalInUseError, MedsiloError
-from medsilo.privacy.identity.certificates import load_audit_key
 from medsilo.privacy.identity.envelope import from_json, to_json
+from medsilo.privacy.identity.keys import load_audit_key
 from medsilo.privacy.journal.journal import Journal
 from medsilo.privacy.report.words import updates_arrived
 from medsilo.silo.config import SiloConfig

@@ -55,7 +55,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of words.")] = False,
 ) -> None:
     """Show what this hospital's model can do on its own test images: figures, pictures, model card. Sends nothing."""
-    from medsilo.privacy.report.writing import print_page_one
+    from medsilo.privacy.pages.page import print_page_one
     from medsilo.silo import evaluation  # PyTorch and scikit-learn take seconds to load
     from medsilo.silo.evaluation_page import as_json as machine_readable
     from medsilo.silo.evaluation_page import make_document, write_page

@@ -10,8 +10,8 @@ from typing import Any
 
 from medsilo.privacy.files.durable import write_atomically
 from medsilo.privacy.pages.blocks import Answered, Block, Document, Paragraph, Picture, Section, Table, Terms, harmless
-from medsilo.privacy.report.words import grouped, listed, number_of
-from medsilo.privacy.report.writing import page
+from medsilo.privacy.pages.page import page
+from medsilo.privacy.pages.wording import grouped, listed, number_of
 from medsilo.silo.config import SiloConfig
 from medsilo.silo.evaluation import KINDS, Evaluation, Sample
 from medsilo.silo.evaluation_pictures import pairs, reliability, whereabouts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from medsilo.privacy.pages.blocks import Table
-from medsilo.privacy.report.words import grouped, listed, number_of
+from medsilo.privacy.pages.wording import grouped, listed, number_of
 from medsilo.silo.evaluation import Evaluation
 from medsilo.silo.performance import BINS, FEWEST_PATIENTS, RESAMPLES, Share
 

@@ -17,7 +17,7 @@ from medsilo.algorithms.private_methods import DERIVED, NOISED, PUBLIC, RELEASED
 from medsilo.algorithms.registry import make
 from medsilo.algorithms.tensors import Part, Payload
 from medsilo.algorithms.transfer import CHUNK, chunk_message, manifest
-from medsilo.privacy.budget.accounting import Event, Guarantee, epsilon, shown
+from medsilo.privacy.budget.accounting import Event, Guarantee, epsilon
 from medsilo.privacy.budget.kept_releases import KeptReleases
 from medsilo.privacy.budget.ledger import Ledger, Spending, Subject
 from medsilo.privacy.consent.consent import Consent, ConsentFile, Missing
@@ -25,6 +25,7 @@ from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.consent.withdrawal import History
 from medsilo.privacy.door.door import NONCE_BYTES
 from medsilo.privacy.exposure import Exposure, attribute, field_exposure
+from medsilo.privacy.pages.wording import shown
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.versions import PROTOCOL_VERSION
 from medsilo.silo.account import budget_of, check_promise, metrics_budget_of

@@ -10,10 +10,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from medsilo.privacy.budget.accounting import shown
 from medsilo.privacy.budget.ledger import told_of
 from medsilo.privacy.consent.consent import INVENTED_HOSPITALS
 from medsilo.privacy.exposure import MEANING
+from medsilo.privacy.pages.wording import shown
 from medsilo.silo.config import SiloConfig
 from medsilo.silo.inspection import Inspection, Leaving
 

@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.pages.blocks import Block, Heading, Paragraph, Table, harmless
-from medsilo.privacy.report.words import grouped, listed, number_of
+from medsilo.privacy.pages.wording import grouped, listed, number_of
 from medsilo.silo.evaluation import Evaluation
 from medsilo.silo.evaluation_words import NOT_MEASURED, caveats, class_table, percent, share, ways
 from medsilo.silo.kept_models import KeptModel

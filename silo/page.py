@@ -21,9 +21,10 @@ from medsilo.privacy.exposure import MEANING, Exposure
 from medsilo.privacy.files.state_folder import keep_private
 from medsilo.privacy.journal.tail import JournalTail
 from medsilo.privacy.pages.plots import Strip, bars_by_round, spending
+from medsilo.privacy.pages.wording import readable_bytes
 from medsilo.privacy.party.page_server import Content, PageServer, open_token
 from medsilo.privacy.report.model import BEFORE
-from medsilo.privacy.report.words import NAME, TELLING, readable_bytes
+from medsilo.privacy.report.words import NAME, TELLING
 from medsilo.silo import inspection
 from medsilo.silo.budget import lines, read_accounts
 from medsilo.silo.config import SiloConfig

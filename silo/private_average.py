@@ -17,7 +17,7 @@ from torch import Tensor
 
 from medsilo.privacy.budget.kept_releases import KeptReleases
 from medsilo.privacy.budget.noise import NoiseSource
-from medsilo.privacy.consent.plan import PrivacyPlan
+from medsilo.privacy.budget.promise import PrivacyPlan
 from medsilo.privacy.errors import RefusedError
 from medsilo.silo.private_training import Charge
 

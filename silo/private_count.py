@@ -19,7 +19,7 @@ import numpy.typing as npt
 from medsilo.algorithms.datasets import ImageDataset, image_hashes
 from medsilo.privacy.budget.accounting import Unit
 from medsilo.privacy.budget.noise import NoiseSource
-from medsilo.privacy.consent.plan import MetricsPlan
+from medsilo.privacy.budget.promise import MetricsPlan
 from medsilo.privacy.errors import DataError
 from medsilo.silo.private_training import Charge
 

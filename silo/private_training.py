@@ -33,8 +33,9 @@ from medsilo.algorithms.datasets import ImageDataset
 from medsilo.algorithms.method import Correction, Watch
 from medsilo.privacy.budget.accounting import Event, Unit
 from medsilo.privacy.budget.noise import NoiseSource
+from medsilo.privacy.budget.promise import PrivacyPlan
 from medsilo.privacy.budget.sealed_keys import Paid
-from medsilo.privacy.consent.plan import AugmentationPlan, PrivacyPlan
+from medsilo.privacy.consent.plan import AugmentationPlan
 from medsilo.privacy.errors import ConfigurationError, DataError
 from medsilo.privacy.party.console import medsilo_version
 from medsilo.silo.augmentation import Augmenter

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from medsilo.privacy.budget.accounting import shown
 from medsilo.privacy.exposure import MODEL, Exposure
 from medsilo.privacy.files.durable import write_atomically
 from medsilo.privacy.pages.blocks import (
@@ -23,8 +22,8 @@ from medsilo.privacy.pages.blocks import (
     Terms,
     harmless,
 )
-from medsilo.privacy.report.words import grouped, number_of
-from medsilo.privacy.report.writing import page
+from medsilo.privacy.pages.page import page
+from medsilo.privacy.pages.wording import grouped, number_of, shown
 from medsilo.silo.config import SiloConfig
 from medsilo.silo.preview.membership import Attack
 from medsilo.silo.rehearsal import Rehearsal

@@ -18,8 +18,9 @@ from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import ConfigurationError, IdentityError
 from medsilo.privacy.exposure import MEANING, Exposure
 from medsilo.privacy.files.configuration import explain, with_home
-from medsilo.privacy.identity.certificates import fingerprint, load_audit_key
+from medsilo.privacy.identity.certificates import fingerprint
 from medsilo.privacy.identity.invitation import Invitation
+from medsilo.privacy.identity.keys import load_audit_key
 from medsilo.privacy.party.examination import SOON_DAYS
 from medsilo.privacy.party.installing import aligned, make_keys_once, place_new, quoted
 from medsilo.silo.config import SiloConfig

@@ -22,7 +22,7 @@ from medsilo.privacy.audit.bundle import read_evidence
 from medsilo.privacy.audit.findings import Verification
 from medsilo.privacy.audit.verification import verify_evidence
 from medsilo.privacy.errors import ConfigurationError, MedsiloError
-from medsilo.privacy.identity.certificates import load_audit_public
+from medsilo.privacy.identity.keys import load_audit_public
 from medsilo.privacy.report.builder import make_report
 from medsilo.privacy.report.format import Format
 from medsilo.privacy.report.model import Report

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
-from medsilo.privacy.consent.plan import PrivacyPlan
+from medsilo.privacy.budget.promise import PrivacyPlan
 from medsilo.privacy.errors import ConfigurationError, DataError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.files.durable import write_atomically

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,9 +13,9 @@ from medsilo.privacy.audit.comparison import Comparison, Extent, Side
 from medsilo.privacy.audit.dialogue import Dialogue
 from medsilo.privacy.audit.findings import BrokenError, Finding, Verification
 from medsilo.privacy.audit.permission import Permissions
+from medsilo.privacy.audit.record_form import TIME, check_form, public_key
 from medsilo.privacy.audit.testimony import Testimony, Witness
 from medsilo.privacy.audit.times import Clockwork
-from medsilo.privacy.budget.accounting import shown
 from medsilo.privacy.budget.ledger import LASTING, UPDATE, Charges
 from medsilo.privacy.door.receipts import Attestation
 from medsilo.privacy.errors import JournalError, MedsiloError
@@ -27,17 +26,14 @@ from medsilo.privacy.journal.checkpoint import Checkpoint, read_note, time_of, v
 from medsilo.privacy.journal.key_rotation import follow
 from medsilo.privacy.journal.merkle import EMPTY_ROOT, MerkleTree, root_of
 from medsilo.privacy.journal.stored_schema import StoredSchema
+from medsilo.privacy.pages.wording import shown
 from medsilo.privacy.secure_aggregation.mask_keys import check_recorded
 
 _REMEMBERED = 1 << 13
 """How far an attestation's checkpoint may lie behind the record that holds it: others write records meanwhile."""
 _MOST_REMARKS = 5
 _MOST_UNCHECKED = 64
-_LARGEST_NUMBER = 2**53
 _JOINING = "Join"
-_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", re.ASCII)
-_HEX16 = re.compile(r"[0-9a-f]{32}")
-_HEX32 = re.compile(r"[0-9a-f]{64}")
 KINDS = frozenset(
     {
         *("key", "key-rotation", "peer-key", "foreign-peer", "schema", "segment"),
@@ -289,7 +285,7 @@ class EvidenceReader:
         party, federation, time = record["self"], record["federation"], record["time"]
         if not (isinstance(party, str) and isinstance(federation, str) and isinstance(record["kind"], str)):
             raise TypeError("self, federation and kind should be text")
-        if not isinstance(time, str) or _TIME.fullmatch(time) is None:
+        if not isinstance(time, str) or TIME.fullmatch(time) is None:
             raise BrokenError(self._index, f"its time {time!r:.40} is not in the form 2026-01-31T12:00:00.000Z")
         if result.last_time is None:
             result.party, result.federation, result.first_time = party, federation, time
@@ -389,7 +385,7 @@ class EvidenceReader:
         )
 
     def _take_message(self, record: dict[str, Any]) -> None:
-        _check_form(record)
+        check_form(record)
         if record["rpc"] == UPDATE and record["direction"] == "sent":
             self._last_update = record["index"]
         for charge in record["ledger"]:
@@ -555,12 +551,12 @@ class EvidenceReader:
         if not isinstance(origin, str) or _origin_of(self.result.party) not in ("", origin):
             raise BrokenError(self._index, f"it names the journal {origin!r:.200}, which is not one of its owner")
         self._origin = origin
-        self.keys.append((0, _public_key(record["public_key"])))
+        self.keys.append((0, public_key(record["public_key"])))
 
     def _rotate(self, record: Mapping[str, Any]) -> None:
         if not self.keys:
             raise BrokenError(self._index, "a key is changed before there is one")
-        known, new = self.keys[-1][1], _public_key(record["public_key"])
+        known, new = self.keys[-1][1], public_key(record["public_key"])
         if follow(from_json(record["statement"]), record["self"], known) != new:
             raise BrokenError(self._index, "the signed change of keys is for another key")
         self.keys.append((record["index"] + 2, new))
@@ -569,7 +565,7 @@ class EvidenceReader:
         if record["peer"] in self._foreign:
             raise BrokenError(self._index, f"{record['peer']} has a key, and was said to sign nothing")
         correspondence = self._dialogue(record["peer"]).correspondence
-        new = _public_key(record["public_key"])
+        new = public_key(record["public_key"])
         known = correspondence.peer_key
         for statement in record["rotations"]:
             known = follow(from_json(statement), record["peer"], known or b"")
@@ -702,36 +698,8 @@ class EvidenceReader:
                 )
 
 
-def _check_form(record: Mapping[str, Any]) -> None:
-    """Raises ``ValueError`` or ``TypeError`` unless a message's record is in form."""
-    if record["direction"] not in ("sent", "received"):
-        raise ValueError("a message is sent or received")
-    for name, pattern in (("call_id", _HEX16), ("sha256", _HEX32), ("schema_sha256", _HEX32)):
-        if pattern.fullmatch(record[name]) is None:
-            raise ValueError(f"{name} should be {'32' if pattern is _HEX16 else '64'} hexadecimal digits")
-    for name in ("frame", "length"):
-        if type(record[name]) is not int or not 0 <= record[name] < _LARGEST_NUMBER:
-            raise ValueError(f"{name} should be a whole number")
-    for name in ("rpc", "peer", "message_type"):
-        if not isinstance(record[name], str):
-            raise TypeError(f"{name} should be text")
-    for name in ("plan_sha256", "run"):
-        if not isinstance(record[name], str | None):
-            raise TypeError(f"{name} should be text or null")
-    if type(record["round"]) not in (int, type(None)):
-        raise TypeError("round should be a whole number or null")
-    if not isinstance(record["fields"], dict) or not isinstance(record["classes"], dict):
-        raise TypeError("fields and classes should be objects")
-
-
 def _count_of(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _public_key(text: Any) -> bytes:
-    if not isinstance(text, str) or _HEX32.fullmatch(text) is None:
-        raise ValueError("a public key should be 64 hexadecimal digits")
-    return bytes.fromhex(text)
 
 
 def _origin_of(party: str) -> str:

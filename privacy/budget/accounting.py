@@ -23,6 +23,7 @@ from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 from medsilo.privacy.errors import BudgetError
+from medsilo.privacy.pages.wording import shown
 
 Unit = Literal["image", "patient"]
 """Whose contribution the guarantee hides."""
@@ -227,11 +228,6 @@ class Guarantee:
             f"{self.unit}s are found out."
         )
         return f"{text} That is a weak limit." if self.is_weak else text
-
-
-def shown(epsilon: float) -> str:
-    """An ε with three decimals, rounded up; the sign ∞ where there is no bound."""
-    return "∞" if math.isinf(epsilon) else f"{math.ceil(epsilon * 1000 - 1e-6) / 1000:.3f}"
 
 
 def as_group(event: Event, size: int | None) -> Event | Grouped | None:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 
 from medsilo.privacy.budget.ledger import Ledger
-from medsilo.privacy.consent.plan import ReleasePlan
+from medsilo.privacy.budget.promise import ReleasePlan
 from medsilo.privacy.errors import BudgetError
 from medsilo.privacy.files.canonical import write_canonical
 from medsilo.privacy.files.durable import write_atomically

@@ -45,10 +45,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from medsilo.privacy.budget import accounting
-from medsilo.privacy.budget.accounting import Adjacency, Event, GaussianRelease, Grouped, Guarantee, Unit, shown
+from medsilo.privacy.budget.accounting import Adjacency, Event, GaussianRelease, Grouped, Guarantee, Unit
 from medsilo.privacy.errors import BudgetError
 from medsilo.privacy.files.canonical import write_canonical
 from medsilo.privacy.files.durable import Appender
+from medsilo.privacy.pages.wording import shown
 
 if TYPE_CHECKING:
     from medsilo.privacy.budget.units import Content, Group, Members, Units

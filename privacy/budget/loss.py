@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from medsilo.privacy.budget import accounting
-from medsilo.privacy.budget.accounting import Guarantee, shown
+from medsilo.privacy.budget.accounting import Guarantee
 from medsilo.privacy.budget.ledger import Subject, read_spent, replay
 from medsilo.privacy.errors import JournalError
+from medsilo.privacy.pages.wording import shown
 
 DELTA = 1e-5
 """At which a loss is told where no consent names a δ."""

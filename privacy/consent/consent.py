@@ -11,12 +11,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from medsilo.privacy.budget.accounting import Guarantee, Unit, epsilon, shown
-from medsilo.privacy.consent.plan import Proposal, steps_of
+from medsilo.privacy.budget.accounting import Guarantee, Unit, epsilon
+from medsilo.privacy.budget.promise import steps_of
+from medsilo.privacy.consent.plan import Proposal
 from medsilo.privacy.errors import ConsentError, IdentityError
 from medsilo.privacy.exposure import Exposure, expand
 from medsilo.privacy.files.configuration import Name, StrictModel, load
-from medsilo.privacy.identity.certificates import Identity
+from medsilo.privacy.identity.identity import Identity
+from medsilo.privacy.pages.wording import shown
 
 
 def today() -> date:

@@ -19,7 +19,7 @@ from medsilo.privacy.consent.plan import Proposal
 from medsilo.privacy.consent.withdrawal import Cause, EndedError
 from medsilo.privacy.errors import ConfigurationError, ConsentError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.identity.certificates import Identity
+from medsilo.privacy.identity.identity import Identity
 
 _SETTLING_SECONDS = 0.2
 """A file that is being written is read again after this time, until it has not changed."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from typing import Any, Literal, Protocol
 
 from pydantic import (
@@ -17,21 +16,12 @@ from pydantic import (
     model_validator,
 )
 
-from medsilo.privacy.budget.accounting import (
-    Adjacency,
-    DiscreteGaussian,
-    DiscreteLaplace,
-    Event,
-    GaussianRelease,
-    Guarantee,
-    SampledGaussian,
-    Unit,
-)
+from medsilo.privacy.budget.promise import MetricsPlan, PrivacyPlan, ReleasePlan
 from medsilo.privacy.errors import RefusedError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.files.canonical import write_canonical
 from medsilo.privacy.files.configuration import Name, StrictModel, explain
-from medsilo.privacy.identity.certificates import Identity
+from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.printable import Printable
 from medsilo.protos.medsilo.v1 import plan_pb2
 
@@ -137,116 +127,6 @@ class MethodPlan(StrictModel):
     parameters: dict[Printable, Printable | bool | int | float | None]
 
 
-class ReleasePlan(StrictModel):
-    """A mean over all units that a method releases besides its training.
-
-    Attributes:
-        content: what the units' vectors are, as the method calls it.
-        bound: R, the most that one unit's vector counts (its Euclidean norm).
-        noise_multiplier: z; the noise on the sum has standard deviation z · R.
-        times: how often in the run.
-    """
-
-    content: str = Field(min_length=1, max_length=100)
-    bound: float = Field(gt=0, allow_inf_nan=False)
-    noise_multiplier: float = Field(ge=0.1, allow_inf_nan=False)
-    times: int = Field(ge=1, lt=2**31)
-
-    def event(self, times: int) -> GaussianRelease:
-        """What so many of them cost."""
-        return GaussianRelease(self.noise_multiplier, times)
-
-
-class MetricsPlan(StrictModel):
-    """Accuracies on a silo's held-out test units, as counts with whole numbers as noise.
-
-    ``mechanism``: of the noise, discrete Gaussian or, which is less noise in runs of a few rounds, discrete Laplace.
-    ``deviation``: σ of the former, in units. ``epsilon``: with the former, what all of them together cost those units
-    at the run's δ, at most; with the latter, what one of them costs, at a δ of 0. ``releases``: how many in the run.
-    """
-
-    mechanism: Literal["discrete-laplace", "discrete-gaussian"] = "discrete-laplace"
-    epsilon: float = Field(gt=0, allow_inf_nan=False)
-    deviation: float | None = Field(default=None, ge=0.1, allow_inf_nan=False)
-    releases: int = Field(ge=1, lt=2**31)
-
-    @model_validator(mode="after")
-    def _has_its_noise(self) -> MetricsPlan:
-        if (self.deviation is None) != (self.mechanism == "discrete-laplace"):
-            raise ValueError("a deviation belongs to the discrete Gaussian, and to nothing else")
-        return self
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A plan with discrete Laplace noise is written, and hashed, as before there was any other."""
-        content: dict[str, Any] = serialise(self)
-        if self.deviation is None:
-            del content["mechanism"], content["deviation"]
-        return content
-
-    def event(self, times: int) -> DiscreteGaussian | DiscreteLaplace:
-        """What so many of them cost."""
-        if self.deviation is None:
-            return DiscreteLaplace(self.epsilon, times)
-        return DiscreteGaussian(self.deviation, times)
-
-
-class PrivacyPlan(StrictModel):
-    """Differential privacy of a run: what it promises each silo, and the mechanisms that keep the promise.
-
-    Attributes:
-        epsilon: what all of the run's releases cost a silo together, at most, at ``delta`` for one ``unit`` under
-            ``adjacency``, by ``accountant``.
-        clipping_norm: C, the most that one unit's gradient counts (its Euclidean norm over all trained parameters).
-        noise_multiplier: z; the noise on a step's sum of gradients has standard deviation z · C.
-        sampling_rate: q; a step takes each unit with this probability, independently (Poisson sampling).
-        steps: T, of all trainings in all rounds.
-        releases: what the method releases besides; all of it and the training together keep the promise.
-        metrics: accuracies on test images, which concern other units and have an account of their own.
-    """
-
-    epsilon: float = Field(gt=0, allow_inf_nan=False)
-    delta: float = Field(gt=0, lt=1)
-    unit: Unit = "image"
-    adjacency: Literal["zero-out"] = "zero-out"
-    accountant: Literal["PLD"] = "PLD"
-    clipping_norm: float = Field(gt=0, allow_inf_nan=False)
-    noise_multiplier: float = Field(ge=0.1, allow_inf_nan=False)
-    sampling_rate: float = Field(gt=0, le=1)
-    steps: int = Field(ge=1, lt=2**31)
-    releases: tuple[ReleasePlan, ...] = ()
-    metrics: MetricsPlan | None = None
-
-    @field_validator("releases")
-    @classmethod
-    def _once_each(cls, releases: tuple[ReleasePlan, ...]) -> tuple[ReleasePlan, ...]:
-        if len({release.content for release in releases}) < len(releases):
-            raise ValueError("a content of a release should be named once")
-        return releases
-
-    def steps_of(self, epochs: int) -> int:
-        """The steps of a training: an epoch has as many as take each unit once on average."""
-        return steps_of(epochs, self.sampling_rate)
-
-    def training(self, steps: int) -> SampledGaussian:
-        """What so many steps cost."""
-        return SampledGaussian(self.sampling_rate, self.noise_multiplier, steps)
-
-    def release(self, content: str) -> ReleasePlan | None:
-        """How a content is released; None where the plan has no such release."""
-        return next((release for release in self.releases if release.content == content), None)
-
-    @property
-    def events(self) -> list[Event]:
-        """All that the run costs a silo's training units."""
-        return [self.training(self.steps), *(release.event(release.times) for release in self.releases)]
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """What the run promises."""
-        return Guarantee(self.epsilon, self.delta, self.unit, Adjacency(self.adjacency), self.accountant)
-
-
 class SecureAggregationPlan(StrictModel):
     """Masks under which silos send their updates, so that the coordinator learns sums alone.
 
@@ -260,11 +140,6 @@ class SecureAggregationPlan(StrictModel):
     minimum: int = Field(ge=3, le=100_000)
     fraction_bits: int = Field(default=32, ge=8, le=48)
     rounds: int = Field(ge=1, le=1_000_000)
-
-
-def steps_of(epochs: int, sampling_rate: float) -> int:
-    """Steps of ``epochs`` epochs under Poisson sampling; 1/q that is whole but for rounding counts as whole."""
-    return epochs * math.ceil(1 / sampling_rate - 1e-9)
 
 
 def taking_part(silos: int, share: float) -> int:

@@ -23,7 +23,7 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.protobuf.message import Message
 
 from medsilo.privacy.errors import RefusedError
-from medsilo.privacy.identity.certificates import Identity
+from medsilo.privacy.identity.identity import Identity
 from medsilo.protos.medsilo.v1 import coordinator_pb2, enrolment_pb2, exposure_pb2
 from medsilo.protos.versions import OLDEST_VERSION, PROTOCOL_VERSION
 

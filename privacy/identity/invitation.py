@@ -26,9 +26,9 @@ from securesystemslib import dsse
 
 from medsilo.privacy.errors import ConfigurationError, IdentityError, JournalError, RefusedError
 from medsilo.privacy.files.configuration import StrictModel
-from medsilo.privacy.identity.certificates import Identity
 from medsilo.privacy.identity.endpoint import split_address
 from medsilo.privacy.identity.envelope import countersign, seal, unseal
+from medsilo.privacy.identity.identity import Identity
 
 ENROLMENT = "application/vnd.medsilo.enrolment+json"
 _SCHEME = "medsilo:1"

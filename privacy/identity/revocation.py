@@ -19,16 +19,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 
 from medsilo.privacy.errors import IdentityError
 from medsilo.privacy.files.durable import write_atomically
-from medsilo.privacy.identity.certificates import (
-    UNUSABLE,
-    Credentials,
-    Identity,
-    Role,
-    authority_of,
-    identity_of_certificate,
-    load_credentials,
-)
+from medsilo.privacy.identity.authority import authority_of
+from medsilo.privacy.identity.certificates import Credentials, identity_of_certificate, load_credentials
 from medsilo.privacy.identity.endpoint import TlsFiles
+from medsilo.privacy.identity.identity import Identity, Role
+from medsilo.privacy.identity.keys import UNUSABLE
 
 log = logging.getLogger(__name__)
 

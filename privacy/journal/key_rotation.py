@@ -12,8 +12,9 @@ from pathlib import Path
 from securesystemslib import dsse
 
 from medsilo.privacy.errors import JournalError
-from medsilo.privacy.identity.certificates import Identity, load_audit_key, pending_audit_key, replace_audit_key
 from medsilo.privacy.identity.envelope import ROTATION, countersign, key_id, seal, to_json, unseal
+from medsilo.privacy.identity.identity import Identity
+from medsilo.privacy.identity.keys import load_audit_key, pending_audit_key, replace_audit_key
 from medsilo.privacy.journal.journal import Journal, current_key
 
 _KEY = re.compile(r"[0-9a-f]{64}")

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from medsilo.privacy.budget.accounting import shown
-from medsilo.privacy.report.words import readable_bytes
+from medsilo.privacy.pages.wording import readable_bytes, shown
 
 WIDTH = 600
 _BARS = 34

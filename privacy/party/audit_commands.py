@@ -14,7 +14,7 @@ import typer
 from medsilo.privacy.audit.fork_proof import ForkProof, read_fork_proof
 from medsilo.privacy.errors import ConfigurationError, JournalError, MedsiloError
 from medsilo.privacy.files.state_folder import keep_private
-from medsilo.privacy.identity.certificates import load_audit_public
+from medsilo.privacy.identity.keys import load_audit_public
 from medsilo.privacy.party.console import output
 from medsilo.privacy.party.party import PartyConfig
 

@@ -10,7 +10,7 @@ import typer
 
 from medsilo.privacy.errors import JournalError
 from medsilo.privacy.files.state_folder import keep_private
-from medsilo.privacy.identity.certificates import KeyPaths, create_keys, load_audit_key
+from medsilo.privacy.identity.keys import KeyPaths, create_keys, load_audit_key
 from medsilo.privacy.journal.key_rotation import rotate
 from medsilo.privacy.party.console import output
 from medsilo.privacy.party.logs import LogFormat

@@ -20,7 +20,8 @@ from rich.table import Table
 
 from medsilo.privacy.errors import JournalError, JournalInUseError, MedsiloError, NotReadyError
 from medsilo.privacy.files.state_folder import name_some, readable_by_others
-from medsilo.privacy.identity.certificates import Credentials, load_audit_key
+from medsilo.privacy.identity.certificates import Credentials
+from medsilo.privacy.identity.keys import load_audit_key
 from medsilo.privacy.journal.journal import Journal
 from medsilo.privacy.party.console import medsilo_version
 from medsilo.privacy.party.party import PartyConfig

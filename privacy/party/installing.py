@@ -12,7 +12,7 @@ from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.files.configuration import Model, load
 from medsilo.privacy.files.durable import fsync_folder, write_atomically
 from medsilo.privacy.files.state_folder import writing_privately
-from medsilo.privacy.identity.certificates import create_keys
+from medsilo.privacy.identity.keys import create_keys
 from medsilo.privacy.party.party import PartyConfig
 
 

@@ -8,8 +8,8 @@ from typing import ClassVar, Self
 from pydantic import PrivateAttr
 
 from medsilo.privacy.files.configuration import FilePath, Name, StrictModel, load
-from medsilo.privacy.identity.certificates import Identity, Role
 from medsilo.privacy.identity.endpoint import TlsFiles
+from medsilo.privacy.identity.identity import Identity, Role
 from medsilo.privacy.identity.revocation import LiveCredentials
 
 

@@ -14,7 +14,8 @@ from medsilo.privacy.budget.loss import privacy_losses
 from medsilo.privacy.consent.withdrawal import Cause
 from medsilo.privacy.errors import ConfigurationError, JournalError
 from medsilo.privacy.exposure import Exposure, expand
-from medsilo.privacy.identity.certificates import Identity, load_audit_public
+from medsilo.privacy.identity.identity import Identity
+from medsilo.privacy.identity.keys import load_audit_public
 from medsilo.privacy.journal.journal import RECORDS, read_lines, read_records
 from medsilo.privacy.journal.merkle import MerkleTree
 from medsilo.privacy.journal.stored_schema import StoredSchema

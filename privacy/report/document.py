@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from medsilo.privacy.pages.blocks import Document, Section, Terms, harmless, texts_of
+from medsilo.privacy.pages.wording import grouped
 from medsilo.privacy.report.model import Report
 from medsilo.privacy.report.page_one import answers, subtitle, warnings
 from medsilo.privacy.report.sections import sections
-from medsilo.privacy.report.words import glossary_of, grouped
+from medsilo.privacy.report.words import glossary_of
 
 
 def make_document(report: Report) -> Document:

@@ -21,10 +21,11 @@ from pydantic import ValidationError
 from medsilo.privacy.budget import accounting
 from medsilo.privacy.budget.accounting import Guarantee
 from medsilo.privacy.budget.loss import PrivacyLoss
+from medsilo.privacy.budget.promise import PrivacyPlan
 from medsilo.privacy.consent.consent import INVENTED_HOSPITALS
-from medsilo.privacy.consent.plan import PrivacyPlan
 from medsilo.privacy.exposure import Exposure, expand
-from medsilo.privacy.identity.certificates import Identity
+from medsilo.privacy.identity.identity import Identity
+from medsilo.privacy.pages.wording import listed, number_of, rounds_and_end
 from medsilo.privacy.report.rehearsed import Rehearsed
 from medsilo.privacy.report.words import (
     NO_DIFFERENTIAL_PRIVACY,
@@ -34,10 +35,7 @@ from medsilo.privacy.report.words import (
     RISK,
     TELLING,
     classify,
-    listed,
     masked_sums,
-    number_of,
-    rounds_and_end,
 )
 
 BEFORE = ""

@@ -10,24 +10,19 @@ from typing import Any
 from medsilo.privacy.consent.withdrawal import Cause
 from medsilo.privacy.exposure import MODEL, Exposure
 from medsilo.privacy.pages.blocks import Answered, Tone
-from medsilo.privacy.report.model import BEFORE, Report, in_order
-from medsilo.privacy.report.words import (
-    NAME,
-    NO_LIMIT_KNOWN,
-    NOTHING,
-    SHORT_RISK,
+from medsilo.privacy.pages.wording import (
     capital,
-    consented,
     grouped,
     last_part,
     listed,
     minute,
-    nothing_refused,
     number_of,
     readable_bytes,
     text_of,
     times,
 )
+from medsilo.privacy.report.model import BEFORE, Report, in_order
+from medsilo.privacy.report.words import NAME, NO_LIMIT_KNOWN, NOTHING, SHORT_RISK, consented, nothing_refused
 
 _RUNS_ON_PAGE_ONE = 6
 _PROVEN = "It proved its name with a certificate of the federation"

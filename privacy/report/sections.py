@@ -9,24 +9,21 @@ from medsilo.privacy.consent.withdrawal import Cause
 from medsilo.privacy.exposure import MEANING, Exposure
 from medsilo.privacy.pages.blocks import Block, Fold, Heading, Paragraph, Picture, Section, Steps, Table
 from medsilo.privacy.pages.plots import Strip, bars_by_round
-from medsilo.privacy.report.model import Answer, Report, Run, add_counts, in_order
-from medsilo.privacy.report.words import (
-    NAME,
-    TELLING,
+from medsilo.privacy.pages.wording import (
     capital,
     grouped,
     last_part,
     listed,
     minute,
-    nothing_refused,
     number_of,
     ranges,
     readable_bytes,
     rounds_of,
     text_of,
-    updates_arrived,
     yes_or_no,
 )
+from medsilo.privacy.report.model import Answer, Report, Run, add_counts, in_order
+from medsilo.privacy.report.words import NAME, TELLING, nothing_refused, updates_arrived
 
 MOST_BARS = 40
 """More rounds than that share bars in pictures, and rows in the tables below them."""

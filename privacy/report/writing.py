@@ -8,18 +8,18 @@ from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
 
-import jinja2
 from rich.console import Console
 from rich.table import Table
 
 from medsilo.privacy.files.durable import write_atomically
-from medsilo.privacy.pages.blocks import Document
+from medsilo.privacy.pages.page import page, print_page_one
+from medsilo.privacy.pages.wording import grouped
 from medsilo.privacy.report.document import make_document
 from medsilo.privacy.report.format import Format
 from medsilo.privacy.report.model import Report, in_order
-from medsilo.privacy.report.words import NAME, TELLING, grouped
+from medsilo.privacy.report.words import NAME, TELLING
 
-TEMPLATES = files("medsilo.privacy.report") / "templates"
+_TEMPLATE = files("medsilo.privacy.report") / "templates" / "report.typ"
 _NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -45,24 +45,13 @@ def to_html(report: Report) -> bytes:
     return page(make_document(report))
 
 
-def page(document: Document) -> bytes:
-    """A document as one page: no script, nothing from elsewhere, the same on paper."""
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    template = environment.from_string(
-        (files("medsilo.privacy.pages") / "templates" / "document.html").read_text(encoding="utf-8")
-    )
-    return template.render(document=document).strip().encode()
-
-
 def to_pdf(report: Report) -> bytes:
     """The same content as PDF/UA: tagged, so that it can be read aloud. Of the same report, the same bytes."""
     import typst  # 50 MB that only this needs
 
     data = {**make_document(report).to_data(), "root_sha256": report.root_sha256}
     compiler = typst.Compiler(
-        (TEMPLATES / "report.typ").read_bytes(),
+        _TEMPLATE.read_bytes(),
         ignore_system_fonts=True,
         sys_inputs={"document": json.dumps(data)},
     )
@@ -85,16 +74,3 @@ def print_report(report: Report, out: Console) -> None:
             telling = "yes" if exposure in TELLING else "no"
             table.add_row(NAME[exposure], exposure.value, grouped(run.left[exposure].bytes), telling)
         out.print(table)
-
-
-def print_page_one(document: Document, out: Console) -> None:
-    """A document's questions with their answers, on a terminal."""
-    out.print(document.title, style="bold", markup=False)
-    for warning in document.warnings:
-        out.print(warning, style="bold yellow", markup=False, soft_wrap=True)
-    for answer in document.answers:
-        out.print(f"{answer.question} {answer.verdict}.", style="bold", markup=False, soft_wrap=True)
-        for point in answer.points:
-            out.print(f"  - {point}", markup=False, soft_wrap=True)
-        if answer.sentences:
-            out.print(f"  {' '.join(answer.sentences)}", markup=False, soft_wrap=True)

@@ -32,14 +32,9 @@ from securesystemslib.signer import Signature  # type: ignore[attr-defined]
 from medsilo.privacy.errors import IdentityError, JournalError, RefusedError
 from medsilo.privacy.files.canonical import read_canonical, write_canonical
 from medsilo.privacy.files.configuration import StrictModel, explain
-from medsilo.privacy.identity.certificates import (
-    Credentials,
-    Identity,
-    fingerprint,
-    identity_named_by,
-    identity_of_certificate,
-)
+from medsilo.privacy.identity.certificates import Credentials, fingerprint, identity_named_by, identity_of_certificate
 from medsilo.privacy.identity.envelope import from_json, from_message, key_id, seal, to_json, to_message, unseal
+from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.secure_aggregation.masking import mask, pair_keys
 from medsilo.protos.medsilo.v1 import journal_pb2
 

@@ -9,8 +9,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.files.configuration import FilePath, StrictModel
-from medsilo.privacy.identity.certificates import Identity
 from medsilo.privacy.identity.endpoint import Address, is_loopback
+from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.party.party import PartyConfig
 from medsilo.silo.config import CoordinatorAddress, SiloConfig
 

@@ -25,7 +25,7 @@ from medsilo.privacy.door.foreign_door import ForeignDoor, ForeignSchema
 from medsilo.privacy.errors import ConsentError, MedsiloError, RefusedError, UnreachableError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.files.canonical import write_canonical
-from medsilo.privacy.identity.certificates import Identity
+from medsilo.privacy.identity.identity import Identity
 from medsilo.silo.flower.config import FlowerConfig
 from medsilo.silo.flower.objects import Reply, ReplyReader, is_object_id, message_object, object_id, tree_ids
 from medsilo.silo.flower.release import PACKAGE, RPCS, Rpc

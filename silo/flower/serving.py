@@ -13,8 +13,8 @@ from medsilo.privacy.door.foreign_door import ForeignDoor
 from medsilo.privacy.errors import ConfigurationError, ConsentError
 from medsilo.privacy.files.durable import on_disk
 from medsilo.privacy.files.state_folder import keep_private
-from medsilo.privacy.identity.certificates import load_audit_key
 from medsilo.privacy.identity.endpoint import split_address
+from medsilo.privacy.identity.keys import load_audit_key
 from medsilo.privacy.journal.journal import Journal
 from medsilo.silo.flower.config import FlowerConfig
 from medsilo.silo.flower.relay import Relay, missing_for, plan_of

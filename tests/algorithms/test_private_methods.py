@@ -15,7 +15,8 @@ from medsilo.algorithms.private_methods import check, planned_averages, planned_
 from medsilo.algorithms.public_set import PublicImages
 from medsilo.algorithms.registry import METHODS, make
 from medsilo.privacy.budget.accounting import GaussianRelease, SampledGaussian, epsilon
-from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
+from medsilo.privacy.budget.promise import PrivacyPlan
+from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.simulation.batched import InThreads
 from medsilo.simulation.federation import Simulation

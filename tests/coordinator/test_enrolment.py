@@ -35,8 +35,10 @@ from medsilo.privacy.door.door import Door
 from medsilo.privacy.errors import ConfigurationError, IdentityError, RefusedError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.files.state_folder import keep_private
-from medsilo.privacy.identity.certificates import Identity, create_keys, issue, load_audit_key
+from medsilo.privacy.identity.authority import issue
+from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.identity.invitation import Invitation, new_code
+from medsilo.privacy.identity.keys import create_keys, load_audit_key
 from medsilo.privacy.journal.journal import Journal, read_records
 from medsilo.privacy.journal.key_rotation import rotate
 from medsilo.silo.config import SiloConfig

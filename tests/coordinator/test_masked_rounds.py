@@ -25,15 +25,10 @@ from medsilo.coordinator.rounds import LateError, Order, Rounds
 from medsilo.coordinator.store import Store
 from medsilo.privacy.errors import ConfigurationError, RefusedError, StoreError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.identity.certificates import (
-    Credentials,
-    Identity,
-    create_authority,
-    create_keys,
-    issue,
-    load_audit_key,
-    load_credentials,
-)
+from medsilo.privacy.identity.authority import create_authority, issue
+from medsilo.privacy.identity.certificates import Credentials, load_credentials
+from medsilo.privacy.identity.identity import Identity
+from medsilo.privacy.identity.keys import create_keys, load_audit_key
 from medsilo.privacy.party.early_end import EarlyEnd, EndReason
 from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey, Occasion, Roster, certify, vouch
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire

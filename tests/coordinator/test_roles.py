@@ -11,7 +11,7 @@ import pytest
 
 from medsilo.coordinator.service import ALLOWED_ROLE, SERVICE, CoordinatorService
 from medsilo.privacy.exposure import SCHEMA_FILES
-from medsilo.privacy.identity.certificates import ROLES, Identity
+from medsilo.privacy.identity.identity import ROLES, Identity
 
 RPCS = {
     (service.full_name, method.name)

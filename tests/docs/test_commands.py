@@ -24,7 +24,7 @@ from typer.main import get_command
 from medsilo.algorithms.datasets import ImageDataset, save_npz
 from medsilo.coordinator.cli import app as coordinator_app
 from medsilo.privacy.audit.fork_proof import ForkProof, View
-from medsilo.privacy.identity.certificates import load_audit_key, load_audit_public
+from medsilo.privacy.identity.keys import load_audit_key, load_audit_public
 from medsilo.privacy.journal.checkpoint import Checkpoint
 from medsilo.privacy.journal.merkle import EMPTY_ROOT
 from medsilo.silo.cli import app as silo_app

@@ -14,8 +14,9 @@ from medsilo.algorithms.datasets import ImageDataset, ImageSplit
 from medsilo.algorithms.fedper import FedPer
 from medsilo.algorithms.models import Layout, build
 from medsilo.algorithms.private_methods import check_model
+from medsilo.privacy.budget.promise import PrivacyPlan
 from medsilo.privacy.budget.sealed_keys import unsealed
-from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
+from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import Exposure
 from medsilo.silo.training import LocalSite

@@ -27,7 +27,9 @@ from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.privacy.consent.gate import PlanGate
 from medsilo.privacy.door.door import Door
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.identity.certificates import Identity, create_authority, create_keys, issue, load_audit_key
+from medsilo.privacy.identity.authority import create_authority, issue
+from medsilo.privacy.identity.identity import Identity
+from medsilo.privacy.identity.keys import create_keys, load_audit_key
 from medsilo.privacy.journal.journal import Journal
 from medsilo.simulation.federation import Simulation
 

@@ -20,8 +20,8 @@ from medsilo.algorithms.transfer import CHUNK, chunk_message, manifest
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.privacy.door.door import Call, Door, nonce
 from medsilo.privacy.exposure import MODEL, Exposure
-from medsilo.privacy.identity.certificates import load_audit_key
 from medsilo.privacy.identity.envelope import from_message
+from medsilo.privacy.identity.keys import load_audit_key
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.medsilo.v1 import journal_pb2
 

@@ -23,7 +23,8 @@ from medsilo.algorithms.transfer import chunk_message
 from medsilo.coordinator.service import CALLS_PER_SILO
 from medsilo.privacy.door.door import nonce
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.identity.certificates import fingerprint, issue
+from medsilo.privacy.identity.authority import issue
+from medsilo.privacy.identity.certificates import fingerprint
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 
 Make = Callable[..., Federation]

@@ -18,7 +18,7 @@ from vouched import assert_vouched, said
 from wire_reader import read_streams
 
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.report.words import grouped
+from medsilo.privacy.pages.wording import grouped
 
 Make = Callable[..., Federation]
 Call = list[tuple[int, str]]

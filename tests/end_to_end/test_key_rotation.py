@@ -9,7 +9,8 @@ from pathlib import Path
 import yaml
 from federation import Federation
 
-from medsilo.privacy.identity.certificates import Identity, create_keys
+from medsilo.privacy.identity.identity import Identity
+from medsilo.privacy.identity.keys import create_keys
 
 Make = Callable[..., Federation]
 

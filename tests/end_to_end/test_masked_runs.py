@@ -26,8 +26,8 @@ from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.privacy.budget.ledger import ledgers
 from medsilo.privacy.consent.plan import SecureAggregationPlan
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.identity.certificates import load_audit_key
 from medsilo.privacy.identity.envelope import key_id
+from medsilo.privacy.identity.keys import load_audit_key
 
 Make = Callable[..., Federation]
 MASKED = ["PROTOCOL", "IDENTITY", "MASKED_UPDATE", "PEER_DERIVED"]

@@ -24,8 +24,8 @@ from wire_reader import CONTINUATION, DATA, HEADERS, frames
 
 from medsilo.privacy.consent.withdrawal import Cause, Tombstone
 from medsilo.privacy.door.door import nonce
-from medsilo.privacy.identity.certificates import load_audit_key
 from medsilo.privacy.identity.envelope import seal, to_message
+from medsilo.privacy.identity.keys import load_audit_key
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 
 Make = Callable[..., Federation]

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from federation import PATIENCE, Federation, free_port
 
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.identity.certificates import issue_to_operator
+from medsilo.privacy.identity.authority import issue_to_operator
 from medsilo.privacy.report.builder import make_report
 from medsilo.silo.config import SiloConfig
 from medsilo.silo.page import View

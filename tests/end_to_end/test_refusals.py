@@ -16,7 +16,9 @@ from raw_client import RawClient
 from medsilo.algorithms.tensors import Part
 from medsilo.privacy.door.door import nonce
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.identity.certificates import Identity, create_authority, create_keys, issue
+from medsilo.privacy.identity.authority import create_authority, issue
+from medsilo.privacy.identity.identity import Identity
+from medsilo.privacy.identity.keys import create_keys
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 
 Make = Callable[..., Federation]

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from vouched import assert_vouched
 
 from medsilo.privacy.audit.verification import verify_evidence
-from medsilo.privacy.identity.certificates import load_audit_key
+from medsilo.privacy.identity.keys import load_audit_key
 
 Make = Callable[..., Federation]
 

@@ -48,17 +48,12 @@ from medsilo.privacy.door.receipts import Correspondence
 from medsilo.privacy.errors import MedsiloError, RefusedError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.files.canonical import read_canonical
-from medsilo.privacy.identity.certificates import (
-    Identity,
-    create_authority,
-    create_keys,
-    issue,
-    load_audit_key,
-    load_audit_public,
-    load_credentials,
-)
+from medsilo.privacy.identity.authority import create_authority, issue
+from medsilo.privacy.identity.certificates import load_credentials
 from medsilo.privacy.identity.endpoint import TlsFiles
 from medsilo.privacy.identity.envelope import ATTESTATION, from_json, from_message, seal, to_json, unseal
+from medsilo.privacy.identity.identity import Identity
+from medsilo.privacy.identity.keys import create_keys, load_audit_key, load_audit_public
 from medsilo.privacy.identity.revocation import LIST, LiveCredentials, revoke
 from medsilo.privacy.journal.checkpoint import Checkpoint, cosign, verify, verify_cosignature
 from medsilo.privacy.journal.journal import CHECKPOINTS, RECORDS, Journal
@@ -226,7 +221,8 @@ def plans(folder: Path) -> Parser:
     """A run's plan, as a coordinator announces it."""
     from medsilo.algorithms.feddfq import FedDFQ
     from medsilo.algorithms.registry import make as make_method
-    from medsilo.privacy.consent.plan import PrivacyPlan, SecureAggregationPlan
+    from medsilo.privacy.budget.promise import PrivacyPlan
+    from medsilo.privacy.consent.plan import SecureAggregationPlan
 
     def read(data: bytes) -> None:
         message = parsed(wire.GetPlanResponse, data)

@@ -18,7 +18,8 @@ from medsilo.privacy.consent.gate import PlanGate
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.door.door import Call, Door, nonce
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.identity.certificates import Identity, create_keys, load_audit_key
+from medsilo.privacy.identity.identity import Identity
+from medsilo.privacy.identity.keys import create_keys, load_audit_key
 from medsilo.privacy.journal.journal import SEGMENT_BYTES, Journal
 from medsilo.privacy.journal.key_rotation import rotate
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire

@@ -10,12 +10,13 @@ from typing import Any, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from medsilo.privacy.budget.promise import PrivacyPlan
 from medsilo.privacy.consent.consent import Consent
 from medsilo.privacy.consent.gate import PlanGate
-from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
+from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.privacy.door.door import Call, Door, nonce
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.identity.certificates import Identity
+from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.journal.journal import Journal
 from medsilo.privacy.report.builder import build_report, verify_journal
 from medsilo.privacy.report.model import Report

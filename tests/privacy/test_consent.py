@@ -21,7 +21,7 @@ from medsilo.privacy.consent.plan import RunPlan, SecureAggregationPlan, Trainin
 from medsilo.privacy.errors import ConfigurationError, ConsentError, RefusedError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.files.configuration import with_home
-from medsilo.privacy.identity.certificates import Identity
+from medsilo.privacy.identity.identity import Identity
 from medsilo.silo.config import SiloConfig
 
 COORDINATOR = Identity("test", "coordinator", "c")

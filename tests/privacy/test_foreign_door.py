@@ -19,7 +19,7 @@ from medsilo.privacy.door.foreign_door import ForeignDoor, ForeignSchema
 from medsilo.privacy.errors import ConfigurationError, ConsentError, RefusedError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.files.canonical import write_canonical
-from medsilo.privacy.identity.certificates import Identity
+from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.journal.journal import RECORDS, read_records
 from medsilo.privacy.report.builder import build_report, verify_journal
 from medsilo.privacy.report.page_one import answers

@@ -18,8 +18,8 @@ from medsilo.privacy.consent.gate import ConsentGate, FarewellGate
 from medsilo.privacy.consent.withdrawal import WITHDRAWAL, Cause, EndedError, History, Tombstone
 from medsilo.privacy.errors import ConsentError, RefusedError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.identity.certificates import Identity
 from medsilo.privacy.identity.envelope import from_json, seal, to_json
+from medsilo.privacy.identity.identity import Identity
 
 COORDINATOR = Identity("test", "coordinator", "c")
 CLASSES = ["PROTOCOL", "IDENTITY", "MODEL_PARAMETERS", "PEER_DERIVED", "LOCAL_METRICS"]

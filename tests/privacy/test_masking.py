@@ -20,16 +20,11 @@ from securesystemslib import dsse
 
 from medsilo.privacy.errors import RefusedError, TrainingError
 from medsilo.privacy.files.canonical import read_canonical
-from medsilo.privacy.identity.certificates import (
-    Credentials,
-    Identity,
-    create_authority,
-    create_keys,
-    issue,
-    load_audit_key,
-    load_credentials,
-)
+from medsilo.privacy.identity.authority import create_authority, issue
+from medsilo.privacy.identity.certificates import Credentials, load_credentials
 from medsilo.privacy.identity.envelope import key_id, seal
+from medsilo.privacy.identity.identity import Identity
+from medsilo.privacy.identity.keys import create_keys, load_audit_key
 from medsilo.privacy.secure_aggregation.mask_keys import (
     MASK_KEY,
     VOUCHER,

@@ -10,7 +10,9 @@ from typing import NamedTuple
 import grpc
 import pytest
 
-from medsilo.privacy.identity.certificates import Identity, create_authority, create_keys, issue
+from medsilo.privacy.identity.authority import create_authority, issue
+from medsilo.privacy.identity.identity import Identity
+from medsilo.privacy.identity.keys import create_keys
 
 COORDINATOR = Identity("test", "coordinator", "c")
 HOSPITAL = Identity("test", "silo", "hospital1")

@@ -18,7 +18,7 @@ from medsilo.privacy.consent.withdrawal import History
 from medsilo.privacy.door.archive import SentArchive
 from medsilo.privacy.errors import DataError, IdentityError, JournalError, MedsiloError, RefusedError
 from medsilo.privacy.files.configuration import Name
-from medsilo.privacy.identity.certificates import Identity
+from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.journal.journal import RECORDS
 from medsilo.silo.kept_models import find_model
 from medsilo.silo.opening import open_rounds

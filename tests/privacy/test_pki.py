@@ -15,16 +15,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from medsilo.privacy.errors import IdentityError
-from medsilo.privacy.identity.certificates import (
-    Credentials,
-    Identity,
-    create_authority,
-    create_keys,
-    identity_of_certificate,
-    issue,
-    load_audit_key,
-    load_credentials,
-)
+from medsilo.privacy.identity.authority import create_authority, issue
+from medsilo.privacy.identity.certificates import Credentials, identity_of_certificate, load_credentials
+from medsilo.privacy.identity.identity import Identity
+from medsilo.privacy.identity.keys import create_keys, load_audit_key
 
 HOSPITAL = Identity("test", "silo", "hospital1")
 PEM = serialization.Encoding.PEM

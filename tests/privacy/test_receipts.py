@@ -14,8 +14,9 @@ from two_parties import COORDINATOR, SILO, Line, Party, check, digests, document
 from medsilo.privacy.door.door import Call, nonce
 from medsilo.privacy.door.receipts import MOST_CALLS, Correspondence, OutOfStepError
 from medsilo.privacy.errors import IdentityError, ReceiptError, RefusedError
-from medsilo.privacy.identity.certificates import Identity, create_keys, load_audit_key
 from medsilo.privacy.identity.envelope import ATTESTATION, ROTATION, countersign, seal, to_json, to_message
+from medsilo.privacy.identity.identity import Identity
+from medsilo.privacy.identity.keys import create_keys, load_audit_key
 from medsilo.privacy.journal.checkpoint import Checkpoint, read_note
 from medsilo.privacy.journal.journal import Journal, read_records
 from medsilo.privacy.journal.key_rotation import rotate

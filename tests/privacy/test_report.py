@@ -17,11 +17,12 @@ from medsilo.privacy.consent.withdrawal import Cause
 from medsilo.privacy.errors import ConfigurationError, DataError, JournalError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.journal.journal import RECORDS, read_checkpoints, read_records
+from medsilo.privacy.pages.wording import minute
 from medsilo.privacy.report.builder import LISTED_REFUSALS, verify_journal
 from medsilo.privacy.report.document import make_document
 from medsilo.privacy.report.model import Answer, Attendance, Flow, Report, Run, SharedAccuracy, Verification
 from medsilo.privacy.report.rehearsed import read_rehearsals
-from medsilo.privacy.report.words import GLOSSARY, NAME, RISK, TELLING, classify, glossary_of, minute
+from medsilo.privacy.report.words import GLOSSARY, NAME, RISK, TELLING, classify, glossary_of
 
 PROMISE = {
     "epsilon": 8.0,

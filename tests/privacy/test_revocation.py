@@ -9,8 +9,10 @@ import pytest
 from cryptography import x509
 
 from medsilo.privacy.errors import IdentityError
-from medsilo.privacy.identity.certificates import Identity, create_authority, create_keys, issue
+from medsilo.privacy.identity.authority import create_authority, issue
 from medsilo.privacy.identity.endpoint import TlsFiles
+from medsilo.privacy.identity.identity import Identity
+from medsilo.privacy.identity.keys import create_keys
 from medsilo.privacy.identity.revocation import LIST, LiveCredentials, revoke
 
 HOSPITAL = Identity("test", "silo", "hospital1")

@@ -26,8 +26,8 @@ from medsilo.privacy.audit.testimony import Witness
 from medsilo.privacy.audit.verification import verify_evidence
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import JournalError
-from medsilo.privacy.identity.certificates import _write_audit_public
 from medsilo.privacy.identity.envelope import seal, to_json
+from medsilo.privacy.identity.keys import _write_audit_public
 from medsilo.privacy.journal.checkpoint import Checkpoint
 from medsilo.privacy.journal.merkle import ProvingTree, leaf_hash, proven_subtrees
 from medsilo.privacy.party.audit_commands import audit_app

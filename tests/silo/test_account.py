@@ -19,11 +19,12 @@ from medsilo.privacy.budget.accounting import DiscreteLaplace, Unit, epsilon
 from medsilo.privacy.budget.kept_releases import KeptReleases
 from medsilo.privacy.budget.ledger import Budget, Ledger, Purpose, Subject, replay
 from medsilo.privacy.budget.noise import NoiseSource
+from medsilo.privacy.budget.promise import MetricsPlan, PrivacyPlan
 from medsilo.privacy.budget.sealed_keys import SealedKeys, unsealed
 from medsilo.privacy.budget.units import Content
 from medsilo.privacy.consent.consent import Consent, ConsentFile
 from medsilo.privacy.consent.gate import PlanGate
-from medsilo.privacy.consent.plan import MethodPlan, MetricsPlan, PrivacyPlan, RunPlan, TrainingPlan
+from medsilo.privacy.consent.plan import MethodPlan, RunPlan, TrainingPlan
 from medsilo.privacy.door.door import Door
 from medsilo.privacy.errors import BudgetError, DataError, RefusedError
 from medsilo.privacy.exposure import Exposure

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit, save_npz
-from medsilo.privacy.budget.accounting import DiscreteLaplace, SampledGaussian, epsilon, shown
+from medsilo.privacy.budget.accounting import DiscreteLaplace, SampledGaussian, epsilon
 from medsilo.privacy.budget.ledger import Budget, Ledger, Purpose, Subject
 from medsilo.privacy.budget.units import Content
 from medsilo.privacy.errors import DataError
 from medsilo.privacy.pages.plots import spending
+from medsilo.privacy.pages.wording import shown
 from medsilo.silo.budget import POINTS, as_json, lines, read_accounts, remember, tables
 from medsilo.silo.budget_page import to_html
 

@@ -17,7 +17,9 @@ from rich.console import Console
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit, save_npz
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import NotReadyError
-from medsilo.privacy.identity.certificates import Identity, create_authority, create_keys, issue, load_audit_key
+from medsilo.privacy.identity.authority import create_authority, issue
+from medsilo.privacy.identity.identity import Identity
+from medsilo.privacy.identity.keys import create_keys, load_audit_key
 from medsilo.privacy.journal.journal import Journal
 from medsilo.privacy.party import examination
 from medsilo.privacy.party.examination import Finding, check_disk, show

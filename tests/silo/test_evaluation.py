@@ -17,7 +17,8 @@ from trained_hospital import CLASSES, configured, planned, train
 
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit, save_npz
 from medsilo.privacy.budget.accounting import SampledGaussian, noise_multiplier_for
-from medsilo.privacy.consent.plan import ModelPlan, PrivacyPlan
+from medsilo.privacy.budget.promise import PrivacyPlan
+from medsilo.privacy.consent.plan import ModelPlan
 from medsilo.privacy.errors import DataError
 from medsilo.silo import cli
 from medsilo.silo.config import SiloConfig

@@ -23,14 +23,15 @@ from medsilo.algorithms.models import state_of
 from medsilo.privacy.audit.verification import verify_evidence
 from medsilo.privacy.budget.accounting import GaussianRelease
 from medsilo.privacy.budget.ledger import Budget, Entry, Ledger, Subject
+from medsilo.privacy.budget.promise import MetricsPlan
 from medsilo.privacy.budget.sealed_keys import SealedKeys
 from medsilo.privacy.consent.consent import Consent
 from medsilo.privacy.consent.gate import PlanGate
-from medsilo.privacy.consent.plan import MetricsPlan, RunPlan
+from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.door.door import Call, Door, nonce
 from medsilo.privacy.errors import BudgetError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.identity.certificates import Identity
+from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.journal.journal import Journal, read_records
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.silo.account import Account

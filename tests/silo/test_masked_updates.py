@@ -20,21 +20,18 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from medsilo.algorithms.registry import make
 from medsilo.algorithms.tensors import Part, Payload
 from medsilo.privacy.audit.verification import verify_evidence
+from medsilo.privacy.budget.promise import PrivacyPlan
 from medsilo.privacy.consent.consent import Consent
-from medsilo.privacy.consent.plan import PrivacyPlan, RunPlan, SecureAggregationPlan
+from medsilo.privacy.consent.plan import RunPlan, SecureAggregationPlan
 from medsilo.privacy.consent.withdrawal import History
 from medsilo.privacy.door.door import Door
 from medsilo.privacy.errors import RefusedError, TrainingError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.identity.certificates import (
-    Identity,
-    create_authority,
-    create_keys,
-    issue,
-    load_audit_key,
-    load_credentials,
-)
+from medsilo.privacy.identity.authority import create_authority, issue
+from medsilo.privacy.identity.certificates import load_credentials
 from medsilo.privacy.identity.envelope import from_json, key_id, to_json, to_message
+from medsilo.privacy.identity.identity import Identity
+from medsilo.privacy.identity.keys import create_keys, load_audit_key
 from medsilo.privacy.journal.journal import Journal, read_records
 from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey, Occasion, Roster, certify, read_certified, vouch
 from medsilo.protos.medsilo.v1 import journal_pb2

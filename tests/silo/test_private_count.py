@@ -10,8 +10,8 @@ from test_local_training import dataset
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit
 from medsilo.privacy.budget.accounting import DiscreteLaplace, Event
 from medsilo.privacy.budget.noise import NoiseSource
+from medsilo.privacy.budget.promise import MetricsPlan
 from medsilo.privacy.budget.sealed_keys import Paid, unsealed
-from medsilo.privacy.consent.plan import MetricsPlan
 from medsilo.privacy.errors import BudgetError, DataError
 from medsilo.silo.private_count import PrivateCounts, held_out_owners
 

@@ -18,8 +18,9 @@ from medsilo.algorithms.models import ARCHITECTURES, build, state_of
 from medsilo.algorithms.private_methods import check_model
 from medsilo.privacy.budget.accounting import SampledGaussian, Unit
 from medsilo.privacy.budget.noise import NoiseSource
+from medsilo.privacy.budget.promise import PrivacyPlan
 from medsilo.privacy.budget.sealed_keys import Paid, unsealed
-from medsilo.privacy.consent.plan import ModelPlan, PrivacyPlan, RunPlan
+from medsilo.privacy.consent.plan import ModelPlan, RunPlan
 from medsilo.privacy.errors import BudgetError, ConfigurationError, DataError, RefusedError
 from medsilo.silo import private_training
 from medsilo.silo.private_training import clipped_sum, per_image_gradients

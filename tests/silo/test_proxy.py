@@ -19,8 +19,10 @@ from medsilo.privacy.consent.gate import PlanGate
 from medsilo.privacy.door.door import Door
 from medsilo.privacy.errors import ConfigurationError, IdentityError, MedsiloError, RefusedError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.identity.certificates import Identity, create_authority, create_keys, issue
+from medsilo.privacy.identity.authority import create_authority, issue
 from medsilo.privacy.identity.endpoint import split_address
+from medsilo.privacy.identity.identity import Identity
+from medsilo.privacy.identity.keys import create_keys
 from medsilo.privacy.journal.journal import Journal
 from medsilo.silo.config import SiloConfig
 from medsilo.silo.uplink import Uplink

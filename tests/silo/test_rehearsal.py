@@ -19,7 +19,8 @@ from medsilo.algorithms.datasets import ImageDataset, ImageSplit, load_npz
 from medsilo.algorithms.registry import METHODS, make
 from medsilo.privacy.budget.accounting import SampledGaussian, Unit, epsilon, noise_multiplier_for
 from medsilo.privacy.budget.noise import NoiseSource
-from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, PrivacyPlan, RunPlan, TrainingPlan
+from medsilo.privacy.budget.promise import PrivacyPlan
+from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.privacy.errors import DataError, RefusedError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.report.rehearsed import read_rehearsals

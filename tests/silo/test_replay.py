@@ -12,15 +12,16 @@ from test_account import mechanism, run_plan
 from medsilo.privacy.audit.bundle import export
 from medsilo.privacy.audit.findings import Verification
 from medsilo.privacy.audit.verification import verify_evidence
-from medsilo.privacy.budget.accounting import Event, GaussianRelease, SampledGaussian, epsilon, shown
+from medsilo.privacy.budget.accounting import Event, GaussianRelease, SampledGaussian, epsilon
 from medsilo.privacy.budget.ledger import Budget, Ledger, Purpose, Subject
 from medsilo.privacy.budget.loss import privacy_losses
 from medsilo.privacy.budget.sealed_keys import SealedKeys
 from medsilo.privacy.consent.gate import PlanGate
 from medsilo.privacy.door.door import Door
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.identity.certificates import Identity
+from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.journal.journal import Journal, read_records
+from medsilo.privacy.pages.wording import shown
 from medsilo.silo.account import Account
 
 PARTY = Identity("test", "silo", "north")
