@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from medsilo.coordinator.ca_commands import ca_app
+from medsilo.coordinator.commands.ca import ca_app
+from medsilo.coordinator.commands.joining import doctor, init, invite
 from medsilo.coordinator.config import CoordinatorConfig
-from medsilo.coordinator.joining_commands import doctor, init, invite
-from medsilo.coordinator.status import status_of
-from medsilo.coordinator.store import Store
+from medsilo.coordinator.pages.status import status_of
+from medsilo.coordinator.store.store import Store
 from medsilo.privacy.consent.withdrawal import Cause
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import Exposure
@@ -144,7 +144,7 @@ def page(
     ] = None,
 ) -> None:
     """Serve a live page about the run, over TLS, to who has its token or an operator's certificate."""
-    from medsilo.coordinator.page import serve_page
+    from medsilo.coordinator.pages.page import serve_page
 
     settings, store = _open_store(config)
     store.close()

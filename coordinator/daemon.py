@@ -15,10 +15,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from medsilo.algorithms.allocation import reuse_freed_memory
 from medsilo.coordinator.config import CoordinatorConfig
-from medsilo.coordinator.enrolment import EnrolmentService, serve_enrolment
-from medsilo.coordinator.rounds import REMINDER_SECONDS, Rounds
-from medsilo.coordinator.service import CoordinatorService, serve
-from medsilo.coordinator.store import Store
+from medsilo.coordinator.rounds.rounds import REMINDER_SECONDS, Rounds
+from medsilo.coordinator.service.enrolment import EnrolmentService, serve_enrolment
+from medsilo.coordinator.service.service import CoordinatorService, serve
+from medsilo.coordinator.store.store import Store
 from medsilo.privacy.consent.gate import PlanGate
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.door.door import REMEMBER_AFTER, Door

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from medsilo.coordinator.cli import app as coordinator_app
-from medsilo.coordinator.page import metrics
+from medsilo.coordinator.pages.page import metrics
 from medsilo.privacy.errors import ClockError, ConfigurationError, IdentityError, JournalError
 from medsilo.privacy.party import systemd as service_manager
 from medsilo.silo.cli import app as silo_app

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from medsilo.algorithms.tensors import BLOCK, Part, Payload
-from medsilo.coordinator.changes import Change, compare
-from medsilo.coordinator.comparing import Beginning, norm_of_change, products_of_changes
 from medsilo.coordinator.config import CoordinatorConfig
-from medsilo.coordinator.store import Store
+from medsilo.coordinator.rounds.changes import Change, compare
+from medsilo.coordinator.rounds.comparing import Beginning, norm_of_change, products_of_changes
+from medsilo.coordinator.store.store import Store
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import Exposure
 

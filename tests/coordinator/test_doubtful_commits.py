@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from test_withdrawals import NAMES, RECEIPT, ROUNDS, Run
 
-from medsilo.coordinator import rounds
+from medsilo.coordinator.rounds import rounds
 from medsilo.privacy.errors import StoreError
 
 WRITES = ("open_round", "deliver", "close_round", "finish_run", "withdraw", "admit_participant")

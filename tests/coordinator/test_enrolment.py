@@ -18,8 +18,10 @@ import grpc
 import pytest
 
 from medsilo.coordinator.config import CoordinatorConfig
-from medsilo.coordinator.doctor import examine
-from medsilo.coordinator.enrolment import (
+from medsilo.coordinator.joining.doctor import examine
+from medsilo.coordinator.joining.invitations import Invitations
+from medsilo.coordinator.joining.setting_up import Federation, invite, set_up
+from medsilo.coordinator.service.enrolment import (
     FAILURES,
     PAUSE_SECONDS,
     EnrolmentService,
@@ -27,9 +29,7 @@ from medsilo.coordinator.enrolment import (
     TooManyError,
     serve_enrolment,
 )
-from medsilo.coordinator.invitations import Invitations
-from medsilo.coordinator.setting_up import Federation, invite, set_up
-from medsilo.coordinator.store import Store
+from medsilo.coordinator.store.store import Store
 from medsilo.privacy.consent.gate import PlanGate
 from medsilo.privacy.door.door import Door
 from medsilo.privacy.errors import ConfigurationError, IdentityError, RefusedError

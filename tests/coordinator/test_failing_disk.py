@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, event
 
-from medsilo.coordinator.store import Store
+from medsilo.coordinator.store.store import Store
 from medsilo.privacy.errors import DiskError
 
 

@@ -12,7 +12,7 @@ from postgres_cluster import PASSWORD, Cluster
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
-from medsilo.coordinator.store import Store
+from medsilo.coordinator.store.store import Store
 from medsilo.privacy.errors import ConfigurationError, LeaseLostError, StoreError
 
 WRITES: dict[str, Callable[[Store], object]] = {

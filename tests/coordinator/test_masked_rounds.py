@@ -19,10 +19,10 @@ from medsilo.algorithms.sharing import count_part
 from medsilo.algorithms.tensor_files import write_payload
 from medsilo.algorithms.tensors import MemorySource, Part, Payload
 from medsilo.algorithms.transfer import check_parts
-from medsilo.coordinator import rounds
 from medsilo.coordinator.config import CoordinatorConfig
-from medsilo.coordinator.rounds import LateError, Order, Rounds
-from medsilo.coordinator.store import Store
+from medsilo.coordinator.rounds import rounds
+from medsilo.coordinator.rounds.rounds import LateError, Order, Rounds
+from medsilo.coordinator.store.store import Store
 from medsilo.privacy.errors import ConfigurationError, RefusedError, StoreError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.identity.authority import create_authority, issue

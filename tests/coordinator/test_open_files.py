@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from medsilo.coordinator.daemon import _allow_open_files
-from medsilo.coordinator.store import Store
+from medsilo.coordinator.store.store import Store
 from medsilo.privacy.errors import DiskError
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 
-from medsilo.coordinator.patience import Patience
+from medsilo.coordinator.service.patience import Patience
 
 
 def test_what_takes_too_long_is_cut_once_and_what_ends_in_time_is_not() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from medsilo.coordinator.service import ALLOWED_ROLE, SERVICE, CoordinatorService
+from medsilo.coordinator.service.service import ALLOWED_ROLE, SERVICE, CoordinatorService
 from medsilo.privacy.exposure import SCHEMA_FILES
 from medsilo.privacy.identity.identity import ROLES, Identity
 
@@ -53,7 +53,7 @@ class _Context:
 def test_an_rpc_is_for_its_role_and_federation_alone_and_looks_at_the_certificate_first(
     rpc: str, role: Any, federation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("medsilo.coordinator.service.fingerprint", lambda _: "ab" * 32)
+    monkeypatch.setattr("medsilo.coordinator.service.service.fingerprint", lambda _: "ab" * 32)
     plan = SimpleNamespace(run="r", sha256=bytes(32), method=SimpleNamespace(name="fedavg"))
     reached: list[str] = []
     service = CoordinatorService(

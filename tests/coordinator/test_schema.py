@@ -15,9 +15,9 @@ from alembic.script import ScriptDirectory
 from postgres_cluster import Cluster
 from sqlalchemy import create_engine, inspect, text
 
-from medsilo.coordinator import schema
-from medsilo.coordinator.store import Store
-from medsilo.coordinator.tables import Base
+from medsilo.coordinator.store import schema
+from medsilo.coordinator.store.store import Store
+from medsilo.coordinator.store.tables import Base
 from medsilo.privacy.errors import ConfigurationError, StoreError
 
 BEFORE_MIGRATIONS = """

@@ -11,7 +11,7 @@ import pytest
 from postgres_cluster import Cluster
 
 from medsilo.coordinator.config import CoordinatorConfig
-from medsilo.coordinator.store import EVERYONE, Store
+from medsilo.coordinator.store.store import EVERYONE, Store
 from medsilo.privacy.errors import ConfigurationError
 
 PLAN = b'{"run":"r"}'

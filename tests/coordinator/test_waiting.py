@@ -20,11 +20,12 @@ from medsilo.algorithms.models import Layout, build
 from medsilo.algorithms.sharing import count_part
 from medsilo.algorithms.tensor_files import write_payload
 from medsilo.algorithms.tensors import Part
-from medsilo.coordinator import daemon, rounds
+from medsilo.coordinator import daemon
 from medsilo.coordinator.cli import app
 from medsilo.coordinator.config import CoordinatorConfig
-from medsilo.coordinator.rounds import Rounds
-from medsilo.coordinator.store import Store
+from medsilo.coordinator.rounds import rounds
+from medsilo.coordinator.rounds.rounds import Rounds
+from medsilo.coordinator.store.store import Store
 from medsilo.privacy.exposure import Exposure
 
 NAMES = ["a", "b", "c"]

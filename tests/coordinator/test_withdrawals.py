@@ -20,8 +20,8 @@ from medsilo.algorithms.tensor_files import read_payload, write_payload
 from medsilo.algorithms.tensors import MemoryWorkspace, Payload, payload_tensors
 from medsilo.algorithms.transfer import check_parts
 from medsilo.coordinator.config import CoordinatorConfig
-from medsilo.coordinator.rounds import Rounds
-from medsilo.coordinator.store import Store
+from medsilo.coordinator.rounds.rounds import Rounds
+from medsilo.coordinator.store.store import Store
 from medsilo.privacy.errors import RefusedError
 from medsilo.privacy.exposure import Exposure
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire

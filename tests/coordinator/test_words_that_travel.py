@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
-from medsilo.coordinator.rounds import LateError
-from medsilo.coordinator.service import BusyError, CoordinatorService
+from medsilo.coordinator.rounds.rounds import LateError
+from medsilo.coordinator.service.service import BusyError, CoordinatorService
 from medsilo.privacy.errors import (
     ConfigurationError,
     ConsentError,

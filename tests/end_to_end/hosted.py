@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from medsilo.coordinator import service
+from medsilo.coordinator.service import service
 from medsilo.silo import channel, uplink
 
 _CLONE_NEWNET = 0x40000000

@@ -13,7 +13,7 @@ from medsilo.algorithms.method import Downloads
 from medsilo.algorithms.tensor_files import read_payload
 from medsilo.algorithms.tensors import Part, Payload
 from medsilo.coordinator import cli
-from medsilo.coordinator.rounds import Rounds
+from medsilo.coordinator.rounds.rounds import Rounds
 from medsilo.privacy.exposure import Exposure
 
 

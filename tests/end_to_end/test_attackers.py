@@ -20,7 +20,7 @@ from test_networks import assert_nothing_lost
 from test_refusals import delivered, refusal, stored_uploads
 
 from medsilo.algorithms.transfer import chunk_message
-from medsilo.coordinator.service import CALLS_PER_SILO
+from medsilo.coordinator.service.service import CALLS_PER_SILO
 from medsilo.privacy.door.door import nonce
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.identity.authority import issue

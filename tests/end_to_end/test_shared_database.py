@@ -19,7 +19,7 @@ from test_runs import (
     assert_signed,
 )
 
-from medsilo.coordinator.store import Participation, Store
+from medsilo.coordinator.store.store import Participation, Store
 
 Make = Callable[..., Federation]
 

@@ -7,11 +7,11 @@ from threading import Lock
 from typing import Any
 
 from medsilo.algorithms.private_methods import planned_averages, planned_steps
-from medsilo.coordinator import weights_log
 from medsilo.coordinator.config import CoordinatorConfig
-from medsilo.coordinator.drawing import curves, matrix
-from medsilo.coordinator.status import status_of
-from medsilo.coordinator.store import RoundState, Store
+from medsilo.coordinator.pages.drawing import curves, matrix
+from medsilo.coordinator.pages.status import status_of
+from medsilo.coordinator.rounds import weights_log
+from medsilo.coordinator.store.store import RoundState, Store
 from medsilo.privacy.budget.accounting import Event, epsilon
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.exposure import Exposure

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from medsilo.coordinator.config import CoordinatorConfig
-from medsilo.coordinator.invitations import Invitations
-from medsilo.coordinator.setting_up import Federation, set_up
-from medsilo.coordinator.setting_up import invite as make_invitation
+from medsilo.coordinator.joining.invitations import Invitations
+from medsilo.coordinator.joining.setting_up import Federation, set_up
+from medsilo.coordinator.joining.setting_up import invite as make_invitation
 from medsilo.privacy.consent.plan import ModelPlan, TrainingPlan
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.files.state_folder import keep_private, writing_privately
@@ -137,7 +137,7 @@ def doctor(
     config: Config, as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False
 ) -> None:
     """Look whether the coordinator can serve, and say what to do if not."""
-    from medsilo.coordinator.doctor import examine
+    from medsilo.coordinator.joining.doctor import examine
 
     with writing_privately():
         name, findings = examine(config)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from medsilo.coordinator.config import CoordinatorConfig
-from medsilo.coordinator.store import Member, RoundState, Store, Withdrawal
+from medsilo.coordinator.store.store import Member, RoundState, Store, Withdrawal
 
 LAST_CHANGES = 5
 """Of how many rounds' changes it tells."""

@@ -26,12 +26,12 @@ from medsilo.algorithms.method import Downloads, Federation, Memory, Method, loc
 from medsilo.algorithms.models import Layout
 from medsilo.algorithms.tensor_files import PROCESS, FileWorkspace, Spares, read_payload, write_payload
 from medsilo.algorithms.tensors import FileSource, Part, Payload, TensorSpec, Workspace
-from medsilo.coordinator import weights_log
-from medsilo.coordinator.changes import Change, compare
-from medsilo.coordinator.comparing import Beginning, norm_of_change, products_of_changes
 from medsilo.coordinator.config import CoordinatorConfig
-from medsilo.coordinator.masked_round import MaskedRound
-from medsilo.coordinator.store import EVERYONE, RoundState, Store, Withdrawal
+from medsilo.coordinator.rounds import weights_log
+from medsilo.coordinator.rounds.changes import Change, compare
+from medsilo.coordinator.rounds.comparing import Beginning, norm_of_change, products_of_changes
+from medsilo.coordinator.rounds.masked_round import MaskedRound
+from medsilo.coordinator.store.store import EVERYONE, RoundState, Store, Withdrawal
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import DiskError, MedsiloError, RefusedError, StoreError
 from medsilo.privacy.exposure import MODEL, Exposure

@@ -22,9 +22,9 @@ from sqlalchemy import URL, Engine, create_engine, event, make_url, select
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from medsilo.coordinator import schema, tables
-from medsilo.coordinator.changes import Change
-from medsilo.coordinator.lease import AWAY, Lease, folder_id
+from medsilo.coordinator.rounds.changes import Change
+from medsilo.coordinator.store import schema, tables
+from medsilo.coordinator.store.lease import AWAY, Lease, folder_id
 from medsilo.privacy.errors import ConfigurationError, DiskError, LeaseLostError, StoreError
 from medsilo.privacy.files.durable import disk_error
 from medsilo.privacy.party.early_end import EarlyEnd, EndReason

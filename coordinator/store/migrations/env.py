@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from medsilo.coordinator.tables import Base
+from medsilo.coordinator.store.tables import Base
 
 context.configure(connection=context.config.attributes["connection"], target_metadata=Base.metadata)
 with context.begin_transaction():

@@ -21,7 +21,7 @@ from sqlalchemy import ColumnElement, Connection, DateTime, Engine, func, or_, s
 from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, TimeoutError
 from sqlalchemy.orm import Session
 
-from medsilo.coordinator.tables import Lease as Row
+from medsilo.coordinator.store.tables import Lease as Row
 from medsilo.privacy.errors import ConfigurationError, LeaseLostError
 from medsilo.privacy.party import systemd as service_manager
 

@@ -25,10 +25,10 @@ from medsilo.algorithms.tensor_files import PayloadWriter
 from medsilo.algorithms.tensors import TensorSpec
 from medsilo.algorithms.transfer import MemorySink, Receiver, check_finite, check_parts, manifest, read_manifest, send
 from medsilo.coordinator.config import CoordinatorConfig
-from medsilo.coordinator.listening import server_credentials
-from medsilo.coordinator.patience import Patience
-from medsilo.coordinator.rounds import LateError, Rounds
-from medsilo.coordinator.store import Store
+from medsilo.coordinator.rounds.rounds import LateError, Rounds
+from medsilo.coordinator.service.listening import server_credentials
+from medsilo.coordinator.service.patience import Patience
+from medsilo.coordinator.store.store import Store
 from medsilo.privacy.consent.withdrawal import Tombstone
 from medsilo.privacy.door.door import Call, Door, nonce
 from medsilo.privacy.door.protocol import agreed, newer

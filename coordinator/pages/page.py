@@ -9,8 +9,8 @@ import jinja2
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from medsilo.coordinator.config import CoordinatorConfig
-from medsilo.coordinator.overview import Overview
-from medsilo.coordinator.store import Store
+from medsilo.coordinator.pages.overview import Overview
+from medsilo.coordinator.store.store import Store
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.files.state_folder import keep_private
 from medsilo.privacy.identity.endpoint import split_address
@@ -43,7 +43,7 @@ def serve_page(config: CoordinatorConfig, listen: str, token_file: Path | None, 
         metrics=lambda: metrics(overview),
     )
     server = PageServer(
-        content, jinja2.PackageLoader("coordinator"), token=token, credentials=config.open_credentials()
+        content, jinja2.PackageLoader("medsilo.coordinator.pages"), token=token, credentials=config.open_credentials()
     )
     try:
         server.serve(host.strip("[]"), port, context, lambda: ready(place))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, Engine, inspect, text
 
-from medsilo.coordinator.lease import is_taken
+from medsilo.coordinator.store.lease import is_taken
 from medsilo.privacy.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from medsilo.coordinator.config import CoordinatorConfig
-from medsilo.coordinator.invitations import Invitations
+from medsilo.coordinator.joining.invitations import Invitations
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.files.durable import write_atomically
 from medsilo.privacy.identity.authority import create_authority, issue

@@ -23,9 +23,9 @@ from cryptography.hazmat.primitives import serialization
 from google.protobuf.message import DecodeError
 
 from medsilo.coordinator.config import CoordinatorConfig, EnrolmentConfig
-from medsilo.coordinator.invitations import Invitations, Kept
-from medsilo.coordinator.listening import server_credentials
-from medsilo.coordinator.store import Store
+from medsilo.coordinator.joining.invitations import Invitations, Kept
+from medsilo.coordinator.service.listening import server_credentials
+from medsilo.coordinator.store.store import Store
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.door.door import Call, Door, nonce
 from medsilo.privacy.door.protocol import agreed

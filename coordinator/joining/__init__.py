@@ -1,0 +1,1 @@
+"""Enrolling hospitals and setting up a coordinator."""

@@ -1,0 +1,1 @@
+"""Rounds, from the first update's header to the aggregate."""

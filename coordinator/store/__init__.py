@@ -1,0 +1,1 @@
+"""What the coordinator keeps: runs, rounds, updates and receipts in a database."""
