@@ -23,8 +23,9 @@ import torch
 from medsilo.algorithms.datasets import ImageDataset, load_npz
 from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.tensors import Part, Payload
-from medsilo.coordinator.rounds.changes import Change, compare
+from medsilo.coordinator.rounds.changes import compare
 from medsilo.coordinator.rounds.comparing import Beginning, products_of_changes
+from medsilo.coordinator.store.records import Change
 from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.privacy.exposure import MODEL, Exposure
 from medsilo.silo.sharding import Dirichlet, cut

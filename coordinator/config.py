@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from medsilo.coordinator.store.store import has_password
+from medsilo.coordinator.store.engine import has_password
 from medsilo.privacy.budget.accounting import DiscreteGaussian, Event, SampledGaussian, Unit, noise_multiplier_for
 from medsilo.privacy.budget.promise import MetricsPlan, PrivacyPlan, ReleasePlan
 from medsilo.privacy.consent.plan import (

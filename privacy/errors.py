@@ -115,3 +115,7 @@ class RehearsalError(MedsiloError):
     """A rehearsal has refuted the privacy that a run promises; nothing of the run was sent by it."""
 
     exit_code = 11
+
+
+class LateError(MedsiloError):
+    """An update for a round that has ended without it; the silo goes on with its next task."""

@@ -37,6 +37,7 @@ from medsilo.privacy.errors import (
     BudgetError,
     ConsentError,
     DataError,
+    LateError,
     MedsiloError,
     ReceiptError,
     RefusedError,
@@ -61,7 +62,7 @@ from medsilo.silo.plans import keep_plan
 from medsilo.silo.processes import Processes, take_up
 from medsilo.silo.run_state import Measured, RunState, has_ended
 from medsilo.silo.training import LocalSite, Measurement, Progress, choose_device, set_threads
-from medsilo.silo.uplink import LateError, UnansweredError, Uplink
+from medsilo.silo.uplink import UnansweredError, Uplink
 
 if TYPE_CHECKING:
     from medsilo.silo.private_count import PrivateCounts

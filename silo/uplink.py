@@ -29,7 +29,7 @@ from medsilo.privacy.consent.consent import Missing
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.door.door import Call, Door, nonce
 from medsilo.privacy.door.protocol import agreed, newer, spoken_instead
-from medsilo.privacy.errors import IdentityError, MedsiloError, ReceiptError, RefusedError
+from medsilo.privacy.errors import IdentityError, LateError, MedsiloError, ReceiptError, RefusedError
 from medsilo.privacy.identity.certificates import Credentials, fingerprint
 from medsilo.privacy.identity.endpoint import is_loopback
 from medsilo.privacy.identity.envelope import to_message
@@ -67,10 +67,6 @@ _PROXY_BUSY = (408, 425, 429, 500, 502, 503, 504)
 _NOT_REACHED = ("Failed to connect to remote host", "DNS resolution failed")
 
 T = TypeVar("T")
-
-
-class LateError(MedsiloError):
-    """The round has ended without this silo's update; the next task is what counts."""
 
 
 class UnansweredError(MedsiloError):

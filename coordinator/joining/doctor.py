@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.coordinator.joining.invitations import Invitations
-from medsilo.coordinator.store.store import make_engine
+from medsilo.coordinator.store.engine import make_engine
 from medsilo.privacy.errors import ConfigurationError, MedsiloError
 from medsilo.privacy.identity.certificates import fingerprint
 from medsilo.privacy.identity.endpoint import split_address

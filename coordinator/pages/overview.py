@@ -11,7 +11,8 @@ from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.coordinator.pages.drawing import curves, matrix
 from medsilo.coordinator.pages.status import status_of
 from medsilo.coordinator.rounds import weights_log
-from medsilo.coordinator.store.store import RoundState, Store
+from medsilo.coordinator.store.records import RoundState
+from medsilo.coordinator.store.store import Store
 from medsilo.privacy.budget.accounting import Event, epsilon
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.exposure import Exposure

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from medsilo.coordinator.config import CoordinatorConfig
-from medsilo.coordinator.store.store import Member, RoundState, Store, Withdrawal
+from medsilo.coordinator.store.records import Member, RoundState, Withdrawal
+from medsilo.coordinator.store.store import Store
 
 LAST_CHANGES = 5
 """Of how many rounds' changes it tells."""

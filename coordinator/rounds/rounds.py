@@ -22,18 +22,20 @@ from typing import Any
 
 from medsilo.algorithms.allocation import return_freed_memory
 from medsilo.algorithms.masked_methods import masked_specs, mean_of, silos_may_change
-from medsilo.algorithms.method import Downloads, Federation, Memory, Method, local_metrics, participants
+from medsilo.algorithms.method import Downloads, Federation, Method, local_metrics, participants
 from medsilo.algorithms.models import Layout
 from medsilo.algorithms.tensor_files import PROCESS, FileWorkspace, Spares, read_payload, write_payload
 from medsilo.algorithms.tensors import FileSource, Part, Payload, TensorSpec, Workspace
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.coordinator.rounds import weights_log
-from medsilo.coordinator.rounds.changes import Change, compare
+from medsilo.coordinator.rounds.changes import compare
 from medsilo.coordinator.rounds.comparing import Beginning, norm_of_change, products_of_changes
 from medsilo.coordinator.rounds.masked_round import MaskedRound
-from medsilo.coordinator.store.store import EVERYONE, RoundState, Store, Withdrawal
+from medsilo.coordinator.rounds.round_files import named, read_memory
+from medsilo.coordinator.store.records import EVERYONE, Change, RoundState, Withdrawal
+from medsilo.coordinator.store.store import Store
 from medsilo.privacy.consent.plan import RunPlan
-from medsilo.privacy.errors import DiskError, MedsiloError, RefusedError, StoreError
+from medsilo.privacy.errors import DiskError, LateError, RefusedError, StoreError
 from medsilo.privacy.exposure import MODEL, Exposure
 from medsilo.privacy.files.durable import on_disk
 from medsilo.privacy.party.early_end import EarlyEnd, EndReason
@@ -59,10 +61,6 @@ _ONE_SET_OF_SILOS = (
     "the sums of one run are of the same hospitals in every round, for two that differ by a few would give away what "
     "those sent. It gets the run's end, and can take part in the next run"
 )
-
-
-class LateError(MedsiloError):
-    """An update for a round that has ended; the silo goes on with its next task."""
 
 
 @dataclass(frozen=True)
@@ -737,7 +735,7 @@ class Rounds:
                 workspace,
             )
         changes = self._changes(state.number, uploads)
-        written = {silo: self._files(silo, payload, state.number) for silo, payload in _named(fresh).items()}
+        written = {silo: self._files(silo, payload, state.number) for silo, payload in named(fresh).items()}
         memory_file = self._save_memory(state.number)
         with self._changed:
             if self._masks is not None and not uploads:
@@ -831,7 +829,7 @@ class Rounds:
         self._kept: dict[str, Payload] = {}
         self._keep(self.store.downloads(run))
         if name := self.store.memory_file(run):
-            self._half.memory = _read_memory(self.config.state / name)
+            self._half.memory = read_memory(self.config.state / name)
         self._open_masks()
         self._prepare()
         for silo in sorted(self._withdrawn):
@@ -922,19 +920,3 @@ def _complete(masks: MaskedRound, state: RoundState) -> bool:
         return False
     found = (state.participants.get(silo) for silo in masks.roster.silos)
     return all(mine is not None and mine.delivered_at is not None for mine in found)
-
-
-def _named(downloads: Downloads) -> dict[str, Payload]:
-    named = dict(downloads.own)
-    if downloads.everyone is not None:
-        named[EVERYONE] = downloads.everyone
-    return named
-
-
-def _read_memory(path: Path) -> Memory:
-    memory: Memory = {}
-    for part in read_payload(path).values():
-        for name, tensor in part.tensors().items():
-            group, _, key = name.partition("/")
-            memory.setdefault(group, {})[key] = tensor
-    return memory

@@ -25,7 +25,7 @@ from medsilo.algorithms.tensor_files import PayloadWriter
 from medsilo.algorithms.tensors import TensorSpec
 from medsilo.algorithms.transfer import MemorySink, Receiver, check_finite, check_parts, manifest, read_manifest, send
 from medsilo.coordinator.config import CoordinatorConfig
-from medsilo.coordinator.rounds.rounds import LateError, Rounds
+from medsilo.coordinator.rounds.rounds import Rounds
 from medsilo.coordinator.service.listening import server_credentials
 from medsilo.coordinator.service.patience import Patience
 from medsilo.coordinator.store.store import Store
@@ -33,7 +33,7 @@ from medsilo.privacy.consent.withdrawal import Tombstone
 from medsilo.privacy.door.door import Call, Door, nonce
 from medsilo.privacy.door.protocol import agreed, newer
 from medsilo.privacy.door.receipts import OutOfStepError
-from medsilo.privacy.errors import IdentityError, MedsiloError, ReceiptError, RefusedError, StoreError
+from medsilo.privacy.errors import IdentityError, LateError, MedsiloError, ReceiptError, RefusedError, StoreError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.files.durable import disk_error
 from medsilo.privacy.identity.certificates import Credentials, fingerprint

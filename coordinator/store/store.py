@@ -6,106 +6,22 @@ database only after it is durable.
 
 from __future__ import annotations
 
-import errno
-import os
-import sqlite3
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Engine, create_engine, event, make_url, select
+from sqlalchemy import make_url, select
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from medsilo.coordinator.rounds.changes import Change
 from medsilo.coordinator.store import schema, tables
+from medsilo.coordinator.store.engine import database_disk_error, make_engine
 from medsilo.coordinator.store.lease import AWAY, Lease, folder_id
-from medsilo.privacy.errors import ConfigurationError, DiskError, LeaseLostError, StoreError
-from medsilo.privacy.files.durable import disk_error
+from medsilo.coordinator.store.records import Change, Member, Participation, Refusal, RoundState, Withdrawal, now
+from medsilo.privacy.errors import ConfigurationError, LeaseLostError, StoreError
 from medsilo.privacy.party.early_end import EarlyEnd, EndReason
-
-_FAILED = {
-    sqlite3.SQLITE_FULL: errno.ENOSPC,
-    sqlite3.SQLITE_READONLY: errno.EROFS,
-    sqlite3.SQLITE_IOERR: errno.EIO,
-}
-
-EVERYONE = "*"
-"""In place of a silo's name: a download for every silo that has none of its own."""
-
-
-@dataclass(frozen=True)
-class Member:
-    """A silo's answer to the plan; ``missing`` names what its consent lacked."""
-
-    silo: str
-    accepted: bool
-    missing: tuple[str, ...]
-    audit_key: str
-    certificate_sha256: str
-    answered_at: str
-
-
-@dataclass(frozen=True)
-class Participation:
-    """A silo in a round. ``late``: the round ended without it. ``file``: where its update lies. ``change``: what is
-    said of it beside the others'; None for masked rounds, updates without a model, and until the round has ended."""
-
-    round: int
-    silo: str
-    delivered_at: str | None
-    late: bool
-    file: str | None
-    receipt: dict[str, Any] | None
-    accuracy: float | None
-    loss: float | None
-    change: Change | None = None
-
-
-@dataclass(frozen=True)
-class RoundState:
-    """A round's times (UTC, ISO 8601) and its participants by silo."""
-
-    number: int
-    opened_at: str
-    closed_at: str | None
-    participants: Mapping[str, Participation]
-
-
-@dataclass(frozen=True)
-class Withdrawal:
-    """The end of a silo's part before the run's: ``statement`` is its own signed word (a DSSE envelope).
-
-    ``rounds_acknowledged``: rounds whose updates had been acknowledged to it. ``dropped_round``: the one among them
-    that was still open, so that its update is used for nothing.
-    """
-
-    silo: str
-    at: str
-    reason: str
-    rounds_acknowledged: tuple[int, ...]
-    dropped_round: int | None
-    statement: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A request that was turned away."""
-
-    at: str
-    peer: str
-    rpc: str
-    reason: str
-
-
-def now() -> str:
-    """The time, UTC, to the millisecond."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 class Store:
@@ -125,7 +41,7 @@ class Store:
             self._sqlite = self._engine.dialect.name == "sqlite"
             self._upgraded = schema.upgrade(self._engine)
         except OperationalError as error:
-            if (failed := _disk_error(self._engine, error)) is not None:
+            if (failed := database_disk_error(self._engine, error)) is not None:
                 raise failed from None
             if self._sqlite:
                 raise ConfigurationError(f"store: the database {named} cannot be opened: {error.orig}") from None
@@ -519,7 +435,7 @@ class Store:
             with serial, Session(self._engine) as session, session.begin():
                 yield session
         except AWAY as error:
-            if (failed := _disk_error(self._engine, error)) is not None:
+            if (failed := database_disk_error(self._engine, error)) is not None:
                 raise failed from error
             said = f"store: the database does not answer: {getattr(error, 'orig', error)}"
             if self._sqlite:
@@ -541,40 +457,6 @@ def _participation(row: tables.Participant) -> Participation:
     )
 
 
-def _disk_error(engine: Engine, error: SQLAlchemyError) -> DiskError | None:
-    """What SQLite says of a disk that is full, read-only or failing, or of too many open files."""
-    code = getattr(getattr(error, "orig", None), "sqlite_errorcode", 0) & 0xFF  # the rest tells kinds of it apart
-    if code not in (*_FAILED, sqlite3.SQLITE_CANTOPEN) or engine.url.database is None:
-        return None
-    folder = Path(engine.url.database).absolute().parent
-    # SQLite calls many things an input/output error, or says only that a file cannot be opened.
-    found = None if code == sqlite3.SQLITE_FULL else _refusal(folder)
-    if found is None and code in _FAILED:
-        found = OSError(_FAILED[code], "")
-    return None if found is None else disk_error(found, folder)
-
-
-def _refusal(folder: Path) -> OSError | None:
-    """What the system says to a file that is to be made in a folder."""
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(b"?")
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        return error
-    return None
-
-
-def has_password(url: str) -> bool:
-    """Whether a database's URL holds a password, whose place is not in a configuration file."""
-    try:
-        location = make_url(url)
-    except SQLAlchemyError:
-        return False
-    return location.password is not None or "password" in location.query
-
-
 def _open_round(session: Session, run: str, number: int, silos: Sequence[str]) -> None:
     session.add(tables.Round(run=run, number=number, opened_at=now()))
     session.add_all(tables.Participant(run=run, round=number, silo=silo) for silo in silos)
@@ -586,43 +468,3 @@ def _withdrawal_in_force(session: Session, run: str, silo: str) -> tables.Withdr
             tables.Withdrawal.run == run, tables.Withdrawal.silo == silo, tables.Withdrawal.renewed_at.is_(None)
         )
     )
-
-
-def make_engine(url: URL) -> Engine:
-    """What connects to a store's database; raises ``ConfigurationError`` for one of another kind."""
-    name = url.get_backend_name()
-    if name == "sqlite":
-        engine = create_engine(url)
-        event.listen(engine, "connect", _sqlite_pragmas)
-        return engine
-    if name != "postgresql":
-        raise ConfigurationError(f"store: {url.render_as_string()} is neither SQLite nor PostgreSQL")
-    # A server whose machine or network is gone must not hold a call for hours. And a server that was set up without a
-    # locale, as in a bare container, has no encoding of its own.
-    settings = {
-        "client_encoding": "utf8",
-        "connect_timeout": 5,
-        "keepalives_idle": 5,
-        "keepalives_interval": 5,
-        "keepalives_count": 2,
-        "tcp_user_timeout": 10_000,
-    }
-    given = {key: value for key, value in settings.items() if key not in url.query}
-    engine = create_engine(url.set(drivername="postgresql+psycopg"), pool_pre_ping=True, connect_args=given)
-    event.listen(engine, "connect", _postgres_settings)
-    return engine
-
-
-def _postgres_settings(connection: Any, _: Any) -> None:
-    # A coordinator that is stopped in mid-transaction must not keep another from taking over.
-    connection.execute("SET idle_in_transaction_session_timeout = '10s'")
-    connection.execute("SET lock_timeout = '10s'")
-    connection.commit()
-
-
-def _sqlite_pragmas(connection: Any, _: Any) -> None:
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA synchronous=FULL")
-    cursor.execute("PRAGMA busy_timeout=10000")
-    cursor.close()

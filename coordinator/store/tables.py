@@ -1,4 +1,4 @@
-"""The tables of the coordinator's database. A change here needs a migration in ``coordinator/migrations``."""
+"""The tables of the coordinator's database. A change here needs a migration in ``migrations``."""
 
 from __future__ import annotations
 

@@ -13,8 +13,9 @@ import torch
 
 from medsilo.algorithms.tensors import BLOCK, Part, Payload
 from medsilo.coordinator.config import CoordinatorConfig
-from medsilo.coordinator.rounds.changes import Change, compare
+from medsilo.coordinator.rounds.changes import compare
 from medsilo.coordinator.rounds.comparing import Beginning, norm_of_change, products_of_changes
+from medsilo.coordinator.store.records import Change
 from medsilo.coordinator.store.store import Store
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import Exposure

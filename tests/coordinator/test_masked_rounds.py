@@ -21,9 +21,9 @@ from medsilo.algorithms.tensors import MemorySource, Part, Payload
 from medsilo.algorithms.transfer import check_parts
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.coordinator.rounds import rounds
-from medsilo.coordinator.rounds.rounds import LateError, Order, Rounds
+from medsilo.coordinator.rounds.rounds import Order, Rounds
 from medsilo.coordinator.store.store import Store
-from medsilo.privacy.errors import ConfigurationError, RefusedError, StoreError
+from medsilo.privacy.errors import ConfigurationError, LateError, RefusedError, StoreError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.identity.authority import create_authority, issue
 from medsilo.privacy.identity.certificates import Credentials, load_credentials

@@ -11,7 +11,8 @@ import pytest
 from postgres_cluster import Cluster
 
 from medsilo.coordinator.config import CoordinatorConfig
-from medsilo.coordinator.store.store import EVERYONE, Store
+from medsilo.coordinator.store.records import EVERYONE
+from medsilo.coordinator.store.store import Store
 from medsilo.privacy.errors import ConfigurationError
 
 PLAN = b'{"run":"r"}'

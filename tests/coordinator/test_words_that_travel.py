@@ -9,7 +9,6 @@ from typing import Any
 import grpc
 import pytest
 
-from medsilo.coordinator.rounds.rounds import LateError
 from medsilo.coordinator.service.service import BusyError, CoordinatorService
 from medsilo.privacy.errors import (
     ConfigurationError,
@@ -17,6 +16,7 @@ from medsilo.privacy.errors import (
     DataError,
     IdentityError,
     JournalError,
+    LateError,
     RefusedError,
     StoreError,
 )

@@ -19,7 +19,8 @@ from test_runs import (
     assert_signed,
 )
 
-from medsilo.coordinator.store.store import Participation, Store
+from medsilo.coordinator.store.records import Participation
+from medsilo.coordinator.store.store import Store
 
 Make = Callable[..., Federation]
 
