@@ -26,8 +26,8 @@ from typing import Any
 import psutil
 
 from medsilo.algorithms.datasets import save_npz
-from medsilo.silo.sharding import PracticalGroups, cut
-from medsilo.silo.synthetic import generate_tissue
+from medsilo.silo.data.sharding import PracticalGroups, cut
+from medsilo.silo.data.synthetic import generate_tissue
 
 BIN = Path(sys.executable).parent
 PORT, ENROLMENT = 17443, 17444

@@ -5,7 +5,7 @@
     python benchmarks/load.py soak   [--minutes 62] [--silos 10]                    # does anything grow?
 
 All of them: one coordinator as its own process (`coordinator serve`), mutual TLS on loopback, journals on, and silos
-that are the daemon's own code (``medsilo.silo.daemon.train``) with their own certificate, journal and door; only
+that are the daemon's own code (``medsilo.silo.run.daemon.train``) with their own certificate, journal and door; only
 training and testing are left out, in whose place a silo sleeps. Several silos share a process, each in its own thread.
 Images are synthetic, and there are few of them. At the end evidence is exported on both sides and held against each
 other (`audit verify --peer`) for a sample of silos.
@@ -290,8 +290,8 @@ def prepare(folder: Path, count: int, *, rounds: int, method: str, **run: Any) -
     from medsilo.privacy.identity.authority import create_authority, issue
     from medsilo.privacy.identity.identity import Identity
     from medsilo.privacy.identity.keys import create_keys
-    from medsilo.silo.sharding import PracticalGroups, cut
-    from medsilo.silo.synthetic import generate_tissue
+    from medsilo.silo.data.sharding import PracticalGroups, cut
+    from medsilo.silo.data.synthetic import generate_tissue
 
     names = [f"hospital{number}" for number in range(1, count + 1)]
     with socket.socket() as probe:
@@ -374,9 +374,10 @@ def crowd(pause: float, names: Sequence[str]) -> None:
     """Silos as the daemon is, a thread each."""
     from rich.console import Console
 
-    from medsilo.silo import daemon, training
-    from medsilo.silo.config import SiloConfig
-    from medsilo.silo.display import Display
+    from medsilo.silo.run import daemon
+    from medsilo.silo.run.display import Display
+    from medsilo.silo.state.config import SiloConfig
+    from medsilo.silo.training import site as training
 
     def rest(*_: object, **__: object) -> None:
         time.sleep(pause)
@@ -403,8 +404,8 @@ def thin(names: Sequence[str]) -> None:
     from medsilo.privacy.identity.keys import load_audit_key
     from medsilo.privacy.journal.journal import Journal
     from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
-    from medsilo.silo import uplink
-    from medsilo.silo.config import SiloConfig
+    from medsilo.silo.state.config import SiloConfig
+    from medsilo.silo.uplink import uplink
 
     class Dropping:
         def __init__(self, parts: Any) -> None:

@@ -42,8 +42,8 @@ from test_runs import (  # noqa: E402
     assert_signed,
 )
 
-from medsilo.silo.sharding import PracticalGroups, cut  # noqa: E402
-from medsilo.silo.synthetic import generate_tissue  # noqa: E402
+from medsilo.silo.data.sharding import PracticalGroups, cut  # noqa: E402
+from medsilo.silo.data.synthetic import generate_tissue  # noqa: E402
 
 SILOS = ("hospital1", "hospital2", "hospital3")
 VICTIM = "hospital1"

@@ -80,14 +80,14 @@ def main() -> None:
     end = sys.argv.index("--")
     flags, sys.argv = set(sys.argv[1:end]), sys.argv[end + 1 :]
     if "untrained" in flags:
-        from medsilo.silo import training
+        from medsilo.silo.training import site as training
 
         training.LocalSite.fit = training.LocalSite.measure = lambda *_, **__: None
     if "unjournalled" in flags:
         keep_nothing()
     if "unaudited" in flags:
         from medsilo.coordinator import daemon as coordinator_daemon
-        from medsilo.silo import daemon
+        from medsilo.silo.run import daemon
 
         daemon.Door = coordinator_daemon.Door = PlainDoor
     if sys.argv[0] == "silo":

@@ -24,7 +24,7 @@ from medsilo.algorithms.models import build
 from medsilo.privacy.budget.promise import PrivacyPlan
 from medsilo.privacy.budget.sealed_keys import unsealed
 from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
-from medsilo.silo.training import LocalSite
+from medsilo.silo.training.site import LocalSite
 
 MODELS = ("diversifed-cnn", "lenet5-gn", "resnet8-gn")
 

@@ -149,8 +149,8 @@ def run_leg(folder: Path, *, trained: bool, kind: str) -> Leg:
 
 def prepare(folder: Path, size: str, rounds: int, method: str) -> None:
     from medsilo.algorithms.datasets import save_npz
-    from medsilo.silo.sharding import PracticalGroups, cut
-    from medsilo.silo.synthetic import generate_tissue
+    from medsilo.silo.data.sharding import PracticalGroups, cut
+    from medsilo.silo.data.synthetic import generate_tissue
 
     shards = cut(
         generate_tissue(seed=1, train=2700, test=900),

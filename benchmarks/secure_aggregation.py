@@ -42,9 +42,9 @@ from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.identity.keys import create_keys, load_audit_key
 from medsilo.privacy.secure_aggregation import mask_keys
 from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey, Occasion, Roster, certify, vouch
-from medsilo.silo.sharding import PracticalGroups, cut
-from medsilo.silo.synthetic import generate_tissue
-from medsilo.silo.training import LocalSite
+from medsilo.silo.data.sharding import PracticalGroups, cut
+from medsilo.silo.data.synthetic import generate_tissue
+from medsilo.silo.training.site import LocalSite
 
 MODEL = ModelPlan(name="diversifed-cnn", input_shape=(3, 28, 28), classes=9)
 OCCASION = Occasion("bench", "bench", bytes(32), 0)

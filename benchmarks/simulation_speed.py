@@ -36,7 +36,7 @@ from medsilo.algorithms.local import Local
 from medsilo.algorithms.method import Correction
 from medsilo.algorithms.models import build, state_of
 from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
-from medsilo.silo.training import LocalSite
+from medsilo.silo.training.site import LocalSite
 from medsilo.simulation.batched import Fit, InLanes, InThreads, Stacked
 
 SHAPES = {

@@ -29,9 +29,9 @@ from medsilo.privacy.consent.consent import Consent
 from medsilo.privacy.errors import MedsiloError
 from medsilo.privacy.exposure import Exposure
 from medsilo.silo.cli import app as silo_app
-from medsilo.silo.config import SiloConfig
+from medsilo.silo.commands.shard import shard
 from medsilo.silo.flower.config import FlowerConfig
-from medsilo.silo.shard_command import shard
+from medsilo.silo.state.config import SiloConfig
 from medsilo.simulation.cli import app as simulation_app
 from medsilo.simulation.experiment import SETTINGS, ExperimentConfig
 

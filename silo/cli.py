@@ -36,14 +36,14 @@ from medsilo.privacy.party.console import application, output
 from medsilo.privacy.party.console import run as run_app
 from medsilo.privacy.party.logs import LogFormat
 from medsilo.privacy.report.format import Format
-from medsilo.silo.config import SiloConfig
-from medsilo.silo.consent_commands import approve, consent_app
-from medsilo.silo.evaluation_commands import Round, Run, evaluate, export
+from medsilo.silo.commands.consent import approve, consent_app
+from medsilo.silo.commands.joining import doctor, init
+from medsilo.silo.commands.model import Round, Run, evaluate, export
+from medsilo.silo.commands.models import models
+from medsilo.silo.commands.prepare import prepare, read_window
 from medsilo.silo.flower.config import FlowerConfig, read_party
-from medsilo.silo.joining_commands import doctor, init
-from medsilo.silo.models_command import models
-from medsilo.silo.plans import known_plan, read_plan
-from medsilo.silo.prepare_command import prepare, read_window
+from medsilo.silo.state.config import SiloConfig
+from medsilo.silo.state.plans import known_plan, read_plan
 
 app = application(
     "A hospital's side of a federation: trains on its own images, decides and records what leaves.", program="silo"
@@ -72,7 +72,7 @@ def open_sent(
     ] = None,
 ) -> None:
     """Show exactly which tensors left, from the messages that this silo kept (`keep_sent_days`)."""
-    from medsilo.silo.opening import open_rounds
+    from medsilo.silo.oversight.opening import open_rounds
 
     settings = SiloConfig.read(config)
     keep_private(settings.state)
@@ -115,8 +115,8 @@ def keys(config: Config, rotate: Rotate = False) -> None:
 @app.command()
 def train(config: Config, log: Log = LogFormat.TEXT) -> None:
     """Join the coordinator's run and train to its end; the same command goes on after any crash."""
-    from medsilo.silo import daemon  # torch and gRPC take seconds to load; the other commands need neither
-    from medsilo.silo.display import Display
+    from medsilo.silo.run import daemon  # torch and gRPC take seconds to load; the other commands need neither
+    from medsilo.silo.run.display import Display
 
     settings = SiloConfig.read(config)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -184,8 +184,8 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Show exactly what would leave in the first round, and what else in others. Sends nothing."""
-    from medsilo.silo import inspection
-    from medsilo.silo.inspection_display import show
+    from medsilo.silo.preview import inspection
+    from medsilo.silo.preview.inspection_display import show
 
     settings = SiloConfig.read(config)
     found = inspection.inspect(settings, read_plan(plan) if plan else known_plan(settings))
@@ -209,9 +209,9 @@ def rehearse(
 ) -> None:
     """Try out what could be learnt from the first round's update, before it leaves. Sends and charges nothing."""
     from medsilo.privacy.pages.page import print_page_one
-    from medsilo.silo import rehearsal
-    from medsilo.silo.rehearsal_page import as_json as machine_readable
-    from medsilo.silo.rehearsal_page import make_document, write_page
+    from medsilo.silo.preview import rehearsal
+    from medsilo.silo.preview.rehearsal_page import as_json as machine_readable
+    from medsilo.silo.preview.rehearsal_page import make_document, write_page
 
     settings = SiloConfig.read(config)
     keep_private(settings.state)
@@ -249,7 +249,7 @@ def budget(
     ] = None,
 ) -> None:
     """Show what the privacy ledgers say: spent and left, per run, release and version. Sends nothing."""
-    from medsilo.silo import budget as view
+    from medsilo.silo.oversight import budget as view
 
     settings = SiloConfig.read(config)
     if shard is not None:
@@ -257,7 +257,7 @@ def budget(
         typer.echo(f"The images and patients of data set {version} are on record (as keyed hashes).", err=True)
     found = view.read_accounts(settings, course=html is not None)
     if html is not None:
-        from medsilo.silo.budget_page import to_html
+        from medsilo.silo.oversight.budget_page import to_html
 
         try:
             write_atomically(html, to_html(settings.name, found).encode())
@@ -296,7 +296,7 @@ def page(
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="The port, on this machine alone.")] = 8600,
 ) -> None:
     """Serve a page on this machine alone: what has left, what would leave next, the budget, a button to withdraw."""
-    from medsilo.silo.page import serve_page
+    from medsilo.silo.oversight.live_page import serve_page
 
     def ready(address: str, token: Path) -> None:
         out.print(f"The page, to be opened on this machine: {address}", markup=False, soft_wrap=True)
@@ -323,8 +323,8 @@ def predict(
     ] = None,
 ) -> None:
     """Classify images with this hospital's personalised model. Sends nothing."""
-    from medsilo.silo import prediction
-    from medsilo.silo.kept_models import find_model, why_untrained
+    from medsilo.silo.model import prediction
+    from medsilo.silo.model.kept_models import find_model, why_untrained
 
     settings = SiloConfig.read(config)
     kept = find_model(settings.runs, run, round_)
@@ -359,7 +359,7 @@ app.command()(models)
 
 
 def _add_shard() -> None:
-    from medsilo.silo.shard_command import shard
+    from medsilo.silo.commands.shard import shard
 
     app.command()(shard)
 

@@ -34,7 +34,7 @@ from torch.nn import functional as F
 
 from medsilo.algorithms.method import Correction, Downloads, Objective, SiloHalf, State, Watch
 from medsilo.privacy.errors import ConfigurationError
-from medsilo.silo.training import LocalSite, diverged, gradients_of, make_optimizer
+from medsilo.silo.training.site import LocalSite, diverged, gradients_of, make_optimizer
 
 _RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
 

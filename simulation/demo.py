@@ -20,9 +20,9 @@ from rich.table import Table
 from medsilo.algorithms.datasets import ImageDataset, load_pathmnist, save_npz
 from medsilo.privacy.errors import DataError, MedsiloError
 from medsilo.privacy.party.console import output
-from medsilo.silo.pictures import draw_label_distribution
-from medsilo.silo.sharding import PracticalGroups, cut
-from medsilo.silo.sources import open_dataset
+from medsilo.silo.data.label_distribution import draw_label_distribution
+from medsilo.silo.data.sharding import PracticalGroups, cut
+from medsilo.silo.data.sources import open_dataset
 
 ROOT = Path(__file__).parents[1]
 HOSPITALS = ("hospital1", "hospital2", "hospital3")

@@ -26,7 +26,7 @@ from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, Trainin
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.files.configuration import Name, StrictModel, beside_file, explain, load
-from medsilo.silo.sharding import ByPatient, Dirichlet, Pathological, PooledDirichlet, PracticalGroups, Setting
+from medsilo.silo.data.sharding import ByPatient, Dirichlet, Pathological, PooledDirichlet, PracticalGroups, Setting
 
 SETTINGS: dict[str, type[Setting]] = {
     "practical": PracticalGroups,
@@ -92,7 +92,7 @@ class ExperimentConfig(StrictModel):
         name: of the experiment, of its folder and of its page.
         data: one or more of ``pathmnist``, ``synthetic``, or the path of an ``.npz`` file (from the experiment file's
             folder). ``--data`` takes its place.
-        setting: ``kind`` and the fields of that setting (``medsilo.silo.sharding``).
+        setting: ``kind`` and the fields of that setting (``medsilo.silo.data.sharding``).
         settings: in place of ``setting`` several such by name.
         model: an architecture of ``medsilo.algorithms.models``.
         training: of all methods that do not say otherwise.

@@ -40,12 +40,12 @@ from medsilo.privacy.budget.sealed_keys import Paid, unsealed
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import BudgetError, ConfigurationError, DataError
 from medsilo.privacy.exposure import Exposure
-from medsilo.silo.training import LocalSite, Measurement
+from medsilo.silo.training.site import LocalSite, Measurement
 from medsilo.simulation.batched import Engine, train_round
 from medsilo.simulation.checkpoint import CheckpointReader, CheckpointWriter
 
 if TYPE_CHECKING:
-    from medsilo.silo.private_training import Charge
+    from medsilo.silo.training.private_training import Charge
 
 _CHECKPOINT_VERSION = 1
 

@@ -27,7 +27,7 @@ from medsilo.privacy.report.builder import make_report
 from medsilo.privacy.report.format import Format
 from medsilo.privacy.report.model import Report
 from medsilo.privacy.report.writing import to_html, write_report
-from medsilo.silo.prediction import PersonalisedModel, Prediction, load_model
+from medsilo.silo.model.prediction import PersonalisedModel, Prediction, load_model
 from medsilo.simulation.experiment import ExperimentConfig
 from medsilo.simulation.results import (
     EXPOSURE_COLUMNS,

@@ -24,7 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from medsilo.algorithms.datasets import ImageDataset
 from medsilo.privacy.environment import asking_nobody
 from medsilo.privacy.errors import ConfigurationError, MedsiloError
-from medsilo.silo import sources
+from medsilo.silo.data import sources
 from medsilo.simulation.execution import PROGRESS, Outcome, check_can_run, execute, is_finished
 from medsilo.simulation.experiment import ExperimentConfig, Run, runs
 

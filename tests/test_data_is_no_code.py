@@ -15,8 +15,8 @@ from PIL import Image
 from medsilo.algorithms.datasets import load_npz, save_npz
 from medsilo.privacy.errors import ConfigurationError, DataError
 from medsilo.privacy.files.configuration import StrictModel, load
-from medsilo.silo.image_files import read_image
-from medsilo.silo.synthetic import generate_tissue
+from medsilo.silo.data.image_files import read_image
+from medsilo.silo.data.synthetic import generate_tissue
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("protos", "privacy", "algorithms", "silo", "coordinator", "simulation")

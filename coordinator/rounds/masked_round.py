@@ -2,8 +2,8 @@
 
 Keys come when silos have trained, so that a silo that drops out in training is in no roster. Once a roster is fixed the
 round's silos stay the same: what is done again is done with the same silos and fresh masks, or the round is given up.
-Silos mask for one set of silos in a run (``medsilo.silo.masking``), so the first roster's are the whole run's, which
-waits for them, unless single updates have a bound.
+Silos mask for one set of silos in a run (``medsilo.silo.run.masking``), so the first roster's are the whole run's,
+which waits for them, unless single updates have a bound.
 """
 
 from __future__ import annotations

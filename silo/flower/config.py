@@ -12,7 +12,7 @@ from medsilo.privacy.files.configuration import FilePath, StrictModel
 from medsilo.privacy.identity.endpoint import Address, is_loopback
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.party.party import PartyConfig
-from medsilo.silo.config import CoordinatorAddress, SiloConfig
+from medsilo.silo.state.config import CoordinatorAddress, SiloConfig
 
 _NOT_DECLARED = (Exposure.PROTOCOL, Exposure.IDENTITY, Exposure.MASKED_UPDATE)
 

@@ -189,7 +189,7 @@ def simulation_of(method: Method, *, rounds: int) -> Simulation:
 
 def fresh_site(simulation: Simulation, name: str) -> Any:
     from medsilo.algorithms.models import build
-    from medsilo.silo.training import LocalSite
+    from medsilo.silo.training.site import LocalSite
 
     plan, old = simulation.plan, simulation._sites[name]
     return LocalSite(name, old._dataset, build(plan.model, seed=plan.seed), plan, device=torch.device("cpu"))

@@ -24,7 +24,7 @@ from medsilo.algorithms.models import Features, Layout, build, mlp, state_of
 from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload
 from medsilo.privacy.errors import ConfigurationError, RefusedError
 from medsilo.privacy.exposure import MODEL, Exposure
-from medsilo.silo.training import LocalSite
+from medsilo.silo.training.site import LocalSite
 
 PEER, STATISTICS, MASK = Exposure.PEER_DERIVED, Exposure.RUNNING_STATISTICS, Exposure.PARAMETER_MASK
 METHODS: list[Method] = [FedGH(), FedDBE(), FedCAC(), FedAP()]

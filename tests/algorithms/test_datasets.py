@@ -23,7 +23,7 @@ from medsilo.algorithms.datasets import (
     written_whole,
 )
 from medsilo.privacy.errors import DataError
-from medsilo.silo.sources import open_dataset
+from medsilo.silo.data.sources import open_dataset
 
 
 def pathmnist_arrays() -> dict[str, np.ndarray[Any, Any]]:

@@ -41,9 +41,9 @@ from medsilo.privacy.identity.invitation import Invitation, new_code
 from medsilo.privacy.identity.keys import create_keys, load_audit_key
 from medsilo.privacy.journal.journal import Journal, read_records
 from medsilo.privacy.journal.key_rotation import rotate
-from medsilo.silo.config import SiloConfig
-from medsilo.silo.enrolment import enrol, trusted_authority
-from medsilo.silo.setting_up import is_enrolled, prepare
+from medsilo.silo.joining.enrolment import enrol, trusted_authority
+from medsilo.silo.joining.setting_up import is_enrolled, prepare
+from medsilo.silo.state.config import SiloConfig
 
 Stop = Callable[[], object]
 

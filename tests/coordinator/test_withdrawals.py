@@ -25,7 +25,7 @@ from medsilo.coordinator.store.store import Store
 from medsilo.privacy.errors import RefusedError
 from medsilo.privacy.exposure import Exposure
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
-from medsilo.silo.training import LocalSite
+from medsilo.silo.training.site import LocalSite
 
 NAMES = ("a", "a-b", "c")
 RECEIPT = {"call_id": "ab" * 16}

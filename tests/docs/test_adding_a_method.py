@@ -13,8 +13,8 @@ from medsilo.algorithms.local import Local
 from medsilo.algorithms.method import PERSONAL, Method
 from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.privacy.exposure import MODEL
-from medsilo.silo.sharding import Dirichlet, cut
-from medsilo.silo.synthetic import generate_tissue
+from medsilo.silo.data.sharding import Dirichlet, cut
+from medsilo.silo.data.synthetic import generate_tissue
 from medsilo.simulation.federation import Simulation
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-method.md").read_text(encoding="utf-8")

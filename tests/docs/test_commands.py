@@ -28,9 +28,9 @@ from medsilo.privacy.identity.keys import load_audit_key, load_audit_public
 from medsilo.privacy.journal.checkpoint import Checkpoint
 from medsilo.privacy.journal.merkle import EMPTY_ROOT
 from medsilo.silo.cli import app as silo_app
-from medsilo.silo.shard_command import shard
-from medsilo.silo.sharding import PracticalGroups, cut
-from medsilo.silo.synthetic import generate_tissue
+from medsilo.silo.commands.shard import shard
+from medsilo.silo.data.sharding import PracticalGroups, cut
+from medsilo.silo.data.synthetic import generate_tissue
 from medsilo.simulation.cli import app as simulation_app
 from medsilo.simulation.experiment import ExperimentConfig
 

@@ -19,7 +19,7 @@ from medsilo.privacy.budget.sealed_keys import unsealed
 from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import Exposure
-from medsilo.silo.training import LocalSite
+from medsilo.silo.training.site import LocalSite
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own-data-and-models.md").read_text(encoding="utf-8")
 NAME = "ournets:tissue_net"

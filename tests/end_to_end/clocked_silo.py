@@ -8,9 +8,9 @@ from pathlib import Path
 
 from medsilo.privacy.errors import MedsiloError
 from medsilo.privacy.party.console import output
-from medsilo.silo.config import SiloConfig
-from medsilo.silo.daemon import train
-from medsilo.silo.display import Display
+from medsilo.silo.run.daemon import train
+from medsilo.silo.run.display import Display
+from medsilo.silo.state.config import SiloConfig
 
 
 def main() -> None:

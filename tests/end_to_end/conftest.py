@@ -8,8 +8,8 @@ import pytest
 from federation import Federation
 
 from medsilo.algorithms.datasets import ImageDataset, save_npz
-from medsilo.silo.sharding import PracticalGroups, cut
-from medsilo.silo.synthetic import generate_tissue
+from medsilo.silo.data.sharding import PracticalGroups, cut
+from medsilo.silo.data.synthetic import generate_tissue
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from medsilo.silo import cli
-from medsilo.silo.masking import Masking
+from medsilo.silo.run.masking import Masking
 
 
 def main() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import deadly
 
-from medsilo.silo import uplink
-from medsilo.silo.daemon import _Participation
+from medsilo.silo.run.daemon import _Participation
+from medsilo.silo.uplink import uplink
 
 
 def main() -> None:

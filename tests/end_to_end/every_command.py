@@ -24,8 +24,8 @@ from test_flower import CONSENT, RECORDS_OF_THE_APP, make_certificate
 from watched_hosts import COORDINATOR
 
 from medsilo.algorithms.datasets import save_npz
-from medsilo.silo.sharding import PracticalGroups, cut
-from medsilo.silo.synthetic import generate_tissue
+from medsilo.silo.data.sharding import PracticalGroups, cut
+from medsilo.silo.data.synthetic import generate_tissue
 
 ROOT = Path(__file__).parents[2]
 HOSPITALS = ("hospital1", "hospital2")

@@ -42,8 +42,8 @@ from medsilo.algorithms.datasets import ImageDataset
 from medsilo.privacy.audit.bundle import export
 from medsilo.privacy.audit.verification import verify_evidence
 from medsilo.privacy.files.durable import write_atomically
-from medsilo.silo.sharding import PracticalGroups, cut
-from medsilo.silo.synthetic import generate_tissue
+from medsilo.silo.data.sharding import PracticalGroups, cut
+from medsilo.silo.data.synthetic import generate_tissue
 
 MODEL = {"name": "mlp-64", "input_shape": [3, 28, 28], "classes": 9}
 PLAIN = ["PROTOCOL", "IDENTITY", "MODEL_PARAMETERS", "SAMPLE_COUNT", "PEER_DERIVED", "PEER_MODELS", "LOCAL_METRICS"]

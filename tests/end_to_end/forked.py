@@ -25,9 +25,9 @@ _FORKS.set_forkserver_preload(
         "medsilo.coordinator.daemon",
         "coordinator.store",
         "medsilo.silo.cli",
-        "medsilo.silo.daemon",
-        "medsilo.silo.private_training",
-        "medsilo.silo.shard_command",
+        "medsilo.silo.run.daemon",
+        "medsilo.silo.training.private_training",
+        "medsilo.silo.commands.shard",
     ]
 )
 FAULTS = faults.library()

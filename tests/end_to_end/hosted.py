@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from medsilo.coordinator.service import service
-from medsilo.silo import channel, uplink
+from medsilo.silo.uplink import channel, uplink
 
 _CLONE_NEWNET = 0x40000000
 

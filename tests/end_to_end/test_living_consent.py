@@ -19,7 +19,7 @@ from test_runs import assert_journals_sound
 from medsilo.privacy.consent.withdrawal import History, Tombstone
 from medsilo.privacy.identity.envelope import from_json
 from medsilo.privacy.identity.keys import load_audit_key
-from medsilo.silo.config import SiloConfig
+from medsilo.silo.state.config import SiloConfig
 
 Make = Callable[..., Federation]
 

@@ -19,8 +19,8 @@ from federation import PATIENCE, Federation, free_port
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.identity.authority import issue_to_operator
 from medsilo.privacy.report.builder import make_report
-from medsilo.silo.config import SiloConfig
-from medsilo.silo.page import View
+from medsilo.silo.oversight.live_page import View
+from medsilo.silo.state.config import SiloConfig
 
 Make = Callable[..., Federation]
 

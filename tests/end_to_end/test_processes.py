@@ -24,7 +24,7 @@ def helper_of(one: Federation, silo: Process) -> psutil.Process:
     watched = psutil.Process(silo.pid)
 
     def speaking() -> list[psutil.Process]:
-        return [c for c in watched.children() if "medsilo.silo.helper" in c.cmdline() and c.net_connections()]
+        return [c for c in watched.children() if "medsilo.silo.training.helper" in c.cmdline() and c.net_connections()]
 
     one.wait_for("a second process", lambda: bool(speaking()))
     (found,) = speaking()

@@ -13,7 +13,7 @@ from federation import Federation
 from pypdf import PdfReader
 
 from medsilo.algorithms.datasets import save_npz
-from medsilo.silo.synthetic import generate_tissue
+from medsilo.silo.data.synthetic import generate_tissue
 
 Make = Callable[..., Federation]
 

@@ -238,7 +238,7 @@ def test_a_coordinator_that_may_not_open_enough_files_asks_for_all_that_it_may_a
 def test_the_shipped_configurations_are_valid() -> None:
     from medsilo.coordinator.config import CoordinatorConfig
     from medsilo.privacy.consent.consent import ConsentFile
-    from medsilo.silo.config import SiloConfig
+    from medsilo.silo.state.config import SiloConfig
 
     configs = Path(__file__).parents[2] / "configs"
     for folder in (configs, configs / "practical-20"):

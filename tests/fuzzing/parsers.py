@@ -62,10 +62,10 @@ from medsilo.privacy.journal.stored_schema import StoredSchema
 from medsilo.privacy.secure_aggregation.mask_keys import Occasion, certify, read_certified, round_of, vouch
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.medsilo.v1 import journal_pb2, tensor_pb2
-from medsilo.silo.config import SiloConfig
-from medsilo.silo.image_files import read_image
-from medsilo.silo.run_state import RunState
-from medsilo.silo.synthetic import generate_tissue
+from medsilo.silo.data.image_files import read_image
+from medsilo.silo.data.synthetic import generate_tissue
+from medsilo.silo.run.run_state import RunState
+from medsilo.silo.state.config import SiloConfig
 from medsilo.simulation.experiment import ExperimentConfig
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -749,9 +749,9 @@ def kept_messages(folder: Path) -> Parser:
 @parser
 def small_files(folder: Path) -> Parser:
     """The little JSON files of a state folder: an approval, a withdrawal, a model's description."""
-    from medsilo.silo.approval import _approved_at
-    from medsilo.silo.prediction import _description
-    from medsilo.silo.withdrawal_request import WithdrawalRequest
+    from medsilo.silo.model.prediction import _description
+    from medsilo.silo.run.approval import _approved_at
+    from medsilo.silo.state.withdrawal_request import WithdrawalRequest
 
     class Config:
         approval = folder / "model.json"

@@ -22,7 +22,7 @@ from medsilo.privacy.errors import ConfigurationError, ConsentError, RefusedErro
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.files.configuration import with_home
 from medsilo.privacy.identity.identity import Identity
-from medsilo.silo.config import SiloConfig
+from medsilo.silo.state.config import SiloConfig
 
 COORDINATOR = Identity("test", "coordinator", "c")
 FULL = """

@@ -20,8 +20,8 @@ from medsilo.privacy.errors import DataError, IdentityError, JournalError, Medsi
 from medsilo.privacy.files.configuration import Name
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.journal.journal import RECORDS
-from medsilo.silo.kept_models import find_model
-from medsilo.silo.opening import open_rounds
+from medsilo.silo.model.kept_models import find_model
+from medsilo.silo.oversight.opening import open_rounds
 
 BAD = {
     "up": "../../etc/passwd",

@@ -18,8 +18,8 @@ from medsilo.algorithms.models import build, state_of
 from medsilo.algorithms.public_set import PublicImages
 from medsilo.algorithms.registry import METHODS, make
 from medsilo.privacy.consent.plan import AugmentationPlan, MethodPlan, ModelPlan, RunPlan, TrainingPlan
-from medsilo.silo.data_parallel import Alone, DataParallel
-from medsilo.silo.training import LocalSite
+from medsilo.silo.training.data_parallel import Alone, DataParallel
+from medsilo.silo.training.site import LocalSite
 from medsilo.simulation import federation
 from medsilo.simulation.federation import Simulation
 

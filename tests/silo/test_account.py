@@ -29,8 +29,8 @@ from medsilo.privacy.door.door import Door
 from medsilo.privacy.errors import BudgetError, DataError, RefusedError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.journal.journal import Journal, read_records
-from medsilo.silo.account import Account, budget_of, check_enough, check_promise, metrics_budget_of
-from medsilo.silo.private_count import PrivateCounts
+from medsilo.silo.run.account import Account, budget_of, check_enough, check_promise, metrics_budget_of
+from medsilo.silo.training.private_count import PrivateCounts
 
 
 def run_plan(

@@ -15,9 +15,9 @@ from medsilo.privacy.errors import ConfigurationError, ConsentError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.identity.invitation import Invitation
 from medsilo.silo.cli import app
-from medsilo.silo.config import SiloConfig
-from medsilo.silo.joining_commands import _agree
-from medsilo.silo.setting_up import write_consent
+from medsilo.silo.commands.joining import _agree
+from medsilo.silo.joining.setting_up import write_consent
+from medsilo.silo.state.config import SiloConfig
 
 FEDAVG = ("MODEL_PARAMETERS_EXTRACTOR", "MODEL_PARAMETERS_CLASSIFIER", "SAMPLE_COUNT", "PEER_DERIVED")
 

@@ -20,7 +20,7 @@ from medsilo.coordinator.config import RunConfig
 from medsilo.privacy.consent.plan import AugmentationPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.privacy.errors import RefusedError
 from medsilo.protos.medsilo.v1 import plan_pb2
-from medsilo.silo.augmentation import _CHANGES, Augmenter, seeded
+from medsilo.silo.training.augmentation import _CHANGES, Augmenter, seeded
 from medsilo.simulation.batched import Fit, InThreads, Stacked
 from medsilo.simulation.federation import Simulation
 

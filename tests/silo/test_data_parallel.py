@@ -26,11 +26,11 @@ from medsilo.algorithms.models import build, state_of
 from medsilo.algorithms.registry import METHODS, make
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import ConfigurationError, TrainingError
-from medsilo.silo import processes
-from medsilo.silo.config import SiloConfig
-from medsilo.silo.data_parallel import Alone, DataParallel, check_divisible, check_layers
-from medsilo.silo.processes import Processes
-from medsilo.silo.training import LocalSite, Progress, set_threads
+from medsilo.silo.state.config import SiloConfig
+from medsilo.silo.training import processes
+from medsilo.silo.training.data_parallel import Alone, DataParallel, check_divisible, check_layers
+from medsilo.silo.training.processes import Processes
+from medsilo.silo.training.site import LocalSite, Progress, set_threads
 
 
 @dataclass

@@ -23,7 +23,7 @@ from medsilo.privacy.identity.keys import create_keys, load_audit_key
 from medsilo.privacy.journal.journal import Journal
 from medsilo.privacy.party import examination
 from medsilo.privacy.party.examination import Finding, check_disk, show
-from medsilo.silo.doctor import check_data, examine, skew_finding
+from medsilo.silo.joining.doctor import check_data, examine, skew_finding
 
 PLAN = RunPlan.model_validate(
     {

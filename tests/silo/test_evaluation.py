@@ -21,15 +21,15 @@ from medsilo.privacy.budget.promise import PrivacyPlan
 from medsilo.privacy.consent.plan import ModelPlan
 from medsilo.privacy.errors import DataError
 from medsilo.silo import cli
-from medsilo.silo.config import SiloConfig
-from medsilo.silo.evaluation import KINDS, Evaluation, choose, evaluate
-from medsilo.silo.evaluation_page import as_json, make_document, write_page
-from medsilo.silo.evaluation_pictures import spotlight, whereabouts
-from medsilo.silo.model_card import as_markdown
-from medsilo.silo.performance import ClassPerformance
-from medsilo.silo.prediction import load_model
-from medsilo.silo.run_state import DESCRIPTION, MODEL, RESULTS
-from medsilo.silo.synthetic import generate_tissue
+from medsilo.silo.data.synthetic import generate_tissue
+from medsilo.silo.model.evaluation import KINDS, Evaluation, choose, evaluate
+from medsilo.silo.model.model_card import as_markdown
+from medsilo.silo.model.page import as_json, make_document, write_page
+from medsilo.silo.model.performance import ClassPerformance
+from medsilo.silo.model.pictures import spotlight, whereabouts
+from medsilo.silo.model.prediction import load_model
+from medsilo.silo.run.run_state import DESCRIPTION, MODEL, RESULTS
+from medsilo.silo.state.config import SiloConfig
 
 
 @pytest.fixture(scope="module")

@@ -34,9 +34,9 @@ from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.journal.journal import Journal, read_records
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
-from medsilo.silo.account import Account
-from medsilo.silo.private_count import PrivateCounts
-from medsilo.silo.training import LocalSite
+from medsilo.silo.run.account import Account
+from medsilo.silo.training.private_count import PrivateCounts
+from medsilo.silo.training.site import LocalSite
 
 KEY = Ed25519PrivateKey.generate()
 SILO, COORDINATOR = (Identity("test", role, "c").uri for role in ("silo", "coordinator"))  # type: ignore[arg-type]
@@ -156,9 +156,11 @@ def test_a_key_is_never_used_where_the_same_could_come_out_with_other_bits(
     if changed == "threads":
         torch.set_num_threads(threads + 1)
     elif changed == "version":
-        monkeypatch.setattr("medsilo.silo.private_training.version", lambda _: "0.0")
+        monkeypatch.setattr("medsilo.silo.training.private_training.version", lambda _: "0.0")
     else:  # as on any device but the CPU: no two trainings are taken for the same
-        monkeypatch.setattr("medsilo.silo.private_training._computes", lambda: np.random.default_rng().bytes(32).hex())
+        monkeypatch.setattr(
+            "medsilo.silo.training.private_training._computes", lambda: np.random.default_rng().bytes(32).hex()
+        )
     try:
         assert one.train() != first
     finally:

@@ -15,12 +15,13 @@ from trained_hospital import configured, planned, train
 from medsilo.algorithms.datasets import ImageDataset, load_npz
 from medsilo.privacy.consent.plan import ModelPlan
 from medsilo.privacy.errors import ConfigurationError, DataError
-from medsilo.silo import cli, exporting
-from medsilo.silo.config import SiloConfig
-from medsilo.silo.evaluation_commands import ExportFormat
-from medsilo.silo.exporting import export
-from medsilo.silo.prediction import load_model
-from medsilo.silo.synthetic import generate_tissue
+from medsilo.silo import cli
+from medsilo.silo.commands.model import ExportFormat
+from medsilo.silo.data.synthetic import generate_tissue
+from medsilo.silo.model import exporting
+from medsilo.silo.model.exporting import export
+from medsilo.silo.model.prediction import load_model
+from medsilo.silo.state.config import SiloConfig
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,18 @@ from medsilo.algorithms.models import build, state_of
 from medsilo.privacy.errors import DataError
 from medsilo.privacy.party.early_end import EarlyEnd, EndReason
 from medsilo.silo import cli
-from medsilo.silo.kept_models import choose_model, chosen_model, find_model, kept_models, listed, models_of, use_newest
-from medsilo.silo.prediction import load_kept
-from medsilo.silo.run_state import RunState
-from medsilo.silo.training import LocalSite, Measurement
+from medsilo.silo.model.kept_models import (
+    choose_model,
+    chosen_model,
+    find_model,
+    kept_models,
+    listed,
+    models_of,
+    use_newest,
+)
+from medsilo.silo.model.prediction import load_kept
+from medsilo.silo.run.run_state import RunState
+from medsilo.silo.training.site import LocalSite, Measurement
 
 
 def keep(runs: Path, run: str, accuracies: list[float | None], *, when: float = 0.0, **changes: Any) -> RunState:

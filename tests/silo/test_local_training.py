@@ -18,7 +18,7 @@ from medsilo.algorithms.tensors import Part
 from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.privacy.errors import ConfigurationError, DataError, TrainingError
 from medsilo.privacy.exposure import Exposure
-from medsilo.silo.training import LocalSite, Progress, choose_device, make_optimizer
+from medsilo.silo.training.site import LocalSite, Progress, choose_device, make_optimizer
 
 CPU = torch.device("cpu")
 

@@ -35,8 +35,8 @@ from medsilo.privacy.identity.keys import create_keys, load_audit_key
 from medsilo.privacy.journal.journal import Journal, read_records
 from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey, Occasion, Roster, certify, read_certified, vouch
 from medsilo.protos.medsilo.v1 import journal_pb2
-from medsilo.silo.inspection import privacy_loss
-from medsilo.silo.masking import Masking
+from medsilo.silo.preview.inspection import privacy_loss
+from medsilo.silo.run.masking import Masking
 
 PLAN = RunPlan.model_validate(
     {

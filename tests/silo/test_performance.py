@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from medsilo.silo.performance import Share, calibrate, compare, measure, wilson
+from medsilo.silo.model.performance import Share, calibrate, compare, measure, wilson
 
 
 def certain(said: list[int], classes: int) -> npt.NDArray[np.float64]:

@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 
 from medsilo.algorithms.datasets import ImageDataset, load_npz
 from medsilo.privacy.errors import ConfigurationError, DataError
-from medsilo.silo import preparing
 from medsilo.silo.cli import app
-from medsilo.silo.image_files import read_image, read_patient
-from medsilo.silo.preparing import Form, assemble, class_names, listed, passed_over, with_splits
+from medsilo.silo.data import preparing
+from medsilo.silo.data.image_files import read_image, read_patient
+from medsilo.silo.data.preparing import Form, assemble, class_names, listed, passed_over, with_splits
 
 
 def picture(path: Path, shade: int = 0, *, size: tuple[int, int] = (12, 12), mode: str = "RGB") -> Path:

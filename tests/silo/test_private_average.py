@@ -25,8 +25,8 @@ from medsilo.privacy.budget.sealed_keys import Paid, unsealed
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import BudgetError, RefusedError
 from medsilo.privacy.exposure import Exposure
-from medsilo.silo.private_average import clipped_unit_sum
-from medsilo.silo.training import LocalSite
+from medsilo.silo.training.private_average import clipped_unit_sum
+from medsilo.silo.training.site import LocalSite
 
 BOUND = 0.4
 PATIENTS = list("aaabbcdddd")

@@ -13,7 +13,7 @@ from medsilo.privacy.budget.noise import NoiseSource
 from medsilo.privacy.budget.promise import MetricsPlan
 from medsilo.privacy.budget.sealed_keys import Paid, unsealed
 from medsilo.privacy.errors import BudgetError, DataError
-from medsilo.silo.private_count import PrivateCounts, held_out_owners
+from medsilo.silo.training.private_count import PrivateCounts, held_out_owners
 
 PLAN = MetricsPlan(epsilon=0.5, releases=4)
 PATIENTS = [0, 0, 0, 0, 1, 1, 2, 2, 2]

@@ -22,9 +22,9 @@ from medsilo.privacy.budget.promise import PrivacyPlan
 from medsilo.privacy.budget.sealed_keys import Paid, unsealed
 from medsilo.privacy.consent.plan import ModelPlan, RunPlan
 from medsilo.privacy.errors import BudgetError, ConfigurationError, DataError, RefusedError
-from medsilo.silo import private_training
-from medsilo.silo.private_training import clipped_sum, per_image_gradients
-from medsilo.silo.training import LocalSite
+from medsilo.silo.training import private_training
+from medsilo.silo.training.private_training import clipped_sum, per_image_gradients
+from medsilo.silo.training.site import LocalSite
 
 CPU = torch.device("cpu")
 PRIVATE_MODELS = sorted(set(ARCHITECTURES) - {"lenet5", "resnet8"})

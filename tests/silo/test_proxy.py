@@ -24,8 +24,8 @@ from medsilo.privacy.identity.endpoint import split_address
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.identity.keys import create_keys
 from medsilo.privacy.journal.journal import Journal
-from medsilo.silo.config import SiloConfig
-from medsilo.silo.uplink import Uplink
+from medsilo.silo.state.config import SiloConfig
+from medsilo.silo.uplink.uplink import Uplink
 
 SECRET = "Se%cret"
 Say = Callable[[str], None]

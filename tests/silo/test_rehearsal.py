@@ -24,13 +24,15 @@ from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, Trainin
 from medsilo.privacy.errors import DataError, RefusedError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.report.rehearsed import read_rehearsals
-from medsilo.silo import cli, private_training, rehearsal
-from medsilo.silo.config import SiloConfig
+from medsilo.silo import cli
+from medsilo.silo.data.synthetic import generate_tissue
+from medsilo.silo.preview import rehearsal
 from medsilo.silo.preview.membership import Attack, Guesses, MembershipAudit, audit_scores
-from medsilo.silo.private_training import clipped_sum
-from medsilo.silo.rehearsal import Rehearsal, rehearse
-from medsilo.silo.rehearsal_page import as_json, make_document, write_page
-from medsilo.silo.synthetic import generate_tissue
+from medsilo.silo.preview.rehearsal import Rehearsal, rehearse
+from medsilo.silo.preview.rehearsal_page import as_json, make_document, write_page
+from medsilo.silo.state.config import SiloConfig
+from medsilo.silo.training import private_training
+from medsilo.silo.training.private_training import clipped_sum
 
 ROUNDS = 2
 

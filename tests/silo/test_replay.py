@@ -22,7 +22,7 @@ from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.journal.journal import Journal, read_records
 from medsilo.privacy.pages.wording import shown
-from medsilo.silo.account import Account
+from medsilo.silo.run.account import Account
 
 PARTY = Identity("test", "silo", "north")
 STEPS = SampledGaussian(0.1, 2.0, 10)

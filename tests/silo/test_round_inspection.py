@@ -28,12 +28,12 @@ from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.journal.journal import Journal, read_records
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.versions import PROTOCOL_VERSION
-from medsilo.silo.config import SiloConfig
-from medsilo.silo.inspection import Inspection, inspect
-from medsilo.silo.page import View
-from medsilo.silo.plans import keep_plan, known_plan, read_plan
-from medsilo.silo.run_state import RunState
-from medsilo.silo.training import LocalSite
+from medsilo.silo.oversight.live_page import View
+from medsilo.silo.preview.inspection import Inspection, inspect
+from medsilo.silo.run.run_state import RunState
+from medsilo.silo.state.config import SiloConfig
+from medsilo.silo.state.plans import keep_plan, known_plan, read_plan
+from medsilo.silo.training.site import LocalSite
 
 ALL = ["PROTOCOL", "IDENTITY", "MODEL_PARAMETERS", "PEER_DERIVED", "SAMPLE_COUNT", "LOCAL_METRICS"]
 

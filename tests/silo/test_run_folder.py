@@ -24,11 +24,11 @@ from medsilo.algorithms.tensors import Part
 from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.privacy.errors import DataError, DiskError
 from medsilo.privacy.files.durable import on_disk
-from medsilo.silo import run_state
-from medsilo.silo.kept_models import find_model
-from medsilo.silo.prediction import load_model
-from medsilo.silo.run_state import DESCRIPTION, MODEL, RESULTS, RunState
-from medsilo.silo.training import Measurement
+from medsilo.silo.model.kept_models import find_model
+from medsilo.silo.model.prediction import load_model
+from medsilo.silo.run import run_state
+from medsilo.silo.run.run_state import DESCRIPTION, MODEL, RESULTS, RunState
+from medsilo.silo.training.site import Measurement
 
 SHAPE = (3, 16, 16)
 

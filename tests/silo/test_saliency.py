@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from medsilo.algorithms.models import ARCHITECTURES, build
 from medsilo.privacy.consent.plan import ModelPlan
-from medsilo.silo.saliency import grad_cam
+from medsilo.silo.model.saliency import grad_cam
 
 
 class BrightOrDark(nn.Module):

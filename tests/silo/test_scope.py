@@ -22,10 +22,10 @@ from medsilo.algorithms.scope import SCOPE
 from medsilo.privacy.consent.plan import ModelPlan
 from medsilo.privacy.errors import DataError
 from medsilo.silo.cli import app
-from medsilo.silo.image_files import read_image
-from medsilo.silo.prediction import PersonalisedModel
-from medsilo.silo.preparing import listed
-from medsilo.silo.sources import open_dataset
+from medsilo.silo.data.image_files import read_image
+from medsilo.silo.data.preparing import listed
+from medsilo.silo.data.sources import open_dataset
+from medsilo.silo.model.prediction import PersonalisedModel
 
 ROOT = Path(__file__).parents[2]
 INVITING = re.compile(

@@ -15,9 +15,9 @@ from hypothesis.extra import numpy as hnp
 
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit, load_npz, save_npz
 from medsilo.privacy.errors import ConfigurationError, DataError
-from medsilo.silo.shard_command import ImagesFrom, SettingName
-from medsilo.silo.shard_command import shard as shard_command
-from medsilo.silo.sharding import (
+from medsilo.silo.commands.shard import ImagesFrom, SettingName
+from medsilo.silo.commands.shard import shard as shard_command
+from medsilo.silo.data.sharding import (
     LEAST_POOLED,
     ByPatient,
     Dirichlet,

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from medsilo.algorithms.datasets import ImageDataset, to_tensor
 from medsilo.privacy.errors import ConfigurationError
-from medsilo.silo.synthetic import generate_tissue
+from medsilo.silo.data.synthetic import generate_tissue
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,9 @@ from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.door.door import Door
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.journal.journal import Journal, read_records
-from medsilo.silo import uplink
-from medsilo.silo.config import CoordinatorAddress, SiloConfig
-from medsilo.silo.uplink import UnansweredError, Uplink
+from medsilo.silo.state.config import CoordinatorAddress, SiloConfig
+from medsilo.silo.uplink import uplink
+from medsilo.silo.uplink.uplink import UnansweredError, Uplink
 
 PLAN = RunPlan.model_validate(
     {

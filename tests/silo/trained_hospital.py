@@ -13,9 +13,9 @@ from medsilo.algorithms.method import PERSONAL
 from medsilo.algorithms.models import build, state_of
 from medsilo.algorithms.registry import make
 from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
-from medsilo.silo.config import SiloConfig
-from medsilo.silo.run_state import RunState
-from medsilo.silo.training import LocalSite
+from medsilo.silo.run.run_state import RunState
+from medsilo.silo.state.config import SiloConfig
+from medsilo.silo.training.site import LocalSite
 
 CLASSES = 9
 

@@ -20,7 +20,7 @@ from medsilo.algorithms.tensors import Part, Payload
 from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.privacy.errors import TrainingError
 from medsilo.privacy.exposure import Exposure
-from medsilo.silo.training import LocalSite
+from medsilo.silo.training.site import LocalSite
 from medsilo.simulation.batched import Engine, Fit, InLanes, InThreads, Stacked, train_round
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ import pytest
 
 from medsilo.algorithms.datasets import save_npz
 from medsilo.privacy.errors import ConfigurationError, DataError
-from medsilo.silo.synthetic import generate_tissue
+from medsilo.silo.data.synthetic import generate_tissue
 from medsilo.simulation.execution import execute
 from medsilo.simulation.experiment import ExperimentConfig
 from medsilo.simulation.experiment import runs as runs_of

@@ -20,7 +20,7 @@ import yaml
 
 from medsilo.algorithms.datasets import save_npz
 from medsilo.privacy.errors import ConfigurationError
-from medsilo.silo.synthetic import generate_tissue
+from medsilo.silo.data.synthetic import generate_tissue
 
 BIN = Path(sys.executable).parent
 PATIENCE = 480

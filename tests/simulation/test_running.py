@@ -24,7 +24,7 @@ from medsilo.algorithms.method import CoordinatorHalf, Federation
 from medsilo.algorithms.models import build
 from medsilo.privacy.consent.plan import ModelPlan
 from medsilo.privacy.errors import ConfigurationError, MedsiloError
-from medsilo.silo import sources
+from medsilo.silo.data import sources
 from medsilo.simulation import scheduling
 from medsilo.simulation.execution import CHECKPOINT, PROGRESS, ROUNDS, RUN, WEIGHTS, choose_engine, execute, is_finished
 from medsilo.simulation.experiment import ExperimentConfig, Run, runs
@@ -38,11 +38,11 @@ PATIENCE = 240
 @pytest.fixture(autouse=True)
 def small_synthetic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """These tests need no more than a few images; generating them all takes seconds."""
-    from medsilo.silo.synthetic import generate_tissue
+    from medsilo.silo.data.synthetic import generate_tissue
 
     small = generate_tissue(seed=1, train=540, test=270)
     monkeypatch.setattr("medsilo.simulation.execution.open_dataset", lambda spec: small)
-    monkeypatch.setattr("medsilo.silo.sources.open_dataset", lambda spec: small)
+    monkeypatch.setattr("medsilo.silo.data.sources.open_dataset", lambda spec: small)
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
@@ -296,7 +296,7 @@ def test_ctrl_c_ends_the_rounds_under_way_and_says_how_to_go_on(sent: signal.Sig
 
 def _file(folder: Path) -> Path:
     from medsilo.algorithms.datasets import save_npz
-    from medsilo.silo.synthetic import generate_tissue
+    from medsilo.silo.data.synthetic import generate_tissue
 
     path = folder / "small.npz"
     if not path.exists():
@@ -413,7 +413,7 @@ def test_images_of_one_class_are_refused_with_their_file(tmp_path: Path, monkeyp
 
     split = ImageSplit(torch.zeros(200, 28, 28, 3, dtype=torch.uint8).numpy(), torch.zeros(200).long().numpy())
     one = ImageDataset("one", "one.npz", False, ("only",), split, None, split)
-    monkeypatch.setattr("medsilo.silo.sources.open_dataset", lambda spec: one)
+    monkeypatch.setattr("medsilo.silo.data.sources.open_dataset", lambda spec: one)
     with pytest.raises(ConfigurationError, match=r"one\.npz: no model is for 1 classes"):
         go(tmp_path)
 

@@ -1,0 +1,1 @@
+"""Joining a federation, and whether this machine is ready to."""

@@ -1,0 +1,1 @@
+"""What the data protection officer looks at."""

@@ -1,0 +1,361 @@
+"""``silo rehearse``: what could be learnt from a round's update, tried out here before anything leaves.
+
+A round is trained as in the run's first one, but for a fair coin for each of some units (images, patients), the
+canaries, that decides whether the training sees it. Two attackers then guess the coins from the trained model
+(``medsilo.silo.preview.membership`` says what right guesses prove):
+
+* *loss*: by how much the canary's cross entropy fell from the starting model to the trained one;
+* *gradient*: how much of the canary's own gradient is in the difference of the two models, by ridge regression of the
+  difference on all canaries' gradients (each the mean of its direction at both models). It knows what the coordinator
+  knows, and all images besides; under noise that is missing or too small it is much the stronger.
+
+With privacy, a canary that is left out is blanked: it counts, but no step takes it. That is zero-out adjacency to the
+letter. Without privacy its images are taken out of the training images.
+
+Nothing is sent, charged or journalled, and nothing that a run keeps is touched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from medsilo.algorithms.datasets import ImageDataset, ImageSplit, load_npz, to_tensor
+from medsilo.algorithms.feddfq import FedDFQSilo
+from medsilo.algorithms.method import PERSONAL, TRAINED, Downloads, Federation, Memory, Method, State
+from medsilo.algorithms.models import build, state_of
+from medsilo.algorithms.registry import make
+from medsilo.algorithms.tensors import Payload
+from medsilo.privacy.budget import accounting
+from medsilo.privacy.budget.accounting import Event, Guarantee, Unit
+from medsilo.privacy.budget.loss import DELTA
+from medsilo.privacy.budget.noise import NoiseSource
+from medsilo.privacy.budget.sealed_keys import Paid, unsealed
+from medsilo.privacy.consent.plan import RunPlan
+from medsilo.privacy.errors import DataError
+from medsilo.privacy.exposure import MODEL, Exposure
+from medsilo.silo.preview.membership import MembershipAudit, audit_scores
+from medsilo.silo.run.account import check_promise
+from medsilo.silo.state.config import SiloConfig
+from medsilo.silo.training.site import LocalSite, Progress, check_fits, choose_device
+
+CANARIES = 1000
+"""At most so many, unless told otherwise."""
+
+_FEWEST_UNITS = 20
+_IMAGES_OF_A_UNIT = 16
+_GRADIENT_NUMBERS = 1 << 27
+_RIDGE = 1e-3
+_PROBES = 20
+
+
+@dataclass(frozen=True)
+class IdentifierProbe:
+    """What two identifiers tell of a unit that came in between: its own column profile, by the difference of the sums.
+
+    Profiles are in the scale of the numbers that would be sent: images go from -1 (black) to 1 (white).
+
+    Attributes:
+        tried: units, each taken out once.
+        error: how far the worked-out profile is off at its worst column; the median over units.
+        worst: the same of the worst unit.
+        guess: the median for who has but one identifier, and takes it for the unit's profile.
+        truth: one unit's profile: that of the median unit.
+        found: the same, worked out.
+    """
+
+    tried: int
+    error: float
+    worst: float
+    guess: float
+    truth: tuple[float, ...]
+    found: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What came out.
+
+    Attributes:
+        made: when, UTC.
+        unit: what the canaries are.
+        units: how many this silo has for training.
+        claim: what the rehearsed trainings cost by the plan's own account; None without privacy.
+        audit: of the trained model.
+        trained: the coins, ``bool [m]``.
+        scores: by attacker, ``float64 [m]``.
+        leaves: of the model's two parts, extractor and classifier, those that the method sends.
+        identifier: None where the method sends none, or sends it with noise.
+    """
+
+    plan: RunPlan
+    silo: str
+    made: datetime
+    synthetic: bool
+    unit: Unit
+    units: int
+    claim: Guarantee | None
+    audit: MembershipAudit
+    trained: npt.NDArray[np.bool_]
+    scores: Mapping[str, npt.NDArray[np.float64]]
+    leaves: tuple[Exposure, ...]
+    identifier: IdentifierProbe | None
+
+    @property
+    def broken(self) -> bool:
+        """The bound lies above what the plan promises."""
+        return self.claim is not None and self.audit.epsilon > self.claim.epsilon
+
+    @property
+    def blind(self) -> bool:
+        """There is a promise, and no guesses about so few canaries could have refuted it."""
+        return self.claim is not None and self.audit.highest <= self.claim.epsilon
+
+    @property
+    def verdict(self) -> str:
+        """``broken``: the promise is refuted; ``not refuted``; ``cannot tell``: it could not have been with so few
+        canaries; ``no promise``: the plan makes none."""
+        if self.claim is None:
+            return "no promise"
+        if self.broken:
+            return "broken"
+        return "cannot tell" if self.blind else "not refuted"
+
+
+def rehearse(
+    config: SiloConfig,
+    plan: RunPlan,
+    *,
+    canaries: int = CANARIES,
+    coins: np.random.Generator | None = None,
+    noise: NoiseSource | None = None,
+    progress: Callable[[Progress], None] = lambda _: None,
+) -> Rehearsal:
+    """Trains one round of the plan on this silo's images, attacks what comes out, and says what that proves.
+
+    Args:
+        canaries: at most so many; all units if there are fewer.
+        coins: chooses canaries and throws their coins; by default seeded by the operating system.
+        noise: of the training with privacy; by default a source of its own.
+        progress: is told where the training stands.
+
+    Raises ``RefusedError`` for a plan whose promise does not hold on paper, ``DataError`` for a shard that does not
+    fit or is too small.
+    """
+    dataset = load_npz(config.shard)
+    method = make(plan.method.name, plan.method.parameters)
+    check_promise(plan, method)
+    check_fits(dataset, plan)
+    device = choose_device(config.devices[0])
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    unit: Unit = plan.privacy.unit if plan.privacy else "image"
+    members = _units(dataset, unit)
+    coins = coins or np.random.default_rng(secrets.randbits(128))
+    chosen = np.sort(coins.permutation(len(members))[: max(canaries, 2)])
+    trained = coins.random(len(chosen)) < 0.5
+    left_out = chosen[~trained]
+
+    start = build(plan.model, seed=plan.seed, trusted=config.trusted_models)
+    initial = state_of(start)
+    events: list[Event] = []
+    images = dataset
+    if plan.privacy is None:
+        images = _without(dataset, np.concatenate([np.zeros(0, np.int64), *(members[unit] for unit in left_out)]))
+    else:
+        noise = _Blanking(noise or NoiseSource(), left_out)
+
+    def charge(_round: int, _phase: str, event: Event, _reads: str) -> Paid:
+        events.append(event)
+        return unsealed()
+
+    site = LocalSite(
+        config.name,
+        images,
+        start,
+        plan,
+        device=device,
+        precision=config.precision,
+        progress=progress,
+        charge=charge,
+        noise=noise,
+    )
+    upload, memory = _first_round(plan, method, site, initial)
+    released = _released(memory, upload)
+
+    model = build(plan.model, seed=plan.seed, trusted=config.trusted_models).to(device)
+    shown = [dataset.train.take(members[index][:_IMAGES_OF_A_UNIT]) for index in chosen]
+    scores = _scores(model, initial, released, shown)
+    delta = plan.privacy.delta if plan.privacy else DELTA
+    claim = None
+    if plan.privacy is not None:
+        claim = dataclasses.replace(plan.privacy.guarantee, epsilon=accounting.epsilon(events, delta=delta))
+    return Rehearsal(
+        plan=plan,
+        silo=config.name,
+        made=datetime.now(UTC).replace(microsecond=0),
+        synthetic=dataset.synthetic,
+        unit=unit,
+        units=len(members),
+        claim=claim,
+        audit=audit_scores(scores, trained, delta=delta),
+        trained=trained,
+        scores=scores,
+        leaves=tuple(exposure for exposure in MODEL if exposure in upload),
+        identifier=_probe(config, plan, method, dataset, members, coins),
+    )
+
+
+class _Blanking(NoiseSource):
+    """Another source's noise and samples, but for units that no sample may hold."""
+
+    def __init__(self, source: NoiseSource, blanked: npt.NDArray[np.int64]) -> None:
+        super().__init__()
+        self._source = source
+        self._blanked = blanked
+
+    def gaussian(self, shape: tuple[int, ...], deviation: float) -> npt.NDArray[np.float64]:
+        return self._source.gaussian(shape, deviation)
+
+    def sample(self, count: int, rate: float) -> npt.NDArray[np.int64]:
+        return np.setdiff1d(self._source.sample(count, rate), self._blanked, assume_unique=True)
+
+    def shuffled(self, count: int) -> npt.NDArray[np.int64]:
+        return self._source.shuffled(count)
+
+
+def _units(dataset: ImageDataset, unit: Unit) -> list[npt.NDArray[np.int64]]:
+    """Each unit's training images, as indices."""
+    if unit == "image":
+        found = list(np.arange(len(dataset.train), dtype=np.int64).reshape(-1, 1))
+    else:
+        from medsilo.silo.training.private_training import owners_of  # Opacus takes seconds to load
+
+        owners = owners_of(dataset, unit)
+        order = np.argsort(owners, kind="stable")
+        found = np.split(order, np.flatnonzero(np.diff(owners[order])) + 1)
+    if len(found) < _FEWEST_UNITS:
+        raise DataError(
+            f"{dataset.source}: holds {len(found)} training units ({unit}); guesses about fewer than {_FEWEST_UNITS} "
+            "prove nothing, so there is nothing to rehearse"
+        )
+    return found
+
+
+def _without(dataset: ImageDataset, indices: npt.NDArray[np.int64]) -> ImageDataset:
+    left = np.setdiff1d(np.arange(len(dataset.train), dtype=np.int64), indices)
+    return dataclasses.replace(dataset, train=dataset.train.take(left))
+
+
+def _first_round(plan: RunPlan, method: Method, site: LocalSite, initial: State) -> tuple[Payload, Memory]:
+    """What the silo's half would send at the end of the run's first round, and what it would keep."""
+    federation = Federation(site.layout, plan.rounds, plan.seed, (site.name,), plan.model.input_shape)
+    download = method.coordinator_half(federation).downloads(0, [site.name], Downloads()).for_silo(site.name)
+    half = method.silo_half(site)
+    half.begin(initial)
+    half.train(0, download)
+    return half.upload(), half.memory
+
+
+def _released(memory: Memory, upload: Payload) -> State:
+    """The trained model as it would leave; parts that would stay here as they are."""
+    state = dict(memory.get(TRAINED, memory[PERSONAL]))
+    for exposure in MODEL:
+        if exposure in upload:
+            state.update({name: tensor for name, tensor in upload[exposure].tensors().items() if name in state})
+    return state
+
+
+def _scores(
+    model: nn.Module, before: State, after: State, units: Sequence[ImageSplit]
+) -> dict[str, npt.NDArray[np.float64]]:
+    """Each attacker's scores of the units, ``float64 [m]``."""
+    trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    moved = torch.cat([(before[name].double() - after[name].double()).flatten() for name in trainable])
+    # A part of the numbers is enough where all of them would not fit into memory.
+    taken = np.unique(np.linspace(0, len(moved) - 1, min(len(moved), _GRADIENT_NUMBERS // len(units)), dtype=np.int64))
+    places = torch.from_numpy(taken)
+    losses, directions = [], torch.zeros(len(units), len(taken))
+    for state in (before, after):
+        model.load_state_dict(state, strict=False)
+        model.eval()
+        found = []
+        for row, unit in enumerate(units):
+            loss, gradient = _loss_and_gradient(model, unit)
+            found.append(loss)
+            part = torch.nan_to_num(gradient[places])
+            directions[row] += part / torch.linalg.vector_norm(part).clamp(min=1e-12)
+        losses.append(np.nan_to_num(np.array(found)))
+    products = (directions @ directions.T).double()
+    ridge = _RIDGE * products.diagonal().mean().clamp(min=1e-12) * torch.eye(len(units), dtype=torch.float64)
+    shares = torch.linalg.solve(products + ridge, (directions @ moved[places].float()).double())
+    return {"loss": losses[0] - losses[1], "gradient": torch.nan_to_num(shares).numpy()}
+
+
+def _loss_and_gradient(model: nn.Module, unit: ImageSplit) -> tuple[float, Tensor]:
+    """A unit's mean cross entropy, and its gradient over all trainable parameters, on the CPU."""
+    device = next(model.parameters()).device
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    images, labels = to_tensor(unit.images).to(device), torch.as_tensor(unit.labels).to(device)
+    loss = F.cross_entropy(model(images), labels)
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    filled = [
+        torch.zeros_like(p) if gradient is None else gradient for p, gradient in zip(parameters, gradients, strict=True)
+    ]
+    return float(loss.detach()), torch.cat([gradient.flatten() for gradient in filled]).cpu()
+
+
+def _probe(
+    config: SiloConfig,
+    plan: RunPlan,
+    method: Method,
+    dataset: ImageDataset,
+    members: Sequence[npt.NDArray[np.int64]],
+    coins: np.random.Generator,
+) -> IdentifierProbe | None:
+    """Takes units out one at a time, and works out each one's profile from the two identifiers that would be sent."""
+    if Exposure.DATA_IDENTIFIER not in method.uploads or plan.privacy is not None:
+        return None
+    model = build(plan.model, seed=plan.seed, trusted=config.trusted_models)
+    start = state_of(model)
+
+    def identifier(images: ImageDataset) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """The numbers that would be sent, a row each profile, and how many images each profile is the mean of."""
+        half = method.silo_half(LocalSite(config.name, images, model, plan, device=torch.device("cpu")))
+        assert isinstance(half, FedDFQSilo), "no other method sends an identifier"
+        half.begin(start)
+        profile = half.identifier(0)
+        rows = np.atleast_2d(profile.double().numpy())
+        counts = images.train.counts(plan.model.classes) if len(rows) > 1 else np.array([len(images.train)])
+        return rows, counts.astype(np.float64)[:, np.newaxis]
+
+    after, count = identifier(dataset)
+    tried = []
+    for index in coins.permutation(len(members))[:_PROBES]:
+        own = members[index]
+        before, less = identifier(_without(dataset, own))
+        truth, size = identifier(dataclasses.replace(dataset, train=dataset.train.take(own)))
+        held = size[:, 0] > 0
+        found = (count * after - less * before)[held] / size[held]
+        error = float(np.abs(found - truth[held]).max())
+        guess = float(np.abs(after[held] - truth[held]).max())
+        tried.append((error, guess, truth[held][0], found[0]))
+    tried.sort(key=lambda one: one[0])
+    error, _, truth_shown, found_shown = tried[(len(tried) - 1) // 2]
+    return IdentifierProbe(
+        tried=len(tried),
+        error=error,
+        worst=tried[-1][0],
+        guess=float(np.median([guess for _, guess, _, _ in tried])),
+        truth=tuple(truth_shown.tolist()),
+        found=tuple(found_shown.tolist()),
+    )

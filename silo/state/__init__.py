@@ -1,0 +1,1 @@
+"""What stands in the hospital's own files."""

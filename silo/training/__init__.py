@@ -1,0 +1,1 @@
+"""Local training, with privacy and without."""

@@ -1,0 +1,539 @@
+"""Local training in plain PyTorch, and the measurement of a model on a silo's own test images."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from medsilo.algorithms.datasets import ImageDataset, ImageSplit, image_hashes, to_tensor
+from medsilo.algorithms.method import Correction, Memory, Objective, Vectors, Watch, derive_seed
+from medsilo.algorithms.models import Layout
+from medsilo.algorithms.private_methods import check_model
+from medsilo.privacy.consent.plan import RunPlan, TrainingPlan
+from medsilo.privacy.errors import ConfigurationError, DataError, RefusedError, TrainingError
+from medsilo.silo.training.augmentation import Augmenter, seeded
+from medsilo.silo.training.data_parallel import Alone, check_layers
+
+if TYPE_CHECKING:
+    from medsilo.privacy.budget.kept_releases import KeptReleases
+    from medsilo.privacy.budget.noise import NoiseSource
+    from medsilo.silo.training.private_average import PrivateAverages
+    from medsilo.silo.training.private_training import Charge, PrivateTrainer
+
+EVALUATION_BATCH = 1024
+REPORT_SECONDS = 0.5
+Precision = Literal["float32", "bfloat16"]
+OPTIMIZER = "optimizer-"
+"""What the names of groups of kept optimisers' states begin with, before the phase."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where local training stands; ``loss`` is the mean cross entropy of the epoch so far."""
+
+    round: int
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A model's accuracy (share in [0, 1]) and mean cross entropy on a silo's test or validation images.
+
+    ``shared``: the accuracy with noise, as it may leave under differential privacy; None where it was not noised.
+    """
+
+    accuracy: float
+    loss: float
+    shared: float | None = None
+
+
+def choose_device(name: str) -> torch.device:
+    """``auto`` takes CUDA where there is one; raises ``ConfigurationError`` for CUDA where there is none."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            seen = f"sees {count} CUDA device(s), cuda:0 the first" if count else "sees no CUDA device"
+            raise ConfigurationError(f"device: {name}: this machine's PyTorch {seen}; use another, cpu or auto")
+    return device
+
+
+def set_threads(threads: int | None, processes: int = 1) -> None:
+    """The CPU threads of this process's training; None: PyTorch's choice, shared out among so many processes."""
+    if threads is None and processes > 1:
+        threads = max(1, torch.get_num_threads() // processes)
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+
+def check_fits(dataset: ImageDataset, plan: RunPlan) -> None:
+    """Raises ``DataError`` if a silo's images do not fit the plan's model."""
+    if dataset.image_shape != plan.model.input_shape:
+        raise DataError(
+            f"{dataset.source}: images are {'×'.join(map(str, dataset.image_shape))} (channels, height, width), but "
+            f"run {plan.run} trains on {'×'.join(map(str, plan.model.input_shape))}; cut the shard from the data set "
+            "that the federation agreed on"
+        )
+    if dataset.num_classes > plan.model.classes:
+        raise DataError(
+            f"{dataset.source}: has {dataset.num_classes} classes, but run {plan.run} is for {plan.model.classes}"
+        )
+    if not len(dataset.train):
+        raise DataError(f"{dataset.source}: holds no training images")
+
+
+class LocalSite:
+    """One silo's data, model and training, as the methods' silo halves see them (``medsilo.algorithms.method.Site``).
+
+    The order of images follows from the run's seed, the silo's name and the round, so that a round repeated after
+    a crash gives the same model. A plan with privacy is trained with DP-SGD: ``charge`` is called before each training
+    and each average, gives the key of all that it draws (the same after a crash), and raises if the account does not
+    allow it; images are given to nobody. ``permit`` is told, with the round, of steps before they are taken, and raises
+    for more than the hospital allows. ``noise``: where it is drawn from instead; ``kept`` is where noised
+    averages that last are kept. ``precision``: in which numbers ``fit`` computes; parameters, gradients, the
+    optimiser and measurements stay float32 (automatic mixed precision). Raises ``ConfigurationError`` for another than
+    float32 with privacy. ``place``: this process's among those that train the silo's model together (see
+    ``medsilo.silo.training.data_parallel``); a plan with privacy is trained by one alone.
+
+    ``optimizers`` is what the runtime keeps across rounds and restarts, beside the half's memory, where the plan says
+    so: for each phase the optimiser's state as ``KIND/PARAMETER``, in a group whose name begins with ``OPTIMIZER``.
+    With privacy it is made from noised gradients alone. Modules of a method's own begin anew in every round.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dataset: ImageDataset,
+        model: nn.Module,
+        plan: RunPlan,
+        *,
+        device: torch.device,
+        precision: Precision = "float32",
+        progress: Callable[[Progress], None] = lambda _: None,
+        permit: Callable[[int, int], object] = lambda _round, _steps: None,
+        charge: Charge | None = None,
+        noise: NoiseSource | None = None,
+        kept: KeptReleases | None = None,
+        place: Alone | None = None,
+    ) -> None:
+        check_fits(dataset, plan)
+        self._place = place or Alone()
+        if self._place.size > 1:
+            check_layers(model)
+        self.name = name
+        self.layout = Layout.of(model)
+        self.input_shape = plan.model.input_shape
+        self.num_samples = len(dataset.train)
+        self.num_classes = plan.model.classes
+        self.training = plan.training
+        self.rounds = plan.rounds
+        self._device, self._precision = device, precision
+        self._model = model.to(device)
+        self._seed = plan.seed
+        self._progress = progress
+        self._permit = permit
+        self._dataset = dataset
+        self._train = _on(device, dataset.train)
+        self._test = _on(device, dataset.test)
+        self._class_weights = self._weights_of_classes()
+        self.optimizers: Memory = {}
+        self._reserved: tuple[Tensor, Tensor] | None = None
+        self._validation: tuple[Tensor, Tensor] | None = None
+        self._private: PrivateTrainer | None = None
+        self._averages: PrivateAverages | None = None
+        if plan.privacy is not None:
+            if precision != "float32":
+                raise ConfigurationError(
+                    f"precision: {precision}: run {plan.run} trains with differential privacy, whose bound on each "
+                    "gradient is shown for float32 alone; use precision: float32"
+                )
+            if charge is None:
+                raise ValueError("a plan with privacy needs an account to charge")
+            from medsilo.silo.training.private_average import PrivateAverages
+            from medsilo.silo.training.private_training import PrivateTrainer, owners_of  # Opacus takes seconds to load
+
+            check_model(model, plan.model.name)
+            owners = owners_of(dataset, plan.privacy.unit)
+            self._private = PrivateTrainer(plan.privacy, owners, charge, noise=noise)
+            self._averages = PrivateAverages(plan.privacy, owners, charge, noise=noise, kept=kept)
+
+    @property
+    def model(self) -> nn.Module:
+        """The plan's architecture; its contents are whatever was loaded or trained last."""
+        return self._model
+
+    def with_model(self, model: nn.Module) -> LocalSite:
+        """The same silo, with the same images in the same orders, that trains another module of the same kind."""
+        twin = copy.copy(self)
+        twin._model = model
+        return twin
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Loads a whole state, or only some of its tensors, into the model."""
+        self._model.load_state_dict(state, strict=False)
+
+    def fit(
+        self,
+        round_number: int,
+        *,
+        correction: Correction | None = None,
+        objective: Objective | None = None,
+        trainable: Collection[str] | None = None,
+        extra: nn.Module | None = None,
+        epochs: int | None = None,
+        phase: str = "training",
+        watch: Watch | None = None,
+    ) -> int:
+        """See ``medsilo.algorithms.method.Site``.
+
+        Every epoch visits every image once; its last batch takes what is left over (a single image joins the batch
+        before it). Raises ``TrainingError`` if the loss or a parameter is no longer finite. With privacy an epoch is as
+        many steps as take each image once on average; raises ``RefusedError`` for an objective or module of the
+        method's own, for whose gradients there is no bound, and ``BudgetError`` if the account does not allow it.
+        """
+        if self._private is not None:
+            if objective is not None or extra is not None:
+                raise RefusedError(
+                    "this method trains on an objective or a module of its own; under differential privacy the "
+                    "gradients of those have no bound here. Use a method that trains on the cross entropy"
+                )
+            return self._fit_privately(self._private, round_number, correction, trainable, epochs, phase, watch)
+        loss_of = objective or self._plain_loss
+        augment = self._augmenter(round_number, phase)
+        chosen = self._chosen(trainable)
+        trained = [*chosen.values(), *(extra.parameters() if extra is not None else ())]
+        optimizer = self._optimizer(trained, chosen, phase)
+        correct = correction.bind(chosen) if correction is not None else _nothing
+        self._model.train()
+        epochs = epochs or self.training.epochs
+        reported = time.monotonic()
+        steps = 0
+        with _only(self._model, chosen), self._place.training(self._model, *([extra] if extra is not None else [])):
+            images, labels = self._train
+            for epoch, batches in enumerate(self.orders(round_number, epochs, phase)):
+                self._permit(round_number, len(batches))
+                total = torch.zeros((), device=self._train[0].device)
+                for step, index in enumerate(batches, start=1):
+                    optimizer.zero_grad(set_to_none=True)
+                    part = self._place.part(index)
+                    with torch.autocast(self._device.type, torch.bfloat16, enabled=self._precision == "bfloat16"):
+                        changed = augment(images[part.index], first=part.first, of=len(index))
+                        loss = loss_of(self._model, changed, labels[part.index])
+                    loss = self._place.backward(loss, part, trained)
+                    if watch is not None:
+                        watch(gradients_of(chosen))
+                    correct()
+                    optimizer.step()
+                    steps += 1
+                    total += loss
+                    if step < len(batches) and time.monotonic() - reported > REPORT_SECONDS:
+                        reported = time.monotonic()
+                        mean = total.item() / step
+                        self._progress(Progress(round_number, epoch + 1, epochs, step, len(batches), mean))
+                mean = total.item() / len(batches)
+                finite = all(_finite(parameter.detach()) for parameter in trained)
+                if not (finite and torch.isfinite(total)):
+                    raise diverged(round_number, epoch, mean)
+                self._progress(Progress(round_number, epoch + 1, epochs, step, len(batches), mean))
+        self._keep(optimizer, chosen, phase)
+        optimizer.zero_grad(set_to_none=True)  # as large as the model, and nobody looks at them any more
+        return steps
+
+    def _fit_privately(
+        self,
+        private: PrivateTrainer,
+        round_number: int,
+        correction: Correction | None,
+        trainable: Collection[str] | None,
+        epochs: int | None,
+        phase: str,
+        watch: Watch | None,
+    ) -> int:
+        from medsilo.silo.training.private_training import reads_of
+
+        chosen = self._chosen(trainable)
+        optimizer = self._optimizer(list(chosen.values()), chosen, phase)
+        epochs = epochs or self.training.epochs
+        steps, per_epoch = private.plan.steps_of(epochs), private.plan.steps_of(1)
+        self._permit(round_number, steps)
+        self._model.train()
+        reported = time.monotonic()
+
+        def progress(step: int, loss: float) -> None:
+            nonlocal reported
+            epoch = (step - 1) // per_epoch
+            if step % per_epoch == 0:
+                if not all(_finite(parameter.detach()) for parameter in chosen.values()):
+                    raise diverged(round_number, epoch, loss)
+            elif time.monotonic() - reported <= REPORT_SECONDS:
+                return
+            reported = time.monotonic()
+            self._progress(Progress(round_number, epoch + 1, epochs, (step - 1) % per_epoch + 1, per_epoch, loss))
+
+        with _only(self._model, chosen):
+            private.train(
+                self._model,
+                chosen,
+                optimizer,
+                self._train,
+                round_number=round_number,
+                phase=phase,
+                steps=steps,
+                reads=reads_of(self._model, chosen, optimizer, correction, steps),
+                correct=correction.bind(chosen) if correction is not None else _nothing,
+                progress=progress,
+                augmentation=self.training.augmentation,
+                watch=watch,
+            )
+        self._keep(optimizer, chosen, phase)
+        return steps
+
+    def _optimizer(
+        self, trained: Sequence[nn.Parameter], chosen: Mapping[str, nn.Parameter], phase: str
+    ) -> torch.optim.Optimizer:
+        """An optimiser of ``trained``, with what is kept of the phase's last one."""
+        optimizer = make_optimizer(trained, self.training)
+        for key, tensor in self.optimizers.get(OPTIMIZER + phase, {}).items():
+            kind, name = key.split("/", 1)
+            if name in chosen:
+                optimizer.state[chosen[name]][kind] = tensor.to(chosen[name].device, copy=True)
+        return optimizer
+
+    def _keep(self, optimizer: torch.optim.Optimizer, chosen: Mapping[str, nn.Parameter], phase: str) -> None:
+        if not self.training.keep_optimizer_state:
+            return
+        kept = {
+            f"{kind}/{name}": tensor.detach().to("cpu", copy=True)
+            for name, parameter in chosen.items()
+            for kind, tensor in optimizer.state[parameter].items()
+            if isinstance(tensor, Tensor)
+        }
+        if kept:
+            self.optimizers[OPTIMIZER + phase] = kept
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """See ``medsilo.algorithms.method.Site``. With weights of classes the batch's mean is the weighted one: the sum
+        of the weighted cross entropies, divided by the sum of the weights."""
+        weights = self._class_weights
+        if weights is None or self._place.size == 1:
+            return F.cross_entropy(logits, labels, weight=weights)
+        total = F.cross_entropy(logits, labels, weight=weights, reduction="sum")
+        return total / (self._place.mean(weights[labels]) * len(labels))
+
+    def batch_mean(self, values: Tensor) -> Tensor:
+        """See ``medsilo.algorithms.method.Site``."""
+        return self._place.mean(values)
+
+    def _plain_loss(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+        return self.loss(model(images), labels)
+
+    def _weights_of_classes(self) -> Tensor | None:
+        """``float32 [classes]``: n / (K · n_c) for each of the K classes that the silo has; None for no weights."""
+        if self.training.class_weights is None:
+            return None
+        labels = self._train[1]
+        counts = torch.bincount(labels, minlength=self.num_classes)
+        weights = len(labels) / (int((counts > 0).sum()) * counts.clamp(min=1))
+        return torch.where(counts > 0, weights, 0).float()
+
+    def _augmenter(self, round_number: int, phase: str) -> Augmenter:
+        seed = derive_seed(self._seed, "augmentation", phase, self.name, round_number)
+        return Augmenter(self.training.augmentation, seeded(seed))
+
+    def average(self, content: str, vectors: Vectors, *, round_number: int, lasting: bool = False) -> Tensor:
+        """See ``medsilo.algorithms.method.Site``.
+
+        With privacy, raises ``RefusedError`` for a content that the plan does not name, and ``BudgetError`` if the
+        account does not allow it.
+        """
+        images, labels = self._train
+        parts = (
+            vectors(images[start : start + EVALUATION_BATCH], labels[start : start + EVALUATION_BATCH])
+            .detach()
+            .to("cpu", torch.float64)
+            for start in range(0, len(labels), EVALUATION_BATCH)
+        )
+        if self._averages is not None:
+            return self._averages.average(content, parts, round_number=round_number, lasting=lasting)
+        return torch.cat(list(parts)).mean(dim=0)
+
+    def _chosen(self, trainable: Collection[str] | None) -> dict[str, nn.Parameter]:
+        return {
+            name: parameter
+            for name, parameter in self._model.named_parameters()
+            if parameter.requires_grad and (trainable is None or name in trainable)
+        }
+
+    def _give_images(self) -> None:
+        if self._private is not None:
+            raise RefusedError(
+                "this method reads the images outside the plan's training; under differential privacy nothing bounds "
+                "what that tells. Use another method, or a run without privacy"
+            )
+
+    def batches(
+        self, round_number: int, *, epochs: int | None = None, phase: str = "training"
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """See ``medsilo.algorithms.method.Site``."""
+        self._give_images()
+        if self._place.size > 1:
+            raise ConfigurationError(
+                "device: this method takes training steps of its own, which several processes would only repeat; name "
+                "one device instead of several"
+            )
+        images, labels = self._train
+        augment = self._augmenter(round_number, phase)
+        for order in self.orders(round_number, epochs or self.training.epochs, phase):
+            self._permit(round_number, len(order))
+            for index in order:
+                yield augment(images[index]), labels[index]
+
+    def train_data(self) -> tuple[Tensor, Tensor]:
+        """See ``medsilo.algorithms.method.Site``."""
+        self._give_images()
+        return self._train
+
+    def reserve(self, share: float) -> None:
+        """See ``medsilo.algorithms.method.Site``. At least one image is set aside, and at least one is left."""
+        self._give_images()
+        if self._reserved is not None:
+            raise ValueError("validation images have been set aside already")
+        images, labels = self._train
+        count = min(max(1, round(share * len(labels))), len(labels) - 1)
+        order = torch.Generator().manual_seed(derive_seed(self._seed, "reserve", self.name))
+        permutation = torch.randperm(len(labels), generator=order).to(labels.device)
+        aside, rest = permutation[:count].sort().values, permutation[count:].sort().values
+        self._reserved = (images[aside], labels[aside])
+        self._train = (images[rest], labels[rest])
+        self.num_samples = len(rest)
+        self._class_weights = self._weights_of_classes()
+
+    def reserved_data(self) -> tuple[Tensor, Tensor]:
+        """See ``medsilo.algorithms.method.Site``."""
+        if self._reserved is None:
+            raise ValueError("no validation images have been set aside")
+        return self._reserved
+
+    def holds_any(self, hashes: Collection[bytes]) -> int:
+        """See ``medsilo.algorithms.method.Site``."""
+        self._give_images()
+        looked_for = frozenset(hashes)
+        splits = (self._dataset.train, self._dataset.test)
+        return sum(digest in looked_for for split in splits for digest in image_hashes(split.images))
+
+    def measure(self, state: Mapping[str, Tensor]) -> Measurement | None:
+        """A state's accuracy and loss on the silo's test images; None where there are none."""
+        return _mean(*self.test(state))
+
+    def validate(self, state: Mapping[str, Tensor]) -> Measurement | None:
+        """The same on images by which models may be chosen: the shard's validation images, else those that the method
+        has set aside; None where there are neither."""
+        if self._dataset.validation is not None:
+            self._validation = self._validation or _on(self._device, self._dataset.validation)
+        images = self._validation or self._reserved
+        return None if images is None else _mean(*self._judge(state, images))
+
+    def test(self, state: Mapping[str, Tensor]) -> tuple[npt.NDArray[np.bool_], float]:
+        """On which of the silo's test images a state is right, ``bool [m]``, and the sum of its cross entropies."""
+        return self._judge(state, self._test)
+
+    def _judge(self, state: Mapping[str, Tensor], split: tuple[Tensor, Tensor]) -> tuple[npt.NDArray[np.bool_], float]:
+        images, labels = split
+        self.load(state)
+        self._model.eval()
+        right, loss = [], 0.0
+        with torch.inference_mode():
+            for start in range(0, len(labels), EVALUATION_BATCH):
+                logits = self._model(images[start : start + EVALUATION_BATCH])
+                truth = labels[start : start + EVALUATION_BATCH]
+                right.append((logits.argmax(dim=1) == truth).cpu().numpy())
+                loss += float(F.cross_entropy(logits, truth, reduction="sum"))
+        return np.concatenate(right) if right else np.zeros(0, dtype=np.bool_), loss
+
+    def orders(self, round_number: int, epochs: int, phase: str) -> Iterator[list[Tensor]]:
+        """For each epoch the batches of ``fit`` as indices into the training images; seeds PyTorch's own generator."""
+        seed = derive_seed(self._seed, phase, self.name, round_number)
+        # Dropout and the like; every process draws its own, for images of its own.
+        torch.manual_seed(derive_seed(seed, self._place.rank) if self._place.rank else seed)
+        order = torch.Generator().manual_seed(seed)
+        labels = self._train[1]
+        sizes = self.batch_sizes()
+        for _ in range(epochs):
+            yield list(torch.split(torch.randperm(len(labels), generator=order).to(labels.device), sizes))
+
+    def batch_sizes(self) -> list[int]:
+        """The sizes of an epoch's batches, in order."""
+        whole, left = divmod(len(self._train[1]), self.training.batch_size)
+        sizes = [self.training.batch_size] * whole + ([left] if left else [])
+        if len(sizes) > 1 and sizes[-1] == 1:
+            # Batch normalisation cannot take a batch of one image.
+            sizes[-2:] = [sizes[-2] + 1]
+        return sizes
+
+
+def _mean(right: npt.NDArray[np.bool_], loss: float) -> Measurement | None:
+    return Measurement(int(right.sum()) / len(right), loss / len(right)) if len(right) else None
+
+
+def diverged(round_number: int, epoch: int, loss: float) -> TrainingError:
+    """The error of a training whose loss or model is no longer finite; ``epoch`` counts from 0."""
+    return TrainingError(
+        f"local training diverged in round {round_number}, epoch {epoch + 1}: the loss is {loss}. "
+        "Nothing of this round was sent; a smaller learning rate in the coordinator's plan may help"
+    )
+
+
+def gradients_of(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """The gradients that parameters have."""
+    return {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
+
+
+def make_optimizer(parameters: Sequence[nn.Parameter], training: TrainingPlan) -> torch.optim.Optimizer:
+    """The plan's optimiser."""
+    if training.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=training.learning_rate, weight_decay=training.weight_decay, fused=True)
+    return torch.optim.SGD(
+        parameters, lr=training.learning_rate, momentum=training.momentum, weight_decay=training.weight_decay
+    )
+
+
+def _on(device: torch.device, split: ImageSplit) -> tuple[Tensor, Tensor]:
+    return to_tensor(split.images).to(device), torch.as_tensor(split.labels).to(device)
+
+
+@contextmanager
+def _only(model: nn.Module, chosen: Collection[str]) -> Iterator[None]:
+    """Inside, only the chosen parameters have gradients."""
+    frozen = [p for name, p in model.named_parameters() if p.requires_grad and name not in chosen]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+
+
+def _finite(numbers: Tensor) -> bool:
+    # A finite sum means finite numbers, at a fraction of the cost; sums of finite ones may overflow, so look closer.
+    return bool(torch.isfinite(numbers.sum())) or bool(torch.isfinite(numbers).all())
+
+
+def _nothing() -> None:
+    pass

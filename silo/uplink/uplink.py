@@ -1,0 +1,595 @@
+"""The silo's only way out: one gRPC channel to the coordinator, every message through the door."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+from securesystemslib import dsse
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    sleep_using_event,
+    stop_after_delay,
+    stop_never,
+    wait_exponential_jitter,
+)
+
+from medsilo.privacy.consent.consent import Missing
+from medsilo.privacy.consent.plan import RunPlan
+from medsilo.privacy.door.door import Call, Door, nonce
+from medsilo.privacy.door.protocol import agreed, newer, spoken_instead
+from medsilo.privacy.errors import IdentityError, LateError, MedsiloError, ReceiptError, RefusedError
+from medsilo.privacy.identity.certificates import Credentials, fingerprint
+from medsilo.privacy.identity.endpoint import is_loopback
+from medsilo.privacy.identity.envelope import to_message
+from medsilo.privacy.identity.revocation import LiveCredentials
+from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.protos.versions import OLDEST_VERSION, PROTOCOL_VERSION
+from medsilo.silo.state.config import SiloConfig
+from medsilo.silo.state.proxy import proxies_in_environment
+from medsilo.silo.uplink.channel import channel_credentials, open_channel, said
+
+if TYPE_CHECKING:
+    from medsilo.algorithms.tensors import Payload
+    from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey
+
+WAIT_SECONDS = 50
+ANSWER_SECONDS = 60
+STALLED_SECONDS: float = 600
+"""How long nothing of tensors may move, in either direction: a message of a megabyte takes so long at 14 kbit/s."""
+PARTING_SECONDS: float = 60
+"""How long a silo calls whose run has ended: it needs nothing more of the coordinator, which may have ended too."""
+LONGEST_PAUSE_SECONDS: float = 30
+_SERVICE = wire.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
+_TRANSIENT = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+)
+
+_PROXY_ANSWER = re.compile(r"HTTP proxy returned response code (\d+)")
+_PROXY_BUSY = (408, 425, 429, 500, 502, 503, 504)
+_NOT_REACHED = ("Failed to connect to remote host", "DNS resolution failed")
+
+T = TypeVar("T")
+
+
+class UnansweredError(MedsiloError):
+    """A call failed for a reason that time may mend."""
+
+
+class Uplink:
+    """Calls the coordinator. A call that fails for a passing reason (network, restart) is made again, for ever,
+    with growing pauses; ``notice`` is told before each pause. While the coordinator is not ``needed``, it is given up
+    after ``PARTING_SECONDS`` with ``UnansweredError``.
+
+    Every answer must carry the coordinator's signed receipt for what was asked; every request carries the silo's for
+    the answers before. After a call that was cut, both sides first exchange what they know, so that no update leaves
+    while an earlier message's receipt may still be had.
+    """
+
+    def __init__(
+        self,
+        config: SiloConfig,
+        credentials: LiveCredentials | None,
+        door: Door,
+        *,
+        notice: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._credentials = credentials
+        self._door = door
+        self._notice = notice
+        self._plan: RunPlan | None = None
+        self._peer_certificate_sha256 = ""
+        self._in_step = False
+        self.bytes_sent = 0
+        self._moved_at = time.monotonic()
+        self.needed = True
+        self._under_way: Any = None
+        self._interrupted = threading.Event()
+        self._shown: Credentials | None = None
+        self._channel = self._connect()
+
+    def close(self) -> None:
+        """Closes the channel."""
+        self._channel.close()
+
+    def use(self, door: Door, plan: RunPlan | None) -> None:
+        """From now on messages belong to this plan and pass this door."""
+        self._door = door
+        self._plan = plan
+        self._interrupted.clear()
+
+    def interrupt(self) -> None:
+        """Cuts the call or pause under way short, from another thread: the gate is to be asked again."""
+        self._interrupted.set()
+        if (call := self._under_way) is not None:
+            call.cancel()
+
+    def get_plan(self) -> RunPlan:
+        """The coordinator's plan; from then on its protocol version is spoken with it, if that is the older one.
+
+        Raises ``IdentityError`` if the answer is not the configured coordinator's, ``RefusedError`` if it speaks no
+        version that this silo works with.
+        """
+        correspondence = self._door.correspondence(self._peer)
+        correspondence.version = OLDEST_VERSION
+
+        def ask(version: int, attempt: int) -> RunPlan:
+            request = wire.GetPlanRequest(nonce=nonce(), silo=self._config.name, protocol_version=version)
+            with self._calling("GetPlan", attempt, "asking for the run's plan") as call:
+                response = self._door.admit(self._unary(request, call), wire.GetPlanResponse, call)
+            if self._credentials is not None:
+                certificate = response.coordinator_certificate
+                if self._credentials.identify(certificate) != self._config.coordinator_identity:
+                    raise IdentityError(
+                        f"the coordinator at {self._config.coordinator.address} shows the certificate of another "
+                        f"party than {self._config.coordinator_identity.uri}"
+                    )
+                self._peer_certificate_sha256 = fingerprint(certificate)
+            correspondence.version = agreed(response.protocol_version, "the coordinator", "this silo")
+            if (hint := newer(response.protocol_version, "the coordinator", "this silo")) is not None:
+                self._notice(hint)
+            plan = RunPlan.from_message(response.plan)
+            if plan.coordinator_identity != self._config.coordinator_identity:
+                raise RefusedError(f"the plan names {plan.coordinator_identity.uri} as its coordinator")
+            self._door.enrol(self._peer, response.coordinator_audit_key, response.rotations)
+            return plan
+
+        try:
+            return self._persistently(partial(ask, PROTOCOL_VERSION))
+        except RefusedError as error:
+            if (version := spoken_instead(str(error))) is None:
+                raise
+            self._notice(f"the coordinator speaks protocol version {version}, so this silo does; it can be upgraded")
+        return self._persistently(partial(ask, version))
+
+    def answer(self, plan: RunPlan, missing: Missing | None, *, synthetic: bool = False) -> None:
+        """Tells the coordinator yes, or no and what the consent lacks; and whether the images are synthetic."""
+
+        def tell(attempt: int) -> None:
+            with self._calling("Join", attempt, "answering the plan") as call:
+                request = wire.JoinRequest(
+                    nonce=nonce(),
+                    silo=self._config.name,
+                    plan_sha256=plan.sha256,
+                    audit_key=self._door.journal.public_key,
+                    accepted=not missing,
+                    missing_classes=[exposure.number for exposure in missing.classes] if missing else [],
+                    missing_method=bool(missing and (missing.method or missing.training)),
+                    missing_rounds=bool(missing and (missing.rounds or missing.total_rounds) is not None),
+                    missing_privacy=bool(missing and missing.privacy),
+                    missing_masks=bool(missing and missing.masks),
+                    synthetic=synthetic,
+                    rotations=self._door.rotations(),
+                    seen=self._door.correspondence(self._peer).seen.size,
+                    protocol_version=PROTOCOL_VERSION,
+                )
+                self._door.admit(self._unary(request, call), wire.JoinResponse, call)
+                self._door.check_receipt(call)
+            self._in_step = True
+
+        self._persistently(tell)
+
+    def part(self, plan: RunPlan) -> None:
+        """Gives and takes the last signatures of a run that has ended. Coordinators with ``--until-done`` wait for
+        them; one that has gone is not waited for long: the receipt for the run's end is here already."""
+
+        def sign(attempt: int) -> None:
+            self._keep_step(plan, attempt, seconds=PARTING_SECONDS)
+            self._attest(plan.sha256, attempt, seconds=PARTING_SECONDS)
+
+        try:
+            self._persistently(sign, seconds=PARTING_SECONDS)
+        except MedsiloError as error:
+            if not isinstance(error, UnansweredError) and not isinstance(error.__cause__, grpc.RpcError):
+                raise
+            self._notice(f"{error}; its last answer stays without this silo's receipt")
+
+    def withdraw(self, run: str, plan_sha256: bytes, tombstone: dsse.Envelope, *, seconds: float) -> None:
+        """Tells the coordinator that this silo's part has ended; raises if it cannot be told within ``seconds``."""
+
+        def tell(attempt: int) -> None:
+            with self._calling("Withdraw", attempt, "ending this hospital's part") as call:
+                call.run, call.plan_sha256 = run, plan_sha256.hex()
+                request = wire.WithdrawRequest(
+                    nonce=nonce(),
+                    silo=self._config.name,
+                    plan_sha256=plan_sha256,
+                    statement=to_message(tombstone),
+                    seen=self._door.correspondence(self._peer).seen.size,
+                    protocol_version=PROTOCOL_VERSION,
+                )
+                answer = self._unary(request, call, seconds=seconds)
+                self._door.admit(answer, wire.WithdrawResponse, call, durable=True)
+                self._door.check_receipt(call)
+            self._in_step = True
+            self._attest(plan_sha256, attempt)
+
+        self._persistently(tell, seconds=seconds)
+
+    def next_task(
+        self, plan: RunPlan, *, holds_model: bool, trained_rounds: int, mask_key: CertifiedKey | None = None
+    ) -> tuple[wire.Task, Payload]:
+        """The next task with its tensors; waits for one as long as it takes.
+
+        ``mask_key``: in a masked round that is trained, this silo's. The tensors of a round that
+        is already trained here are not fetched again.
+        """
+
+        from medsilo.algorithms.registry import make  # with PyTorch
+
+        common = make(plan.method.name, plan.method.parameters).common
+
+        def ask(attempt: int) -> tuple[wire.Task, Payload] | None:
+            self._keep_step(plan, attempt)
+            with self._calling("GetTask", attempt, "waiting for a task") as call:
+                call.common = common
+                request = wire.GetTaskRequest(
+                    nonce=nonce(),
+                    silo=self._config.name,
+                    plan_sha256=plan.sha256,
+                    wait_seconds=WAIT_SECONDS,
+                    holds_model=holds_model,
+                    attestation=self._door.attest(self._peer),
+                    mask_key=None if mask_key is None else mask_key.to_message(),
+                    protocol_version=PROTOCOL_VERSION,
+                )
+                data = self._release(request, call)
+                stream = self._begin(self._channel.unary_stream(f"/{_SERVICE}/GetTask")(data, wait_for_ready=False))
+                try:
+                    return self._read_task(stream, call, plan, trained_rounds)
+                finally:
+                    stream.cancel()
+
+        while True:
+            if (found := self._persistently(ask)) is not None:
+                return found
+
+    def submit(
+        self,
+        plan: RunPlan,
+        round_number: int,
+        payload: Payload,
+        *,
+        before_last: Callable[[], object],
+        roster_sha256: bytes = b"",
+    ) -> None:
+        """Sends a round's update; returns when the coordinator's receipt for it is in the journal.
+
+        ``before_last`` is called before the last message is sent: without that the update counts for nothing.
+        ``roster_sha256``: of a masked update, what it was masked for.
+        Raises ``LateError`` if the round has ended meanwhile, ``RefusedError`` if the update is not acceptable,
+        ``ReceiptError`` if the receipt is not.
+        """
+
+        from medsilo.algorithms.transfer import (  # PyTorch takes seconds to load, and a withdrawal needs none
+            manifest,
+            send,
+        )
+
+        def upload(attempt: int) -> None:
+            self._keep_step(plan, attempt)
+            with self._calling("SubmitUpdate", attempt, f"update of round {round_number}") as call:
+                call.round = round_number
+                header = wire.SubmitUpdateRequest(
+                    update=wire.Update(
+                        nonce=nonce(),
+                        silo=self._config.name,
+                        plan_sha256=plan.sha256,
+                        round=round_number,
+                        parts=manifest(payload),
+                        attestation=self._door.attest(self._peer),
+                        roster_sha256=roster_sha256,
+                        protocol_version=PROTOCOL_VERSION,
+                    )
+                )
+                failure: list[Exception] = []
+                messages = _hold_last(send(self._door, call, header, payload), before_last)
+                begun: Future[Any] = Future()
+                messages = _end_at_failure(self._counted(messages), failure, lambda: begun.result().cancel())
+                begun.set_result(self._channel.stream_unary(f"/{_SERVICE}/SubmitUpdate").future(messages))
+                try:
+                    data = self._answer(begun.result(), STALLED_SECONDS)
+                except (grpc.RpcError, UnansweredError):
+                    # What went wrong on our own side of the stream is no answer of the other's.
+                    if failure:
+                        raise failure[0] from None
+                    raise
+                response = self._door.admit(data, wire.SubmitUpdateResponse, call, durable=True)
+                if response.repeated:
+                    # Of this call perhaps only the beginning was read: what counts is the first one's receipt.
+                    self._door.check_earlier_receipt(response.first, call)
+                else:
+                    self._door.check_receipt(call)
+
+        self._persistently(upload)
+
+    def _keep_step(self, plan: RunPlan, attempt: int, *, seconds: float = ANSWER_SECONDS) -> None:
+        """After a call that was cut neither side knows what the other had of it: they say so before anything else."""
+        if attempt > 1 or not self._in_step:
+            self._attest(plan.sha256, attempt, in_step=False, seconds=seconds)
+
+    def _attest(
+        self, plan_sha256: bytes, attempt: int, *, in_step: bool = True, seconds: float = ANSWER_SECONDS
+    ) -> None:
+        with self._calling("Attest", attempt, "exchanging receipts") as call:
+            request = wire.AttestRequest(
+                nonce=nonce(),
+                silo=self._config.name,
+                plan_sha256=plan_sha256,
+                seen=self._door.correspondence(self._peer).seen.size,
+                attestation=self._door.attest(self._peer) if in_step and self._in_step else None,
+                protocol_version=PROTOCOL_VERSION,
+            )
+            answer = self._unary(request, call, seconds=seconds)
+            self._door.admit(answer, wire.AttestResponse, call, durable=True)
+            self._door.check_receipt(call)
+        self._in_step = True
+
+    def _read_task(
+        self, stream: Any, call: Call, plan: RunPlan, trained_rounds: int
+    ) -> tuple[wire.Task, Payload] | None:
+        from medsilo.algorithms.transfer import MemorySink, Receiver, check_finite, read_manifest
+
+        # The coordinator may take WAIT_SECONDS until there is a task.
+        first = self._next_of(stream, WAIT_SECONDS + ANSWER_SECONDS)
+        frame = self._door.admit(first, wire.GetTaskResponse, call) if first is not None else None
+        if frame is None or frame.WhichOneof("frame") != "task":
+            raise RefusedError("the coordinator's answer does not begin with a task")
+        self._door.check_receipt(call)
+        task = frame.task
+        call.round = task.round
+        if task.kind == wire.TASK_KIND_WAIT:
+            return None
+        if task.round > plan.rounds or (task.kind == wire.TASK_KIND_TRAIN and task.round == plan.rounds):
+            raise RefusedError(f"round {task.round} lies beyond the plan's {plan.rounds} rounds")
+        if task.kind == wire.TASK_KIND_TRAIN and task.round < trained_rounds:
+            return task, {}
+        parts = read_manifest(task.parts)
+        if extra := set(parts) - set(plan.downlink):
+            raise RefusedError(f"the coordinator sends {', '.join(sorted(extra))}, which the plan does not announce")
+        sink = MemorySink(parts)
+        receiver = Receiver(parts, sink)
+        while (data := self._next_of(stream, STALLED_SECONDS)) is not None:
+            frame = self._door.admit(data, wire.GetTaskResponse, call)
+            receiver.take(frame.chunk)
+        receiver.finish()
+        payload = sink.payload()
+        check_finite({exposure: payload[exposure] for exposure in receiver.unchecked})
+        return task, payload
+
+    def _unary(self, request: Message, call: Call, *, seconds: float = ANSWER_SECONDS) -> bytes:
+        data = self._release(request, call)
+        return self._answer(self._channel.unary_unary(f"/{_SERVICE}/{call.rpc}").future(data), seconds)
+
+    def _begin(self, call: Any) -> Any:
+        """Notes the call under way, so that it can be interrupted."""
+        self._under_way = call
+        self._moved_at = time.monotonic()
+        if self._interrupted.is_set():
+            call.cancel()
+        return call
+
+    def _answer(self, call: Any, seconds: float) -> bytes:
+        """The answer of a call, waited for so long after the last message was taken from here. The limit is on this
+        side alone: a deadline would travel in a header of its own."""
+        self._begin(call)
+        while True:
+            try:
+                answer: bytes = call.result(timeout=max(0.0, self._moved_at + seconds - time.monotonic()))
+            except grpc.FutureTimeoutError:
+                if time.monotonic() < self._moved_at + seconds:
+                    continue
+                call.cancel()
+                raise self._unanswered(seconds) from None
+            except grpc.FutureCancelledError:
+                raise UnansweredError("the call was cut short") from None
+            return answer
+
+    def _next_of(self, stream: Any, seconds: float) -> bytes | None:
+        """A stream's next message, or None at its end, waited for on this side alone as in ``_answer``."""
+        late = threading.Event()
+
+        def cut() -> None:
+            late.set()
+            stream.cancel()
+
+        timer = threading.Timer(seconds, cut)
+        timer.daemon = True
+        timer.start()
+        try:
+            found: bytes | None = next(stream, None)
+        except grpc.RpcError:
+            if late.is_set():
+                raise self._unanswered(seconds) from None
+            raise
+        finally:
+            timer.cancel()
+        return found
+
+    def _unanswered(self, seconds: float) -> UnansweredError:
+        address = self._config.coordinator.address
+        return UnansweredError(f"the coordinator at {address} does not answer within {seconds:g} s")
+
+    def _release(self, message: Message, call: Call) -> bytes:
+        (data,) = self._counted(iter(self._door.release([message], call)))
+        return data
+
+    def _counted(self, messages: Iterator[bytes]) -> Iterator[bytes]:
+        for data in messages:
+            # Messages are recorded several at once; the consent may end between two of them.
+            self._door.gate.check(())
+            self.bytes_sent += len(data)
+            self._moved_at = time.monotonic()
+            yield data
+
+    @property
+    def _peer(self) -> str:
+        return self._config.coordinator_identity.uri
+
+    @contextmanager
+    def _calling(self, rpc: str, attempt: int, purpose: str) -> Iterator[Call]:
+        if self._credentials is not None and self._credentials.current != self._shown:
+            # A connection shows one certificate as long as it lasts.
+            self._channel.close()
+            self._channel = self._connect()
+        call = Call(
+            rpc=rpc,
+            peer=self._peer,
+            peer_certificate_sha256=self._peer_certificate_sha256,
+            purpose=purpose,
+            run=self._plan.run if self._plan else None,
+            plan_sha256=self._plan.sha256.hex() if self._plan else None,
+            attempt=attempt,
+        )
+        try:
+            yield call
+        except BaseException:
+            self._in_step = False
+            raise
+        finally:
+            self._door.ended(call)
+
+    def _persistently(self, action: Callable[[int], T], *, seconds: float | None = None) -> T:
+        if seconds is None and not self.needed:
+            seconds = PARTING_SECONDS
+        for attempt in Retrying(
+            retry=retry_if_exception(_passing),
+            wait=wait_exponential_jitter(multiplier=0.2, max=LONGEST_PAUSE_SECONDS if seconds is None else 2),
+            stop=stop_never if seconds is None else stop_after_delay(seconds),
+            sleep=sleep_using_event(self._interrupted),
+            before_sleep=partial(self._before_pause, seconds),
+            reraise=True,
+        ):
+            with attempt:
+                try:
+                    return action(attempt.retry_state.attempt_number)
+                except (grpc.RpcError, UnansweredError) as error:
+                    # What cut the call may be the end of the consent.
+                    self._door.gate.check(())
+                    self._interrupted.clear()
+                    if isinstance(error, UnansweredError):
+                        raise
+                    explained = self._explain(error)
+                    if isinstance(explained, MedsiloError):
+                        explained.recorded = True  # what the other side refuses, its journal tells
+                    raise explained from error
+        raise AssertionError("unreachable: the loop ends by returning or raising")
+
+    def _before_pause(self, seconds: float | None, state: RetryCallState) -> None:
+        reason = state.outcome.exception() if state.outcome else None
+        pause = state.next_action.sleep if state.next_action else 0
+        if seconds is None:
+            self._notice(f"{reason}; trying again in {pause:.0f} s")
+        elif state.attempt_number == 1:  # that it goes on is said once: it has an end, and pauses are short
+            self._notice(f"{reason}; trying again for {seconds:.0f} s")
+
+    def _explain(self, error: grpc.RpcError) -> Exception:
+        code, details = error.code(), said(error)
+        address = self._config.coordinator.address
+        if code == grpc.StatusCode.UNAVAILABLE and (proxied := self._explain_proxy(details)) is not None:
+            return proxied
+        if code == grpc.StatusCode.PERMISSION_DENIED:
+            return IdentityError(f"the coordinator at {address} refuses this silo: {details}")
+        if code == grpc.StatusCode.INVALID_ARGUMENT:
+            return RefusedError(f"the coordinator at {address} refuses: {details}")
+        if code == grpc.StatusCode.ABORTED:
+            return LateError(details)
+        if code == grpc.StatusCode.DATA_LOSS:
+            return ReceiptError(
+                f"the coordinator at {address} does not accept this silo's word on its journal: {details}"
+            )
+        if code == grpc.StatusCode.UNIMPLEMENTED:
+            return RefusedError(f"what answers at {address} is not a Medsilo coordinator: {details}")
+        if "CERTIFICATE_VERIFY_FAILED" in details or "Hostname Verification Check failed" in details:
+            return IdentityError(
+                f"what answers at {address} cannot show a valid certificate of "
+                f"{self._config.coordinator_identity.uri}: {details}\nCheck the address, `federation`, "
+                f"`coordinator: name` and {self._config.tls_files.ca}, and with the coordinator's operator that its "
+                "certificate has not expired"
+            )
+        if code in _TRANSIENT:
+            # A server that turns a certificate away closes the connection without a word.
+            hint = "; if this goes on, it may not accept this silo's certificate" if "Socket closed" in details else ""
+            through = "" if self._config.proxy is None else f", through the proxy at {self._config.proxy.address},"
+            return UnansweredError(
+                f"the coordinator at {address}{through} does not answer ({code.name}: {details}{hint})"
+            )
+        return RefusedError(f"the coordinator at {address} answered {code.name}: {details}")
+
+    def _explain_proxy(self, details: str) -> Exception | None:
+        """What the hospital's proxy has to do with a call that failed; None for nothing."""
+        proxy = self._config.proxy
+        if proxy is None:
+            return None
+        address = self._config.coordinator.address
+        if any(words in details for words in _NOT_REACHED):
+            return UnansweredError(f"the proxy at {proxy.address} does not answer: {details}")
+        if (found := _PROXY_ANSWER.search(details)) is None:
+            return None
+        status = int(found[1])
+        if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
+            # Not tried again: many wrong passwords lock an account.
+            wrong = (
+                f"does not accept the name and password in {proxy.credentials} (HTTP 407); put them right"
+                if proxy.credentials
+                else "asks for a name and password (HTTP 407); put them into a file, named as `credentials` of `proxy`"
+            )
+            return IdentityError(f"the proxy at {proxy.address} {wrong}, and the same command goes on")
+        if status in _PROXY_BUSY:
+            return UnansweredError(f"the proxy at {proxy.address} does not reach {address} (HTTP {status})")
+        return RefusedError(
+            f"the proxy at {proxy.address} does not let this machine through to {address} (HTTP {status}); whoever "
+            "runs the proxy has to allow CONNECT to that host and port"
+        )
+
+    def _connect(self) -> grpc.Channel:
+        address, proxy = self._config.coordinator.address, self._config.proxy
+        if proxy is None and (named := proxies_in_environment()) and not is_loopback(address):
+            self._notice(
+                f"{', '.join(named)} in the environment: not followed; a proxy counts if the configuration has `proxy:`"
+            )
+        credentials = None
+        if self._credentials is not None:
+            self._shown = self._credentials.current
+            credentials = channel_credentials(self._shown.ca_pem, self._shown)
+        return open_channel(address, self._config.coordinator_identity, credentials, proxy=proxy)
+
+
+def _passing(error: BaseException) -> bool:
+    return isinstance(error, UnansweredError)
+
+
+def _hold_last(messages: Iterator[bytes], action: Callable[[], object]) -> Iterator[bytes]:
+    held = next(messages)
+    for following in messages:
+        yield held
+        held = following
+    action()
+    yield held
+
+
+def _end_at_failure(messages: Iterator[bytes], failure: list[Exception], cut: Callable[[], object]) -> Iterator[bytes]:
+    """Keeps what went wrong on this side and cuts the call: of gRPC's own handling a stack of calls would be logged."""
+    try:
+        yield from messages
+    except Exception as error:
+        failure.append(error)
+        cut()
