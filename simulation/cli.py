@@ -47,7 +47,7 @@ def results(
     to: Annotated[Path, typer.Option("--out", help="Folder for the page, tables and pictures.")] = Path("docs/results"),
 ) -> None:
     """Turn finished runs into tables, learning curves, and accuracy against exposed bytes."""
-    from medsilo.simulation.results import write_results
+    from medsilo.simulation.results.writing import write_results
 
     experiment = ExperimentConfig.read(config)
     page = write_results(experiment, config, runs, to)

@@ -29,13 +29,13 @@ from medsilo.privacy.report.model import Report
 from medsilo.privacy.report.writing import to_html, write_report
 from medsilo.silo.model.prediction import PersonalisedModel, Prediction, load_model
 from medsilo.simulation.experiment import ExperimentConfig
-from medsilo.simulation.results import (
+from medsilo.simulation.results.runs import read_runs
+from medsilo.simulation.results.table import (
     EXPOSURE_COLUMNS,
     Section,
     accuracy_columns,
     accuracy_rows,
     exposure_rows,
-    read_runs,
     tabulate,
 )
 from medsilo.simulation.scheduling import run_experiment

@@ -16,7 +16,7 @@ from medsilo.simulation.execution import execute
 from medsilo.simulation.experiment import ExperimentConfig
 from medsilo.simulation.experiment import runs as runs_of
 from medsilo.simulation.notebook import read_results
-from medsilo.simulation.results import write_results
+from medsilo.simulation.results.writing import write_results
 
 FIELDS: dict[str, Any] = {
     "name": "notebook",

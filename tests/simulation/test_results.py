@@ -17,7 +17,9 @@ from medsilo.privacy.errors import ConfigurationError, DataError
 from medsilo.privacy.exposure import Exposure
 from medsilo.simulation.execution import ROUNDS, RUN, WEIGHTS, Recorded, _description
 from medsilo.simulation.experiment import ExperimentConfig, Run
-from medsilo.simulation.results import Section, _by_epsilon, read_runs, tabulate, write_results
+from medsilo.simulation.results.runs import read_runs
+from medsilo.simulation.results.table import Section, tabulate
+from medsilo.simulation.results.writing import _by_epsilon, write_results
 
 DIVERSIFED = "diversifed-temperature=0.5"
 

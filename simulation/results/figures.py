@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from medsilo.algorithms.datasets import written_whole
 from medsilo.privacy.exposure import Exposure
-from medsilo.simulation.results import Spread, written_size
+from medsilo.simulation.results.table import Spread, written_size
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

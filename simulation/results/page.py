@@ -1,0 +1,197 @@
+"""The page of an experiment's results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from medsilo.privacy.exposure import Exposure
+from medsilo.simulation.execution import DIRECTIONS
+from medsilo.simulation.experiment import ExperimentConfig, Published
+from medsilo.simulation.results.table import Section, Spread, at_the_end, written_size
+
+
+def markdown(
+    config: ExperimentConfig,
+    sections: Sequence[Section],
+    pictures: Mapping[str, Sequence[tuple[str, str]]],
+    commands: Sequence[str],
+) -> str:
+    """The results page: what was run, tables, pictures, how to repeat it."""
+    lines = [f"# {config.name}", ""]
+    if any(section.synthetic for section in sections):
+        lines += ["**Synthetic data: generated images. No result so marked says anything about patients.**", ""]
+    first = sections[0].runs[0].info
+    lines += [
+        f"Model: {config.model}. Training: {_training(config.training.model_dump())}; overrides are part of a method's "
+        f"label. {config.rounds} rounds, seeds {', '.join(map(str, config.seeds))}. "
+        f"Medsilo {first['versions']['medsilo']}, PyTorch {first['versions']['torch']}, "
+        f"Python {first['versions']['python']}.",
+        "",
+        "Accuracy in percent: the uniform mean over silos of each one's personalised model on its own test images; "
+        "mean ± standard deviation (population) over seeds, of one seed its number alone. The best round is chosen on "
+        f"test images, as papers do, and so optimistic; the mean of {at_the_end(config)} is not. A method whose "
+        "personalised model is what the coordinator hands out is measured with what each round's aggregation gave. At "
+        "the end: the models that the silos keep after the last round. "
+        f"Separate training is `local` of the same model, training and privacy, by the mean of {at_the_end(config)} "
+        "(for a method with training or noise of its own, where there is no such run, `local` with the experiment's "
+        "training, or without noise); – where there is none of that model.",
+        "",
+    ]
+    at_end = dict.fromkeys(variant.method.name for variant in config.variants() if variant.method.made_at_end)
+    if at_end:
+        lines += [f"Made only at the end, so that this stands in all columns: the models of {', '.join(at_end)}.", ""]
+    if notes := config.notes():
+        lines += ["What methods say about such runs:", "", *(f"* {note}" for note in notes), ""]
+    for section in sections:
+        lines += _section(config, section, pictures.get(section.file_stem, []))
+    lines += [
+        "## Repeat it",
+        "",
+        "```",
+        *commands,
+        "```",
+        "",
+        f"The tables as files: [`{config.name}.csv`]({config.name}.csv), "
+        f"[`{config.name}-exposure.csv`]({config.name}-exposure.csv), [`{config.name}.json`]({config.name}.json).",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _section(config: ExperimentConfig, section: Section, pictures: Sequence[tuple[str, str]]) -> list[str]:
+    info = section.runs[0].info
+    source = info["data_source"]
+    lines = [
+        f"## {section.title}",
+        "",
+        f"Data: {info['data']} ({source}; SHA-256 of the data set's content `{info['data_sha256'][:16]}…`). "
+        f"Setting: `{json.dumps(info['setting'])}`."
+        + ("" if info["participation"] == 1 else f" {info['participation']:.0%} of the silos take part in a round."),
+        "",
+    ]
+    if section.setting in config.published and info["data"] != config.published_on:
+        lines += [f"The published numbers of the experiment are for {config.published_on}; none stands here.", ""]
+    models = {row.label: _model(section, row.label) for row in section.rows}
+    with_published = any(row.published for row in section.rows) or section.unmeasured
+    private = any(row.privacy for row in section.rows)
+    header = [
+        "method",
+        "seeds",
+        "best round",
+        at_the_end(config),
+        "at the end",
+        "seeds on which it beats separate training",
+    ]
+    if private:
+        lines += [*_promises(section), ""]
+        header.append("ε")
+    if with_published:
+        header += ["published", "best round − published", "source"]
+    body = []
+    for row in section.rows:
+        model = models[row.label]
+        name = row.label if model == config.model or model in row.label else f"{row.label} ({model})"
+        wins = "–" if row.wins is None else f"{row.wins} of {row.compared}"
+        seeds = (
+            str(len(row.seeds)) if len(row.seeds) == len(config.seeds) else f"{len(row.seeds)} of {len(config.seeds)}"
+        )
+        cells = [name, seeds, _pm(row.best), _pm(row.last), _pm(row.final), wins]
+        if private:
+            cells.append(f"{row.privacy.epsilon:g}" if row.privacy else "∞ (no noise)")
+        if with_published:
+            difference = "–" if row.published is None else f"{row.best[0] - row.published.accuracy:+.2f}"
+            cells += [_published(row.published), difference, row.published.source if row.published else ""]
+        body.append(cells)
+    for label, number in section.unmeasured.items():
+        body.append([label, "not run", "–", "–", "–", "–", *(["–"] * private), _published(number), "–", number.source])
+    lines += _table(header, body)
+    missing = [v.label for v in config.variants() if v.label not in {row.label for row in section.rows}]
+    if missing:
+        lines += ["", f"Not finished: {', '.join(missing)}."]
+    lines += [
+        "",
+        "### Accuracy against exposed bytes",
+        "",
+        "MB (10⁶ bytes; B where so marked) of tensors per silo for the whole run, by exposure class: ↑ sent by a silo, "
+        "↓ sent to it. Names, shapes, round numbers and the encoding's few bytes (PROTOCOL, IDENTITY) are not in it.",
+        "",
+        *_exposure_table(section, at_the_end(config)),
+        "",
+    ]
+    for title, name in pictures:
+        lines += [f"![{title}]({name})", ""]
+    return lines
+
+
+def _promises(section: Section) -> list[str]:
+    """What the numbers of the private runs hold for."""
+    found: dict[str, None] = {}
+    for row in section.rows:
+        if (plan := row.privacy) is not None:
+            text = (
+                f"ε at δ = {plan.delta:g} ({plan.guarantee.conditions}); sampling rate {plan.sampling_rate:g}, "
+                f"clipping norm {plan.clipping_norm:g}; noise such that all releases of a run keep to ε together."
+            )
+            found[text] = None
+    return [
+        *found,
+        "Noise and samples of private runs come from the operating system, not from the seed: they cannot be repeated "
+        "bit for bit.",
+    ]
+
+
+def _exposure_table(section: Section, at_the_end: str) -> list[str]:
+    columns = [
+        (direction, exposure)
+        for direction in DIRECTIONS
+        for exposure in Exposure
+        if any(exposure in row.megabytes[direction] for row in section.rows)
+    ]
+    arrows = {"up": "↑", "down": "↓"}
+    header = ["method", at_the_end, "all ↑", "all ↓", *(f"{arrows[d]} {e}" for d, e in columns)]
+    body = [
+        [
+            row.label,
+            _pm(row.last),
+            *(written_size(row.total(direction)) for direction in DIRECTIONS),
+            *(written_size(row.megabytes[d].get(e, 0.0)) for d, e in columns),
+        ]
+        for row in section.rows
+    ]
+    return _table(header, body)
+
+
+def _table(header: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
+    rows = [header, ["---"] * len(header), *body]
+    return [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
+
+
+def _pm(spread: Spread) -> str:
+    return f"{spread[0]:.2f}" + ("" if spread[1] is None else f" ± {spread[1]:.2f}")
+
+
+def _published(number: Published | None) -> str:
+    if number is None:
+        return "–"
+    return f"{number.accuracy:g}" + ("" if number.std is None else f" ± {number.std:g}")
+
+
+def _training(plan: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in plan.items()
+    )
+
+
+def _model(section: Section, label: str) -> str:
+    return next(str(run.info["plan"]["model"]["name"]) for run in section.runs if run.info["label"] == label)
+
+
+def commands(config: ExperimentConfig, path: Path, runs: Path, to: Path, sections: Sequence[Section]) -> list[str]:
+    specs = dict.fromkeys(run.info["data_spec"] for section in sections for run in section.runs)
+    data = "" if config.data else "".join(f" --data {spec}" for spec in specs)
+    where = "" if runs == Path("runs") else f" --runs {runs}"
+    out = "" if to == Path("docs/results") else f" --out {to}"
+    return [f"simulation run --config {path}{data}{where}", f"simulation results --config {path}{where}{out}"]

@@ -1,0 +1,254 @@
+"""From an experiment's runs to a page: accuracy, learning curves, and accuracy against exposed bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from medsilo.privacy.budget.promise import PrivacyPlan
+from medsilo.privacy.errors import ConfigurationError, DataError
+from medsilo.privacy.exposure import Exposure
+from medsilo.simulation.execution import DIRECTIONS, Recorded, check_same
+from medsilo.simulation.experiment import (
+    ExperimentConfig,
+    Published,
+    Run,
+    Variant,
+    folder_name,
+    section_name,
+)
+from medsilo.simulation.results.runs import LAST, MEGABYTE, FinishedRun, Floats
+
+EXPOSURE_COLUMNS = ("data", "synthetic", "setting", "method", "last10_mean", "direction", "exposure", "mb_per_silo")
+
+Spread = tuple[float, float | None]
+"""Mean and (population) standard deviation over seeds; None for one seed, which says nothing of others."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method in one section.
+
+    ``best`` is the best round's accuracy (as papers report it; optimistic, a maximum over noisy measurements), ``last``
+    the mean of the last ten rounds, or of all where there are not more, ``final`` that of the models that the silos
+    keep after the run's end, which stands for both others where a method's models are made there; ``wins`` on how many
+    seeds ``last`` is above separate training's (``_separate``), of ``compared``.
+    ``megabytes`` is the mean over seeds of ``FinishedRun.megabytes``. ``base`` is the label without what of its privacy
+    is swept over, ``privacy`` what the runs' plan promised each silo.
+    """
+
+    label: str
+    method: str
+    seeds: tuple[int, ...]
+    best: Spread
+    last: Spread
+    final: Spread
+    curve: Floats
+    wins: int | None
+    compared: int
+    megabytes: Mapping[str, Mapping[Exposure, float]]
+    published: Published | None = None
+    base: str = ""
+    privacy: PrivacyPlan | None = None
+
+    def total(self, direction: str) -> float:
+        """MB per silo for the whole run, all classes together."""
+        return sum(self.megabytes[direction].values())
+
+
+@dataclass(frozen=True)
+class Section:
+    """All methods on one data set in one setting."""
+
+    data: str
+    setting: str
+    runs: tuple[FinishedRun, ...]
+    rows: tuple[Row, ...]
+    unmeasured: Mapping[str, Published]
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether the images were generated."""
+        return any(run.info["synthetic"] for run in self.runs)
+
+    @property
+    def title(self) -> str:
+        """Its heading: the data set as it calls itself, and its file where that is called otherwise."""
+        name = str(self.runs[0].info["data"])
+        known_as = name if name == self.data else f"{name} ({self.data})"
+        return f"{known_as}, {self.setting}" + (" – SYNTHETIC DATA" if self.synthetic else "")
+
+    @property
+    def file_stem(self) -> str:
+        """The start of its pictures' names."""
+        return f"{folder_name(self.data)}-{folder_name(self.setting)}"
+
+
+def tabulate(found: Sequence[FinishedRun], config: ExperimentConfig) -> list[Section]:
+    """One section a data set and setting, one row a method, in the experiment's order.
+
+    Runs of methods or settings that the experiment no longer names are left out; raises ``ConfigurationError`` for runs
+    that were not run as it says, whose numbers would stand under its words.
+    """
+    variants = {variant.label: variant for variant in config.variants()}
+    order = list(variants)
+    made = config.make_settings()
+    settings = [section_name(name, share) for name in made for share in config.participation]
+    kept = [
+        run
+        for run in found
+        if run.info["label"] in order and run.section[1] in settings and run.info["seed"] in config.seeds
+    ]
+    for run in kept:
+        info = run.info
+        name, share = info["setting_name"], info["participation"]
+        is_this = Run(
+            config, info["data_spec"], name, made[name], share, variants[info["label"]], info["seed"], run.folder
+        )
+        check_same(info, is_this, Recorded.of(info))
+    names = sorted({run.section for run in kept}, key=lambda section: (section[0], settings.index(section[1])))
+    sections = []
+    for name in names:
+        runs = tuple(run for run in kept if run.section == name)
+        if len({run.info["data_sha256"] for run in runs}) > 1:
+            raise ConfigurationError(
+                f"the runs on {name[0]} are not all on the same images; delete those on other images, and run again"
+            )
+        published = dict(config.published.get(name[1], {})) if runs[0].info["data"] == config.published_on else {}
+        labels = sorted({run.info["label"] for run in runs}, key=order.index)
+        rows = tuple(_row(variants[label], runs, published.pop(label, None), config) for label in labels)
+        sections.append(Section(*name, runs, rows, published))
+    if not sections:
+        raise DataError("no finished run belongs to this experiment as it stands; start them with `simulation run`")
+    return sections
+
+
+def _separate(run: FinishedRun, runs: Sequence[FinishedRun], config: ExperimentConfig) -> FinishedRun | None:
+    """What a run is held against: separate training on the same seed, of the same model, with the same training and
+    privacy. Failing that with the experiment's own training, or without noise: a hospital alone needs none."""
+    mine = run.info["plan"]
+
+    def distance(other: FinishedRun) -> tuple[bool, bool] | None:
+        plan = other.info["plan"]
+        noise, training = plan.get("privacy") != mine.get("privacy"), plan["training"] != mine["training"]
+        if plan["model"] != mine["model"] or (noise and plan.get("privacy") is not None):
+            return None
+        return None if training and plan["training"] != config.training.model_dump(mode="json") else (noise, training)
+
+    found = [
+        (far, other)
+        for other in runs
+        if other.info["method"] == "local"
+        and other.info["seed"] == run.info["seed"]
+        and (far := distance(other)) is not None
+    ]
+    return min(found, key=lambda one: one[0])[1] if found else None
+
+
+def _row(variant: Variant, runs: Sequence[FinishedRun], published: Published | None, config: ExperimentConfig) -> Row:
+    label = variant.label
+    mine = {run.info["seed"]: run for run in runs if run.info["label"] == label}
+    separate = {seed: _separate(run, runs, config) for seed, run in mine.items()}
+    alone = {seed: run for seed, run in separate.items() if run is not None}
+    method = next(iter(mine.values())).info["method"]
+    last = {seed: run.last for seed, run in mine.items()}
+    compare = method != "local" and alone
+    classes = {
+        direction: [e for e in Exposure if any(e in run.megabytes[direction] for run in mine.values())]
+        for direction in DIRECTIONS
+    }
+    return Row(
+        label=label,
+        method=method,
+        seeds=tuple(sorted(mine)),
+        best=_spread([run.best for run in mine.values()]),
+        last=_spread(last.values()),
+        final=_spread([run.final for run in mine.values()]),
+        curve=np.mean([run.curve for run in mine.values()], axis=0),
+        wins=sum(last[s] > run.last for s, run in alone.items()) if compare else None,
+        compared=len(alone),
+        megabytes={
+            direction: {
+                e: float(np.mean([run.megabytes[direction].get(e, 0.0) for run in mine.values()])) for e in occurring
+            }
+            for direction, occurring in classes.items()
+        },
+        published=published,
+        base=variant.base,
+        privacy=_privacy(label, list(mine.values())),
+    )
+
+
+def _privacy(label: str, runs: Sequence[FinishedRun]) -> PrivacyPlan | None:
+    """What the runs promised; raises ``DataError`` where a silo has spent more."""
+    promised = runs[0].info["plan"].get("privacy")
+    if promised is None:
+        return None
+    plan = PrivacyPlan.model_validate(promised)
+    for run in runs:
+        if any(spent["epsilon"] > plan.epsilon for spent in run.info["spent"].values()):
+            raise DataError(f"{run.folder}: {label} has spent more than the ε = {plan.epsilon:g} of its plan")
+    return plan
+
+
+def _spread(values: Iterable[float]) -> Spread:
+    listed = list(values)
+    return float(np.mean(listed)), float(np.std(listed)) if len(listed) > 1 else None
+
+
+def at_the_end(config: ExperimentConfig) -> str:
+    """What ``Row.last`` is the mean of."""
+    return (
+        f"last {LAST} rounds"
+        if config.rounds > LAST
+        else f"all {config.rounds} rounds"
+        if config.rounds > 1
+        else "the round"
+    )
+
+
+def written_size(megabytes: float, digits: int = 3) -> str:
+    """A number of MB; below a thousandth of one in bytes, said so: a few bytes about the images can be the worst."""
+    if megabytes < 0.001:
+        return f"{megabytes * MEGABYTE:.0f} B" if megabytes else "0"
+    return f"{megabytes:.{digits}g}" if megabytes < 100 else f"{megabytes:.0f}"
+
+
+def accuracy_columns(sections: Sequence[Section]) -> list[str]:
+    """The columns of ``accuracy_rows``; the last three only where some run has differential privacy."""
+    columns = ["data", "synthetic", "setting", "method", "seeds", "best_mean", "best_std", "last10_mean", "last10_std"]
+    columns += ["final_mean", "final_std"]
+    private = any(row.privacy for section in sections for row in section.rows)
+    return [*columns, "published", *(("epsilon", "delta", "unit") if private else ())]
+
+
+def accuracy_rows(sections: Sequence[Section]) -> list[tuple[Any, ...]]:
+    """A row a method and section. Accuracies are in percent, as in ``Row``; ``published`` is None where nothing was;
+    ``epsilon`` is infinite without differential privacy."""
+    width = len(accuracy_columns(sections))
+    rows: list[tuple[Any, ...]] = []
+    for section in sections:
+        for row in section.rows:
+            published = row.published.accuracy if row.published else None
+            promised = (
+                (row.privacy.epsilon, row.privacy.delta, row.privacy.unit) if row.privacy else (math.inf, *2 * (None,))
+            )
+            cells = (section.data, section.synthetic, section.setting, row.label, len(row.seeds), *row.best, *row.last)
+            rows.append((*cells, *row.final, published, *promised)[:width])
+    return rows
+
+
+def exposure_rows(sections: Sequence[Section]) -> list[tuple[Any, ...]]:
+    """A row (``EXPOSURE_COLUMNS``) a method, section, direction and exposure class. ``up``: sent by the silo;
+    ``mb_per_silo``: 10^6 bytes of tensors for the whole run."""
+    return [
+        (section.data, section.synthetic, section.setting, row.label, row.last[0], direction, str(exposure), size)
+        for section in sections
+        for row in section.rows
+        for direction in DIRECTIONS
+        for exposure, size in row.megabytes[direction].items()
+    ]
