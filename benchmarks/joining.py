@@ -26,7 +26,8 @@ from typing import Any
 import psutil
 
 from medsilo.algorithms.datasets import save_npz
-from medsilo.silo.data.sharding import PracticalGroups, cut
+from medsilo.silo.data.settings import PracticalGroups
+from medsilo.silo.data.sharding import cut
 from medsilo.silo.data.synthetic import generate_tissue
 
 BIN = Path(sys.executable).parent

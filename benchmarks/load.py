@@ -290,7 +290,8 @@ def prepare(folder: Path, count: int, *, rounds: int, method: str, **run: Any) -
     from medsilo.privacy.identity.authority import create_authority, issue
     from medsilo.privacy.identity.identity import Identity
     from medsilo.privacy.identity.keys import create_keys
-    from medsilo.silo.data.sharding import PracticalGroups, cut
+    from medsilo.silo.data.settings import PracticalGroups
+    from medsilo.silo.data.sharding import cut
     from medsilo.silo.data.synthetic import generate_tissue
 
     names = [f"hospital{number}" for number in range(1, count + 1)]

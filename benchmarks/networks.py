@@ -42,7 +42,8 @@ from test_runs import (  # noqa: E402
     assert_signed,
 )
 
-from medsilo.silo.data.sharding import PracticalGroups, cut  # noqa: E402
+from medsilo.silo.data.settings import PracticalGroups  # noqa: E402
+from medsilo.silo.data.sharding import cut  # noqa: E402
 from medsilo.silo.data.synthetic import generate_tissue  # noqa: E402
 
 SILOS = ("hospital1", "hospital2", "hospital3")

@@ -28,7 +28,8 @@ from medsilo.coordinator.rounds.comparing import Beginning, products_of_changes
 from medsilo.coordinator.store.records import Change
 from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.privacy.exposure import MODEL, Exposure
-from medsilo.silo.data.sharding import Dirichlet, cut
+from medsilo.silo.data.settings import Dirichlet
+from medsilo.silo.data.sharding import cut
 from medsilo.silo.data.synthetic import generate_tissue
 from medsilo.simulation.federation import Simulation
 

@@ -149,7 +149,8 @@ def run_leg(folder: Path, *, trained: bool, kind: str) -> Leg:
 
 def prepare(folder: Path, size: str, rounds: int, method: str) -> None:
     from medsilo.algorithms.datasets import save_npz
-    from medsilo.silo.data.sharding import PracticalGroups, cut
+    from medsilo.silo.data.settings import PracticalGroups
+    from medsilo.silo.data.sharding import cut
     from medsilo.silo.data.synthetic import generate_tissue
 
     shards = cut(

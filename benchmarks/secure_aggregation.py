@@ -42,7 +42,8 @@ from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.identity.keys import create_keys, load_audit_key
 from medsilo.privacy.secure_aggregation import mask_keys
 from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey, Occasion, Roster, certify, vouch
-from medsilo.silo.data.sharding import PracticalGroups, cut
+from medsilo.silo.data.settings import PracticalGroups
+from medsilo.silo.data.sharding import cut
 from medsilo.silo.data.synthetic import generate_tissue
 from medsilo.silo.training.site import LocalSite
 

@@ -56,7 +56,8 @@ def measure(method: str, model: str, momentum: float) -> dict[str, int]:
     """The silo's peaks in bytes."""
     from federation import Federation
 
-    from medsilo.silo.data.sharding import PracticalGroups, cut
+    from medsilo.silo.data.settings import PracticalGroups
+    from medsilo.silo.data.sharding import cut
     from medsilo.silo.data.synthetic import generate_tissue
 
     setting = PracticalGroups(groups=(1, 1, 1), train_per_silo=60, test_per_silo=20)

@@ -22,7 +22,8 @@ import torch
 from medsilo.algorithms.models import build
 from medsilo.algorithms.registry import make
 from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
-from medsilo.silo.data.sharding import Dirichlet, cut
+from medsilo.silo.data.settings import Dirichlet
+from medsilo.silo.data.sharding import cut
 from medsilo.silo.data.synthetic import generate_tissue
 from medsilo.simulation.federation import Simulation
 

@@ -30,7 +30,7 @@ from medsilo.privacy.party.commands import (
     report_on,
     rotate_key,
 )
-from medsilo.privacy.party.console import application, output
+from medsilo.privacy.party.console import application, out, say
 from medsilo.privacy.party.console import run as run_app
 from medsilo.privacy.party.logs import LogFormat
 from medsilo.privacy.report.format import Format
@@ -43,7 +43,6 @@ app.command()(init)
 app.command()(invite)
 app.command()(doctor)
 app.add_typer(ca_app, name="ca")
-out = output()
 LATE_SHOWN = 10
 """So many of the last rounds that a silo missed stand in the table; all in the JSON."""
 
@@ -120,7 +119,7 @@ def status(config: Config, as_json: AsJson = False) -> None:
     out.print(table)
     if content["waiting_for"]:
         since = f" since {minute(content['opened_at'])} UTC" if content["opened_at"] else ""
-        out.print(f"Waiting for {', '.join(content['waiting_for'])}{since}.", markup=False, soft_wrap=True)
+        say(f"Waiting for {', '.join(content['waiting_for'])}{since}.")
     if unusual := [silo for silo in silos if any(change["unusual"] for change in silo["changes"])]:
         for silo in unusual:
             last = next(change for change in reversed(silo["changes"]) if change["unusual"])

@@ -8,13 +8,12 @@ from typing import Annotated
 
 import typer
 
-from medsilo.privacy.party.console import application, output
+from medsilo.privacy.party.console import application, out
 from medsilo.privacy.party.console import run as run_app
 from medsilo.simulation.experiment import ExperimentConfig
 from medsilo.simulation.scheduling import run_experiment
 
 app = application("Experiments: the daemons' methods with no network.", program="simulation")
-out = output()
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="The experiment (YAML).")]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder in which the experiments' runs are kept.")]

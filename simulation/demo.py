@@ -19,16 +19,16 @@ from rich.table import Table
 
 from medsilo.algorithms.datasets import ImageDataset, load_pathmnist, save_npz
 from medsilo.privacy.errors import DataError, MedsiloError
-from medsilo.privacy.party.console import output
+from medsilo.privacy.party.console import out
 from medsilo.silo.data.label_distribution import draw_label_distribution
-from medsilo.silo.data.sharding import PracticalGroups, cut
+from medsilo.silo.data.settings import PracticalGroups
+from medsilo.silo.data.sharding import cut
 from medsilo.silo.data.sources import open_dataset
 
 ROOT = Path(__file__).parents[1]
 HOSPITALS = ("hospital1", "hospital2", "hospital3")
 COLOURS = dict(zip(("coordinator", *HOSPITALS), ("white", "cyan", "magenta", "green"), strict=True))
 _MARK = ".made-by-make-demo"
-console = output()
 
 
 def main() -> None:
@@ -55,15 +55,15 @@ def _fresh(folder: Path) -> None:
 
 
 def _data() -> ImageDataset:
-    console.print("Looking for PathMNIST (in ~/.medmnist, else downloading 206 MB) …")
+    out.print("Looking for PathMNIST (in ~/.medmnist, else downloading 206 MB) …")
     previous = socket.getdefaulttimeout()
     socket.setdefaulttimeout(20)
     try:
         dataset = load_pathmnist()
-        console.print("Using PathMNIST.")
+        out.print("Using PathMNIST.")
     except DataError:
         dataset = open_dataset("synthetic", seed=1)
-        console.print(
+        out.print(
             "PathMNIST is not here and cannot be downloaded: using the SYNTHETIC tissue set that ships with the "
             "package. Its images are generated; the accuracies below say nothing about real tissue.",
             style="bold yellow",
@@ -100,7 +100,7 @@ def _parties(folder: Path) -> None:
         role = ("--role", "coordinator") if party == "coordinator" else ()
         _command(folder, "coordinator", "ca", "issue", party, *role, "--request", request, "--out", certificate)
         shutil.copy(folder / "ca" / "ca.pem", keys / "ca.pem")
-    console.print("Made a CA, four sets of keys and four certificates. Starting four processes …")
+    out.print("Made a CA, four sets of keys and four certificates. Starting four processes …")
 
 
 def _run(folder: Path) -> None:
@@ -147,20 +147,20 @@ def _show(folder: Path) -> None:
         table.add_row(hospital, *(f"{100 * value:.1f} %" for value in (measured[0], measured[1], measured[-1])))
     if synthetic:
         table.caption = "synthetic data: generated images, not tissue"
-    console.print(table)
+    out.print(table)
     _command(folder, "coordinator", "results", "--config", "coordinator.yaml", show=True)
     for hospital in HOSPITALS:
         _command(folder, "silo", "report", "--config", f"{hospital}.yaml", show=True)
     _command(folder, "coordinator", "report", "--config", "coordinator.yaml")
     for command, party in (*(("silo", hospital) for hospital in HOSPITALS), ("coordinator", "coordinator")):
         _command(folder, command, "audit", "export", "--config", f"{party}.yaml", "--out", f"{party}-evidence.json")
-    console.print("The evidence of hospital1, held against the coordinator's:")
+    out.print("The evidence of hospital1, held against the coordinator's:")
     words = ("audit", "verify", "hospital1-evidence.json", "--peer", "coordinator-evidence.json")
     _command(folder, "silo", *words, show=True)
-    console.print("The reports of what left each hospital, and the coordinator's of all (report.pdf beside each):")
+    out.print("The reports of what left each hospital, and the coordinator's of all (report.pdf beside each):")
     for party in (*HOSPITALS, "coordinator"):
-        console.print(f"  {folder / 'state' / party / 'report' / 'report.html'}", soft_wrap=True)
-    console.print(f"Who holds which images: {folder / 'shards' / 'label_distribution.png'}", soft_wrap=True)
+        out.print(f"  {folder / 'state' / party / 'report' / 'report.html'}", soft_wrap=True)
+    out.print(f"Who holds which images: {folder / 'shards' / 'label_distribution.png'}", soft_wrap=True)
 
 
 def _command(folder: Path, name: str, *arguments: str, show: bool = False) -> None:
@@ -169,13 +169,13 @@ def _command(folder: Path, name: str, *arguments: str, show: bool = False) -> No
     if outcome.returncode != 0:
         raise MedsiloError(f"{name} {' '.join(arguments)} failed: {outcome.stdout}{outcome.stderr}")
     if show:
-        console.print(outcome.stdout.rstrip(), markup=False, soft_wrap=True)
+        out.print(outcome.stdout.rstrip(), markup=False, soft_wrap=True)
 
 
 def _echo(party: str, process: subprocess.Popen[str]) -> None:
     for line in process.stdout or ():
-        console.print(f"[{COLOURS[party]}]{party:<11}[/] ", end="")
-        console.print(line.rstrip(), markup=False, soft_wrap=True)
+        out.print(f"[{COLOURS[party]}]{party:<11}[/] ", end="")
+        out.print(line.rstrip(), markup=False, soft_wrap=True)
 
 
 def _free_port() -> int:

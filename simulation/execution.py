@@ -36,9 +36,10 @@ from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import ConfigurationError, DataError, MedsiloError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.files.durable import write_atomically
-from medsilo.silo.data.sharding import Setting, cut
+from medsilo.silo.data.settings import Setting
+from medsilo.silo.data.sharding import cut
 from medsilo.silo.data.sources import open_dataset
-from medsilo.silo.training.site import choose_device
+from medsilo.silo.training.device import choose_device
 from medsilo.simulation.batched import Engine, InLanes, InThreads, Stacked
 from medsilo.simulation.experiment import Described, Run
 from medsilo.simulation.federation import SiloRound, Simulation

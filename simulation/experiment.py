@@ -26,7 +26,7 @@ from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, Trainin
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.files.configuration import Name, StrictModel, beside_file, explain, load
-from medsilo.silo.data.sharding import ByPatient, Dirichlet, Pathological, PooledDirichlet, PracticalGroups, Setting
+from medsilo.silo.data.settings import ByPatient, Dirichlet, Pathological, PooledDirichlet, PracticalGroups, Setting
 
 SETTINGS: dict[str, type[Setting]] = {
     "practical": PracticalGroups,

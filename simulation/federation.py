@@ -40,7 +40,8 @@ from medsilo.privacy.budget.sealed_keys import Paid, unsealed
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import BudgetError, ConfigurationError, DataError
 from medsilo.privacy.exposure import Exposure
-from medsilo.silo.training.site import LocalSite, Measurement
+from medsilo.silo.training.measuring import Measurement
+from medsilo.silo.training.site import LocalSite
 from medsilo.simulation.batched import Engine, train_round
 from medsilo.simulation.checkpoint import CheckpointReader, CheckpointWriter
 

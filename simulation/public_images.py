@@ -9,7 +9,8 @@ import numpy as np
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit, image_hashes
 from medsilo.algorithms.method import derive_seed
 from medsilo.privacy.errors import ConfigurationError
-from medsilo.silo.data.sharding import Setting, deal
+from medsilo.silo.data.settings import Setting
+from medsilo.silo.data.sharding import deal
 
 
 def cut_public(

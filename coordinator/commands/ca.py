@@ -10,10 +10,9 @@ import typer
 
 from medsilo.privacy.identity.authority import create_authority, issue, issue_to_operator
 from medsilo.privacy.identity.revocation import LIST, revoke
-from medsilo.privacy.party.console import output
+from medsilo.privacy.party.console import say
 
 ca_app = typer.Typer(help="The federation's certificate authority.", no_args_is_help=True)
-_out = output()
 
 
 class IssuedRole(StrEnum):
@@ -39,8 +38,8 @@ def init(
 ) -> None:
     """Make the federation's CA."""
     certificate = create_authority(directory, federation, days=days)
-    _out.print(f"CA of {federation}: {certificate} (give it to every party)", soft_wrap=True)
-    _out.print(f"Its key, {directory / 'ca.key'}, stays here: whoever has it can be anybody.", soft_wrap=True)
+    say(f"CA of {federation}: {certificate} (give it to every party)")
+    say(f"Its key, {directory / 'ca.key'}, stays here: whoever has it can be anybody.")
 
 
 @ca_app.command()
@@ -54,8 +53,8 @@ def operator(
     target = out or Path(f"{name}.p12")
     password = typer.prompt("A password for the file", hide_input=True, confirmation_prompt=True)
     identity = issue_to_operator(authority, name, target, password=password, days=days)
-    _out.print(f"{target}: key and certificate of {identity.uri}, valid for {days} days", soft_wrap=True)
-    _out.print("Import it into the browser of this person alone, and delete the file.", soft_wrap=True)
+    say(f"{target}: key and certificate of {identity.uri}, valid for {days} days")
+    say("Import it into the browser of this person alone, and delete the file.")
 
 
 @ca_app.command(name="issue")
@@ -70,8 +69,8 @@ def issue_certificate(
     """Sign a party's certificate request, after making sure by phone or in person that it is theirs."""
     target = out or Path(f"{name}.pem")
     identity = issue(authority, name, request, target, role=role.value, days=days)
-    _out.print(f"{target}: certificate of {identity.uri}, valid for {days} days", soft_wrap=True)
-    _out.print(f"Give it to {name} together with {authority / 'ca.pem'}.", soft_wrap=True)
+    say(f"{target}: certificate of {identity.uri}, valid for {days} days")
+    say(f"Give it to {name} together with {authority / 'ca.pem'}.")
 
 
 @ca_app.command(name="revoke")
@@ -83,8 +82,7 @@ def revoke_certificates(
 ) -> None:
     """Revoke a party's certificates: no call with them is answered any more, on open connections neither."""
     for found in revoke(authority, name, role=role.value, serial=serial):
-        _out.print(f"revoked: certificate {found} of {name}", soft_wrap=True)
-    _out.print(
+        say(f"revoked: certificate {found} of {name}")
+    say(
         f"Put {authority / LIST} beside the coordinator's ca.pem (state/coordinator/keys/{LIST}); it counts at once.",
-        soft_wrap=True,
     )

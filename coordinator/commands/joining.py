@@ -20,10 +20,9 @@ from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.files.state_folder import keep_private, writing_privately
 from medsilo.privacy.identity.certificates import fingerprint
 from medsilo.privacy.identity.invitation import Invitation
-from medsilo.privacy.party.console import output
+from medsilo.privacy.party.console import ask, out
 from medsilo.privacy.party.examination import show
 
-out = output()
 aside = Console(stderr=True, highlight=False)
 """For what is not the invitation itself."""
 
@@ -64,11 +63,11 @@ def init(
     """
     asking = sys.stdin.isatty()
     wanted = Federation(
-        name=federation or _ask(asking, "The federation's name", "--federation"),
-        host=host or _ask(asking, "Name or address by which hospitals reach this machine", "--host"),
+        name=federation or ask(asking, "The federation's name", "--federation"),
+        host=host or ask(asking, "Name or address by which hospitals reach this machine", "--host"),
         silos=tuple(
             dict.fromkeys(
-                invite or _ask(asking, "The hospitals, separated by spaces", "--invite").replace(",", " ").split()
+                invite or ask(asking, "The hospitals, separated by spaces", "--invite").replace(",", " ").split()
             )
         ),
         method=method,
@@ -169,13 +168,6 @@ def _print(invitation: Invitation) -> None:
         "do not read; it runs: silo init LINE"
     )
     typer.echo(invitation.line)
-
-
-def _ask(asking: bool, what: str, option: str) -> str:
-    if not asking:
-        raise ConfigurationError(f"{option} is missing, and there is no terminal to ask at")
-    answer: str = typer.prompt(what)
-    return answer
 
 
 def _shape(text: str) -> tuple[int, ...]:

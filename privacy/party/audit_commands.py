@@ -15,12 +15,11 @@ from medsilo.privacy.audit.fork_proof import ForkProof, read_fork_proof
 from medsilo.privacy.errors import ConfigurationError, JournalError, MedsiloError
 from medsilo.privacy.files.state_folder import keep_private
 from medsilo.privacy.identity.keys import load_audit_public
-from medsilo.privacy.party.console import output
+from medsilo.privacy.party.console import out, say
 from medsilo.privacy.party.party import PartyConfig
 
 SOUND, BROKEN, UNREADABLE = 0, 1, 2
 _ROUND = re.compile(r"[1-9][0-9]{0,8}")
-out = output()
 
 
 def audit_app(read: Callable[[Path], PartyConfig]) -> typer.Typer:
@@ -164,4 +163,4 @@ def _say(as_json: bool, content: dict[str, object], lines: list[str]) -> None:
     for line in lines:
         # Evidence is somebody else's: nothing in it may steer the terminal.
         shown = "".join(sign if sign.isprintable() else "�" for sign in line)
-        out.print(shown, markup=False, soft_wrap=True)
+        say(shown)

@@ -12,7 +12,7 @@ from medsilo.privacy.errors import JournalError
 from medsilo.privacy.files.state_folder import keep_private
 from medsilo.privacy.identity.keys import KeyPaths, create_keys, load_audit_key
 from medsilo.privacy.journal.key_rotation import rotate
-from medsilo.privacy.party.console import output
+from medsilo.privacy.party.console import out, say
 from medsilo.privacy.party.logs import LogFormat
 from medsilo.privacy.party.party import PartyConfig
 from medsilo.privacy.report.format import Format
@@ -29,7 +29,6 @@ ReportFolder = Annotated[
 ReportFormats = Annotated[list[Format], typer.Option("--format", help="Write this format only; repeat for several.")]
 OnlyRun = Annotated[str | None, typer.Option("--run", help="Only this run.")]
 Log = Annotated[LogFormat, typer.Option("--log", help="Lines for people, or JSON for machines.")]
-out = output()
 
 
 def rotate_key(party: PartyConfig) -> None:
@@ -79,6 +78,6 @@ def report_on(
     written = write_report(found, folder or party.state / "report", formats)
     print_report(found, out)
     for path in written:
-        out.print(str(path), markup=False, soft_wrap=True)
+        say(str(path))
     if not found.verification.sound:
         raise typer.Exit(JournalError.exit_code)

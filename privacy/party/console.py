@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from medsilo.privacy.errors import MedsiloError
+from medsilo.privacy.errors import ConfigurationError, MedsiloError
 from medsilo.privacy.files.durable import disk_error
 from medsilo.privacy.printable import printable
 from medsilo.protos.versions import OLDEST_VERSION, PROTOCOL_VERSION
@@ -52,10 +52,26 @@ class PlainConsole(Console):
         return super().render_str(printable(text, lines=True), **options)
 
 
-def output() -> Console:
-    """Where commands print: as wide as the terminal, or wide enough for every table in a file."""
+def _output() -> Console:
     console = PlainConsole(highlight=False)
     return console if console.is_terminal else PlainConsole(highlight=False, width=140)
+
+
+out = _output()
+"""Where commands print: as wide as the terminal, or wide enough for every table in a file."""
+
+
+def say(text: str) -> None:
+    """Prints a sentence as it is, broken where the terminal's line ends."""
+    out.print(text, markup=False, soft_wrap=True)
+
+
+def ask(asking: bool, what: str, otherwise: str) -> str:
+    """An answer from the terminal; raises ``ConfigurationError`` where nobody is there to be asked."""
+    if not asking:
+        raise ConfigurationError(f"{what} is missing, and there is no terminal to ask at; {otherwise}")
+    answer: str = typer.prompt(what)
+    return answer
 
 
 def application(summary: str, *, program: str | None = None) -> typer.Typer:

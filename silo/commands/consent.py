@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from medsilo.privacy.consent.consent import ConsentFile, today
-from medsilo.privacy.consent.withdrawal import Cause, EndedError, History, timestamp
-from medsilo.privacy.errors import ConfigurationError, ConsentError, JournalInUseError
-from medsilo.privacy.exposure import MEANING, Exposure
+from medsilo.privacy.consent.consent import ConsentFile
+from medsilo.privacy.consent.withdrawal import History
+from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.files.state_folder import keep_private
-from medsilo.privacy.party.console import application, output
+from medsilo.privacy.party.console import application, out, say
 from medsilo.privacy.report.words import updates_arrived
+from medsilo.silo.commands.options import Config, Yes
+from medsilo.silo.oversight.consent import consent_content, take_back, tell_coordinator
 from medsilo.silo.state.config import SiloConfig
 from medsilo.silo.state.plans import known_plan
-from medsilo.silo.state.withdrawal_request import WithdrawalRequest
 
 consent_app = application("What this hospital consents to: look at it, take it back, give it anew.")
-out = output()
 
-Config = Annotated[Path, typer.Option("--config", "-c", help="The hospital's configuration (YAML).")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 _APPROVAL = {
     "none": "none: no run waits",
     "changes": "changes: a run with another plan than the one that the consent was given for waits",
     "required": "required: each run waits",
 }
-DAEMON_SECONDS = 120.0
-"""How long ``withdraw`` waits for a running daemon to end."""
 
 
 @consent_app.command("show")
@@ -67,7 +59,7 @@ def show_consent(
         table.add_row(name, value)
     out.print(table)
     if content["withdrawal"]:
-        out.print(_withdrawn(content["withdrawal"]), markup=False, soft_wrap=True)
+        say(_withdrawn(content["withdrawal"]))
 
 
 @consent_app.command()
@@ -94,26 +86,8 @@ def withdraw(
             typer.confirm(f"Withdraw the consent of {settings.name}?", abort=True)
     take_back(settings, reason)
     out.print("Withdrawn: nothing leaves any more.")
-    if told := tell_coordinator(settings):
-        out.print(told, markup=False, soft_wrap=True)
-
-
-def take_back(settings: SiloConfig, reason: str) -> None:
-    """When this returns, nothing leaves any more; a daemon that runs ends by itself."""
-    if not settings.withdrawal.exists():
-        WithdrawalRequest(timestamp(), reason).write(settings.withdrawal)
-    settings.approval.unlink(missing_ok=True)
-
-
-def tell_coordinator(settings: SiloConfig) -> str:
-    """Tells the coordinator of the withdrawal, once no daemon has the journal open; how that went, in words."""
-    if not (settings.keys / "audit.key").exists():
-        return ""  # no keys, so there was never a journal, nor a run
-    from medsilo.silo.run.ending import conclude_alone  # takes seconds to load; until then nothing leaves already
-
-    error = EndedError(Cause.WITHDRAWN, "the consent is withdrawn")
-    outcome = _when_free(lambda: conclude_alone(settings, error, _say))
-    return str(outcome).partition("\n")[2] or "It was in no run; there is nobody to tell."
+    if told := tell_coordinator(settings, say):
+        say(told)
 
 
 @consent_app.command()
@@ -172,52 +146,6 @@ def approve(
     out.print(f"Approved: run {plan.run}, with exactly this plan.")
 
 
-def consent_content(settings: SiloConfig) -> dict[str, Any]:
-    """What ``silo consent show`` says, for machines."""
-    file = ConsentFile.read(settings.consent)
-    consent = file.consent
-    history = History.read(settings.journal)
-    missing = file.missing_to_ask(settings.coordinator_identity)
-    days = None if consent.expires is None else max((consent.expires - today()).days + 1, 0)
-    withdrawn = settings.withdrawal.exists() or history.withdrawal is not None
-    if withdrawn:
-        state = "withdrawn"
-    elif missing.expired:
-        state = "expired"
-    else:
-        state = "lets nothing leave" if missing else "in force"
-    return {
-        "silo": settings.identity.uri,
-        "file": str(file.path) if file.path else None,
-        "sha256": file.sha256,
-        "state": state,
-        "coordinator": consent.coordinator,
-        "methods": list(consent.methods),
-        "classes": [{"class": e.value, "meaning": MEANING[e]} for e in Exposure if e in consent.classes],
-        "rounds": consent.rounds,
-        "total_rounds": consent.total_rounds,
-        "training": consent.training.model_dump(),
-        "rounds_of_runs": {part.run: sorted(part.sent) for part in history.parts.values()},
-        "expires": consent.expires.isoformat() if consent.expires else None,
-        "days_left": days,
-        "approval": consent.approval,
-        "plan_sha256": consent.plan_sha256,
-        "withdrawal": _withdrawal(settings, history) if withdrawn else None,
-    }
-
-
-def _withdrawal(settings: SiloConfig, history: History) -> dict[str, Any]:
-    record, asked = history.withdrawal, WithdrawalRequest.read(settings.withdrawal)
-    part = history.parts.get(record["plan_sha256"]) if record else None
-    return {
-        "at": asked.at if asked else record["time"] if record else None,
-        "reason": record["reason"] if record else asked.reason if asked else "",
-        "run": part.run if part else None,
-        "rounds_acknowledged": list(record["rounds_acknowledged"]) if record else [],
-        "coordinator_told": part.told if part else None,
-    }
-
-
 def _training(bounds: dict[str, Any]) -> str:
     return (
         f"at most {bounds['epochs']} epochs and {bounds['steps']} steps, learning rates up to "
@@ -231,24 +159,3 @@ def _withdrawn(found: dict[str, Any]) -> str:
         found["coordinator_told"], "the coordinator has NOT been told yet (`silo consent withdraw` tries again)"
     )
     return f"Withdrawn {found['at']}: {of_run}{updates_arrived(found['rounds_acknowledged'])}; {told}."
-
-
-def _when_free(action: Callable[[], ConsentError]) -> ConsentError:
-    """Does what needs the journal, after a running daemon has ended."""
-    deadline = time.monotonic() + DAEMON_SECONDS
-    waiting = False
-    while True:
-        try:
-            found: ConsentError = action()
-            return found
-        except JournalInUseError:
-            if time.monotonic() > deadline:
-                raise
-        if not waiting:
-            out.print("Waiting for the running daemon to end …")
-            waiting = True
-        time.sleep(0.2)
-
-
-def _say(text: str) -> None:
-    out.print(text, markup=False, soft_wrap=True)

@@ -16,11 +16,9 @@ from medsilo.privacy.exposure import MADE_OF_UPDATES, MEANING, Exposure, expand
 from medsilo.privacy.files.configuration import with_home
 from medsilo.privacy.files.state_folder import writing_privately
 from medsilo.privacy.identity.invitation import Invitation
-from medsilo.privacy.party.console import output
+from medsilo.privacy.party.console import ask, out, say
 from medsilo.privacy.party.examination import Finding, show
 from medsilo.silo.state.config import SiloConfig
-
-out = output()
 
 
 def init(
@@ -65,13 +63,13 @@ def init(
     from medsilo.silo.joining.enrolment import trusted_authority
 
     asking = sys.stdin.isatty()
-    invited = Invitation.parse(invitation or _ask(asking, "The invitation, one line", "give the invitation"))
+    invited = Invitation.parse(invitation or ask(asking, "The invitation, one line", "give the invitation"))
     if invited.expires < datetime.now(UTC):
         raise ConfigurationError(
             f"the invitation was good until {invited.expires:%Y-%m-%d %H:%M} UTC; ask the operator of "
             f"{invited.coordinator_identity.uri} for another (`coordinator invite {invited.silo}`)"
         )
-    _say(
+    say(
         f"{invited.silo} is invited to the federation {invited.federation} by the coordinator at {invited.address}; "
         f"the invitation is good until {invited.expires:%Y-%m-%d %H:%M} UTC."
     )
@@ -83,28 +81,28 @@ def init(
     ca = None
     if known is None or not steps.is_enrolled(known, invited):
         ca = trusted_authority(invited, proxy=way)
-        _say(f"The coordinator shows the invitation's CA ({invited.ca_sha256[:16]}…).")
+        say(f"The coordinator shows the invitation's CA ({invited.ca_sha256[:16]}…).")
     config = steps.prepare(invited, data, folder, proxy=way)
-    _say(f"Configuration: {path}. Keys: {config.keys}; the private ones stay there.")
+    say(f"Configuration: {path}. Keys: {config.keys}; the private ones stay there.")
     skew: Finding | None = None
     if ca is not None:
         try:
             with writing_privately():
                 skew = skew_finding(steps.obtain_certificate(config, invited, ca))
         except MedsiloError:
-            _say(f"{path} and the keys stay: `silo init` with an invitation that is good goes on from there.")
+            say(f"{path} and the keys stay: `silo init` with an invitation that is good goes on from there.")
             raise
-    _say(f"Certificate: {config.tls_files.certificate}")
+    say(f"Certificate: {config.tls_files.certificate}")
     plan = steps.plan_of(config)
     if config.consent is None:
         raise ConfigurationError(f"{path}: `consent:` names no file; name one")
     if config.consent.exists():
         ignored = " --yes-to changes nothing in it: edit the file." if yes_to else ""
-        _say(f"Consent: {config.consent} is there already and stays as it is.{ignored}")
+        say(f"Consent: {config.consent} is there already and stays as it is.{ignored}")
     else:
         agreed, how = _agree(plan, yes_to or [], rounds, config, asking)
         steps.write_consent(config, plan, agreed, how=how)
-        _say(f"Consent: {config.consent}. {how}")
+        say(f"Consent: {config.consent}. {how}")
     with writing_privately():
         _, findings = examine(path)
     findings += [skew] if skew is not None and "clock" not in {finding.check for finding in findings} else []
@@ -115,11 +113,11 @@ def init(
         if wrong != {"consent"}:
             raise
     if wrong:
-        _say(f"Next: read {config.consent}; take away the # from what the hospital agrees to, or leave it. Then:")
+        say(f"Next: read {config.consent}; take away the # from what the hospital agrees to, or leave it. Then:")
     else:
-        _say("Next:")
-    _say(f"  silo inspect --config {path}    # what would leave, byte by byte; sends nothing")
-    _say(f"  silo train --config {path}      # takes part")
+        say("Next:")
+    say(f"  silo inspect --config {path}    # what would leave, byte by byte; sends nothing")
+    say(f"  silo train --config {path}      # takes part")
 
 
 def doctor(
@@ -197,12 +195,12 @@ def _show_plan(plan: RunPlan, needed: tuple[Exposure, ...]) -> None:
         table.add_row(exposure.value, leaves, MEANING[exposure])
     out.print(table)
     if plan.privacy is None:
-        _say("Without differential privacy: models are sent without noise.")
+        say("Without differential privacy: models are sent without noise.")
     else:
         privacy = plan.privacy
-        _say(f"With differential privacy: ε = {privacy.epsilon:g} at δ = {privacy.delta:g}, per {privacy.unit}.")
+        say(f"With differential privacy: ε = {privacy.epsilon:g} at δ = {privacy.delta:g}, per {privacy.unit}.")
     masks = plan.secure_aggregation
-    _say(
+    say(
         "Without secure aggregation: the coordinator sees this hospital's model."
         if masks is None
         else f"With masks in the first {masks.rounds} rounds: there the coordinator sees sums of {masks.minimum} or "
@@ -215,7 +213,7 @@ def _readable(data: Path | None, asking: bool) -> Path:
 
     while True:
         path = data or Path(
-            _ask(asking, "The hospital's images (.npz)", "make them with `silo prepare` and say where: --data")
+            ask(asking, "The hospital's images (.npz)", "make them with `silo prepare` and say where: --data")
         )
         try:
             path = with_home(path)
@@ -223,17 +221,6 @@ def _readable(data: Path | None, asking: bool) -> Path:
         except (ConfigurationError, DataError) as error:
             if not asking or data is not None:
                 raise
-            _say(str(error))
+            say(str(error))
         else:
             return path
-
-
-def _ask(asking: bool, what: str, otherwise: str) -> str:
-    if not asking:
-        raise ConfigurationError(f"{what} is missing, and there is no terminal to ask at; {otherwise}")
-    answer: str = typer.prompt(what)
-    return answer
-
-
-def _say(text: str) -> None:
-    out.print(text, markup=False, soft_wrap=True)

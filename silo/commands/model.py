@@ -1,38 +1,24 @@
-"""``silo evaluate`` and ``silo export``: what the hospital's own model can do, and the model for other programs."""
+"""``silo evaluate``, ``export``, ``predict`` and ``models``: the hospital's own model at work."""
 
 from __future__ import annotations
 
+import csv
 import json
-from enum import StrEnum
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
+from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.files.state_folder import keep_private
-from medsilo.privacy.party.console import output
+from medsilo.privacy.party.console import out, say
+from medsilo.silo.commands.options import Config, Round, Run
+from medsilo.silo.commands.prepare import read_window
+from medsilo.silo.model.export_format import ExportFormat
 from medsilo.silo.state.config import SiloConfig
-
-out = output()
-
-Config = Annotated[Path, typer.Option("--config", "-c", help="The hospital's configuration (YAML).")]
-Run = Annotated[
-    str | None,
-    typer.Option("--run", help="Which run's model; by default the one in use (`silo models`).", show_default=False),
-]
-Round = Annotated[
-    str | None,
-    typer.Option(
-        "--round", help="The model after so many rounds, or `last`, or `best`; see `silo models`.", show_default=False
-    ),
-]
-
-
-class ExportFormat(StrEnum):
-    """ONNX, or PyTorch's own (``torch.export``); spelled as in ``--format``."""
-
-    ONNX = "onnx"
-    PT2 = "pt2"
 
 
 def evaluate(
@@ -69,7 +55,7 @@ def evaluate(
         return
     print_page_one(make_document(found), out)
     for path in written:
-        out.print(str(path), markup=False, soft_wrap=True)
+        say(str(path))
 
 
 def export(
@@ -95,3 +81,114 @@ def export(
         markup=False,
         soft_wrap=True,
     )
+
+
+def predict(
+    config: Config,
+    images: Annotated[
+        Path,
+        typer.Option(
+            "--images", help="A picture or DICOM file, a folder of such, or of a folder for each class, or an .npz."
+        ),
+    ],
+    run: Run = None,
+    round_: Round = None,
+    output: Annotated[Path | None, typer.Option("--out", help="Write CSV there instead of printing it.")] = None,
+    window: Annotated[
+        str | None,
+        typer.Option("--window", help="DICOM: CENTRE/WIDTH, if `silo prepare` was given one.", show_default=False),
+    ] = None,
+) -> None:
+    """Classify images with this hospital's personalised model. Sends nothing."""
+    from medsilo.silo.model import prediction
+    from medsilo.silo.model.kept_models import find_model, why_untrained
+
+    settings = SiloConfig.read(config)
+    kept = find_model(settings.runs, run, round_)
+    shown = None if window is None else read_window(window)
+    errors = Console(stderr=True)
+
+    def say(text: str) -> None:
+        errors.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    say(f"The model: {kept.words}.")
+    if not kept.trained:
+        say(f"It was not trained: {why_untrained(kept)}.")
+    model = prediction.load_kept(kept, trusted=settings.trusted_models)
+    found = model.classify(images, window=shown, notice=say)
+    target = output.open("w", newline="", encoding="utf-8") if output else sys.stdout
+    writer = csv.writer(target)
+    writer.writerow(["image", "class", "name", "probability", "truth"])
+    for item in found:
+        truth = "" if item.truth is None else item.truth
+        writer.writerow([item.image, item.label, item.class_name, f"{item.probability:.4f}", truth])
+    if output:
+        target.close()
+    known = [item for item in found if item.truth is not None]
+    if known:
+        right = sum(item.label == item.truth for item in known)
+        say(f"{right} of {len(known)} right ({100 * right / len(known):.1f} %)")
+
+
+def models(
+    config: Config,
+    run: Annotated[str | None, typer.Option("--run", help="Put this run's model in use.", show_default=False)] = None,
+    round_: Annotated[
+        str | None,
+        typer.Option(
+            "--round", help="Put the model after so many rounds in use, or `last`, or `best`.", show_default=False
+        ),
+    ] = None,
+    newest: Annotated[
+        bool, typer.Option("--newest", help="Take the newest run's last model again, now and after further runs.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """List the models that runs have left; with --run or --round, put one in use. Sends nothing."""
+    from medsilo.silo.model import kept_models
+
+    runs = SiloConfig.read(config).runs
+    if newest and (run is not None or round_ is not None):
+        raise ConfigurationError("--newest: takes the newest run's last model; leave --run and --round out")
+    if newest:
+        say(f"In use: {kept_models.use_newest(runs).words}; after the next run, that one's.")
+        return
+    if run is not None or round_ is not None:
+        chosen = kept_models.choose_model(runs, run, round_)
+        say(f"In use, until another is put in use: {chosen.words}.")
+        if not chosen.trained:
+            say(f"It was not trained: {kept_models.why_untrained(chosen)}.")
+        say(f"Back: silo models --newest --config {config}")
+        return
+    found, in_use = kept_models.listed(runs)
+    if as_json:
+        typer.echo(kept_models.as_json(found, in_use))
+        return
+    if not found:
+        say(f"{runs}: no run has left a model there yet; `silo train` writes one after every round.")
+        return
+    table = Table(title="Models, the newest run's last", title_justify="left")
+    for column in ("run", "rounds", "which", "on validation images", "written (UTC)", "in use"):
+        table.add_column(column, overflow="fold")
+    for model in found:
+        table.add_row(
+            model.run,
+            f"{model.rounds} of {model.planned}",
+            model.which,
+            "–" if model.validation is None else f"{100 * model.validation:.1f} % right",
+            f"{model.written:%Y-%m-%d %H:%M}",
+            "yes" if kept_models.is_same(model, in_use) else "",
+        )
+    out.print(table)
+    for model in found:
+        if not model.trained:
+            say(f"Run {model.run}: its model was not trained; {kept_models.why_untrained(model)}.")
+        elif model.end and model.which != "best":
+            say(f"Run {model.run} {model.end}.")
+    if all(model.validation is None for model in found):
+        say(
+            "No best round is kept: the shard has no validation images (a `val` split), and by test images none is "
+            "chosen."
+        )
+    if in_use is None:
+        say("None is in use: no run has trained. A run's model is taken all the same where --run names it.")

@@ -11,9 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from medsilo.privacy.errors import ConfigurationError
-from medsilo.privacy.party.console import output
-
-out = output()
+from medsilo.privacy.party.console import out, say
 
 
 def prepare(
@@ -96,20 +94,20 @@ def prepare(
     out.print(table)
     for (title, _), each in zip(known, counts, strict=True):
         if lacking := [name for name, count in zip(dataset.class_names, each, strict=True) if not count]:
-            _say(
+            say(
                 f"No {title} images of: {', '.join(lacking)}."
                 + (" Accuracies will say nothing about them; add a patient's, or a column `split`." * (title == "test"))
             )
     if labels is None and (others := passed_over(images)):
-        _say(f"{len(others)} files are no images and were passed over, such as {others[0]}.")
+        say(f"{len(others)} files are no images and were passed over, such as {others[0]}.")
     if dataset.train.patients is None:
-        _say("Whose the images are is not known: one patient's may be in training and test images.")
+        say("Whose the images are is not known: one patient's may be in training and test images.")
     if shared := set(image_hashes(dataset.train.images)) & set(image_hashes(dataset.test.images)):
-        _say(f"{len(shared)} test images equal a training image pixel by pixel; look for copies.")
+        say(f"{len(shared)} test images equal a training image pixel by pixel; look for copies.")
     if not wanted:
-        _say("All hospitals must number the classes alike: give everybody the same --classes.")
-    _say(f"data set version {dataset.fingerprint}")
-    _say(f"wrote {target}")
+        say("All hospitals must number the classes alike: give everybody the same --classes.")
+    say(f"data set version {dataset.fingerprint}")
+    say(f"wrote {target}")
 
 
 def read_window(text: str) -> tuple[float, float]:
@@ -118,7 +116,3 @@ def read_window(text: str) -> tuple[float, float]:
     if not (match := re.fullmatch(rf"({number})/({number})", text)) or float(match[2]) < 2:
         raise ConfigurationError(f"--window {text!r}: write CENTRE/WIDTH, such as 40/400, with a width of 2 or more")
     return float(match[1]), float(match[2])
-
-
-def _say(text: str) -> None:
-    out.print(text, markup=False, soft_wrap=True)

@@ -7,7 +7,7 @@ import json
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -15,19 +15,11 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
-from medsilo.algorithms.datasets import ImageDataset, save_npz, written_whole
 from medsilo.privacy.errors import ConfigurationError
-from medsilo.silo.data.label_distribution import draw_label_distribution
-from medsilo.silo.data.sharding import (
-    ByPatient,
-    Dirichlet,
-    Pathological,
-    PooledDirichlet,
-    PracticalGroups,
-    Setting,
-    cut,
-)
-from medsilo.silo.data.sources import open_dataset
+
+if TYPE_CHECKING:
+    from medsilo.algorithms.datasets import ImageDataset
+    from medsilo.silo.data.settings import Setting
 
 
 class SettingName(StrEnum):
@@ -108,6 +100,12 @@ def shard(
     Writes hospital1.npz and so on, label_distribution.png and shards.json (the data set's fingerprint, the
     setting, the seed and every count).
     """
+    # PyTorch and Matplotlib take seconds to load; the other commands' help need not wait for them.
+    from medsilo.algorithms.datasets import save_npz, written_whole
+    from medsilo.silo.data.label_distribution import draw_label_distribution
+    from medsilo.silo.data.sharding import cut
+    from medsilo.silo.data.sources import open_dataset
+
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,40}", prefix):
         raise ConfigurationError(
             f"--prefix {prefix!r} cannot begin a file's name; give a letter, then letters, digits, - or _"
@@ -142,6 +140,8 @@ def shard(
 
 
 def _setting(name: SettingName, given: dict[str, Any]) -> Setting:
+    from medsilo.silo.data.settings import ByPatient, Dirichlet, Pathological, PooledDirichlet, PracticalGroups
+
     for option, value in given.items():
         if value is not None and option not in _OPTIONS[name]:
             settings = " or ".join(setting for setting in SettingName if option in _OPTIONS[setting])

@@ -30,7 +30,7 @@ from medsilo.silo.model.prediction import PersonalisedModel, check_images, load_
 from medsilo.silo.model.saliency import grad_cam
 from medsilo.silo.run.run_state import DESCRIPTION, RESULTS, has_ended
 from medsilo.silo.state.config import SiloConfig
-from medsilo.silo.training.site import choose_device
+from medsilo.silo.training.device import choose_device
 
 Kind = Literal["right, most sure", "right, least sure", "wrong, most sure", "wrong, least sure"]
 KINDS: tuple[Kind, ...] = ("wrong, most sure", "wrong, least sure", "right, most sure", "right, least sure")

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from medsilo.algorithms.datasets import Images, load_npz
 from medsilo.privacy.errors import ConfigurationError, DataError
 from medsilo.privacy.files.durable import write_atomically
-from medsilo.silo.commands.model import ExportFormat
 from medsilo.silo.model.evaluation import file_sha256
+from medsilo.silo.model.export_format import ExportFormat
 from medsilo.silo.model.kept_models import KeptModel, find_model
 from medsilo.silo.model.model_card import NO_DEVICE
 from medsilo.silo.model.performance import Floats

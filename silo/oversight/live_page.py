@@ -6,6 +6,7 @@ ask for the page.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter
@@ -25,8 +26,8 @@ from medsilo.privacy.pages.wording import readable_bytes
 from medsilo.privacy.party.page_server import Content, PageServer, open_token
 from medsilo.privacy.report.model import BEFORE
 from medsilo.privacy.report.words import NAME, TELLING
-from medsilo.silo.commands.consent import consent_content, take_back, tell_coordinator
 from medsilo.silo.oversight.budget import lines, read_accounts
+from medsilo.silo.oversight.consent import consent_content, take_back, tell_coordinator
 from medsilo.silo.preview import inspection
 from medsilo.silo.state.config import SiloConfig
 from medsilo.silo.state.plans import known_plan
@@ -34,6 +35,9 @@ from medsilo.silo.state.plans import known_plan
 _HOST = "127.0.0.1"
 _INSPECTED_SECONDS = 20.0
 _NEWEST = 20
+
+
+log = logging.getLogger(__name__)
 
 
 def serve_page(config: SiloConfig, port: int, ready: Callable[[str, Path], None]) -> None:
@@ -112,7 +116,7 @@ class View:
 def _withdraw(config: SiloConfig) -> str:
     take_back(config, "by the button of the silo's page")
     try:
-        told = tell_coordinator(config)
+        told = tell_coordinator(config, log.info)
     except MedsiloError as error:
         told = f"The coordinator could not be told: {error} (`silo consent withdraw` tries again)"
     return f"Withdrawn: nothing leaves any more. {told}".strip()

@@ -46,7 +46,9 @@ from medsilo.privacy.exposure import MODEL, Exposure
 from medsilo.silo.preview.membership import MembershipAudit, audit_scores
 from medsilo.silo.run.account import check_promise
 from medsilo.silo.state.config import SiloConfig
-from medsilo.silo.training.site import LocalSite, Progress, check_fits, choose_device
+from medsilo.silo.training.device import choose_device
+from medsilo.silo.training.measuring import Progress
+from medsilo.silo.training.site import LocalSite, check_fits
 
 CANARIES = 1000
 """At most so many, unless told otherwise."""

@@ -30,6 +30,7 @@ from medsilo.privacy.errors import BudgetError, DataError, RefusedError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.journal.journal import read_records
 from medsilo.privacy.pages.wording import shown
+from medsilo.silo.state.config import SiloConfig
 
 _ROUNDING = 1e-3
 
@@ -291,3 +292,8 @@ class Account:
         for sha256, number in proven.items():
             if sha256 in entries:
                 self._ledger.void(entries[sha256], party=self._door.identity, record=number)
+
+
+def sealed_keys(config: SiloConfig, plan: RunPlan) -> SealedKeys:
+    """Beside what is kept of the run: who takes that away takes them along, and trains anew under new ones."""
+    return SealedKeys(config.runs / plan.run / "sealed")

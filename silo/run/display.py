@@ -13,7 +13,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TextColumn
 
 from medsilo.privacy.consent.plan import RunPlan
-from medsilo.silo.training.site import Progress as Training
+from medsilo.silo.training.measuring import Progress as Training
 
 
 class Display:

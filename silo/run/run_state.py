@@ -26,7 +26,7 @@ from medsilo.privacy.errors import DataError
 from medsilo.privacy.files.durable import write_atomically
 from medsilo.privacy.party.early_end import EarlyEnd, EndReason
 from medsilo.silo.data.image_files import is_grey
-from medsilo.silo.training.site import Measurement
+from medsilo.silo.training.measuring import Measurement
 
 MODEL = "model.safetensors"
 DESCRIPTION = "model.json"

@@ -25,8 +25,9 @@ from medsilo.algorithms.registry import make
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import DataError, MedsiloError
 from medsilo.silo.training.data_parallel import DataParallel, LostProcessError
+from medsilo.silo.training.device import set_threads
 from medsilo.silo.training.processes import READY, Order, take_up
-from medsilo.silo.training.site import LocalSite, set_threads
+from medsilo.silo.training.site import LocalSite
 
 
 def main() -> None:

@@ -6,8 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +22,8 @@ from medsilo.privacy.consent.plan import RunPlan, TrainingPlan
 from medsilo.privacy.errors import ConfigurationError, DataError, RefusedError, TrainingError
 from medsilo.silo.training.augmentation import Augmenter, seeded
 from medsilo.silo.training.data_parallel import Alone, check_layers
+from medsilo.silo.training.device import Precision
+from medsilo.silo.training.measuring import Measurement, Progress
 
 if TYPE_CHECKING:
     from medsilo.privacy.budget.kept_releases import KeptReleases
@@ -32,54 +33,8 @@ if TYPE_CHECKING:
 
 EVALUATION_BATCH = 1024
 REPORT_SECONDS = 0.5
-Precision = Literal["float32", "bfloat16"]
 OPTIMIZER = "optimizer-"
 """What the names of groups of kept optimisers' states begin with, before the phase."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where local training stands; ``loss`` is the mean cross entropy of the epoch so far."""
-
-    round: int
-    epoch: int
-    epochs: int
-    step: int
-    steps: int
-    loss: float
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """A model's accuracy (share in [0, 1]) and mean cross entropy on a silo's test or validation images.
-
-    ``shared``: the accuracy with noise, as it may leave under differential privacy; None where it was not noised.
-    """
-
-    accuracy: float
-    loss: float
-    shared: float | None = None
-
-
-def choose_device(name: str) -> torch.device:
-    """``auto`` takes CUDA where there is one; raises ``ConfigurationError`` for CUDA where there is none."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= count:
-            seen = f"sees {count} CUDA device(s), cuda:0 the first" if count else "sees no CUDA device"
-            raise ConfigurationError(f"device: {name}: this machine's PyTorch {seen}; use another, cpu or auto")
-    return device
-
-
-def set_threads(threads: int | None, processes: int = 1) -> None:
-    """The CPU threads of this process's training; None: PyTorch's choice, shared out among so many processes."""
-    if threads is None and processes > 1:
-        threads = max(1, torch.get_num_threads() // processes)
-    if threads is not None:
-        torch.set_num_threads(threads)
 
 
 def check_fits(dataset: ImageDataset, plan: RunPlan) -> None:

@@ -13,7 +13,8 @@ from medsilo.algorithms.local import Local
 from medsilo.algorithms.method import PERSONAL, Method
 from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.privacy.exposure import MODEL
-from medsilo.silo.data.sharding import Dirichlet, cut
+from medsilo.silo.data.settings import Dirichlet
+from medsilo.silo.data.sharding import cut
 from medsilo.silo.data.synthetic import generate_tissue
 from medsilo.simulation.federation import Simulation
 

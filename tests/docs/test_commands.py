@@ -29,7 +29,8 @@ from medsilo.privacy.journal.checkpoint import Checkpoint
 from medsilo.privacy.journal.merkle import EMPTY_ROOT
 from medsilo.silo.cli import app as silo_app
 from medsilo.silo.commands.shard import shard
-from medsilo.silo.data.sharding import PracticalGroups, cut
+from medsilo.silo.data.settings import PracticalGroups
+from medsilo.silo.data.sharding import cut
 from medsilo.silo.data.synthetic import generate_tissue
 from medsilo.simulation.cli import app as simulation_app
 from medsilo.simulation.experiment import ExperimentConfig

@@ -7,14 +7,13 @@ from datetime import date
 from pathlib import Path
 
 from medsilo.privacy.errors import MedsiloError
-from medsilo.privacy.party.console import output
+from medsilo.privacy.party.console import out
 from medsilo.silo.run.daemon import train
 from medsilo.silo.run.display import Display
 from medsilo.silo.state.config import SiloConfig
 
 
 def main() -> None:
-    out = output()
     try:
         with Display(out) as display:
             train(

@@ -8,7 +8,8 @@ import pytest
 from federation import Federation
 
 from medsilo.algorithms.datasets import ImageDataset, save_npz
-from medsilo.silo.data.sharding import PracticalGroups, cut
+from medsilo.silo.data.settings import PracticalGroups
+from medsilo.silo.data.sharding import cut
 from medsilo.silo.data.synthetic import generate_tissue
 
 

@@ -6,18 +6,18 @@ from typing import Any
 
 import deadly
 
-from medsilo.silo.run.daemon import _Participation
+from medsilo.silo.run.participation import Participation
 from medsilo.silo.uplink import uplink
 
 
 def main() -> None:
     begin = deadly.arm()
-    finish = _Participation._finish
+    finish = Participation._finish
 
-    def finishing(self: _Participation, *arguments: Any) -> None:
+    def finishing(self: Participation, *arguments: Any) -> None:
         begin()
         finish(self, *arguments)
 
-    _Participation._finish = finishing  # type: ignore[method-assign]
+    Participation._finish = finishing  # type: ignore[method-assign]
     uplink.PARTING_SECONDS = 1
     deadly.run()

@@ -24,7 +24,8 @@ from test_flower import CONSENT, RECORDS_OF_THE_APP, make_certificate
 from watched_hosts import COORDINATOR
 
 from medsilo.algorithms.datasets import save_npz
-from medsilo.silo.data.sharding import PracticalGroups, cut
+from medsilo.silo.data.settings import PracticalGroups
+from medsilo.silo.data.sharding import cut
 from medsilo.silo.data.synthetic import generate_tissue
 
 ROOT = Path(__file__).parents[2]

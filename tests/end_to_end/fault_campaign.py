@@ -42,7 +42,8 @@ from medsilo.algorithms.datasets import ImageDataset
 from medsilo.privacy.audit.bundle import export
 from medsilo.privacy.audit.verification import verify_evidence
 from medsilo.privacy.files.durable import write_atomically
-from medsilo.silo.data.sharding import PracticalGroups, cut
+from medsilo.silo.data.settings import PracticalGroups
+from medsilo.silo.data.sharding import cut
 from medsilo.silo.data.synthetic import generate_tissue
 
 MODEL = {"name": "mlp-64", "input_shape": [3, 28, 28], "classes": 9}

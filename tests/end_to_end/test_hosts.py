@@ -13,7 +13,8 @@ import yaml
 from federation import Federation
 
 from medsilo.algorithms.datasets import ImageDataset, load_npz
-from medsilo.silo.data.sharding import PracticalGroups, cut
+from medsilo.silo.data.settings import PracticalGroups
+from medsilo.silo.data.sharding import cut
 
 REAL_IMAGES = Path(__file__).parents[2].parent / "shared" / "data" / "coloncells.npz"
 

@@ -15,7 +15,8 @@ from test_masked_runs import MASKED
 from test_runs import assert_every_round_counted_once, assert_journals_sound
 
 from medsilo.algorithms.datasets import ImageDataset
-from medsilo.silo.data.sharding import PracticalGroups, cut
+from medsilo.silo.data.settings import PracticalGroups
+from medsilo.silo.data.sharding import cut
 from medsilo.silo.data.synthetic import generate_tissue
 
 Make = Callable[..., Federation]

@@ -20,7 +20,6 @@ from typer.main import get_command
 from watched_hosts import WatchedHosts
 
 from medsilo.coordinator.cli import app as coordinator_app
-from medsilo.silo import cli as silo_cli
 from medsilo.simulation.cli import app as simulation_app
 
 HERE = Path(__file__).parent
@@ -78,11 +77,11 @@ def commands(found: Any, name: str) -> Iterator[str]:
 
 
 def every_command() -> set[str]:
-    silo = get_command(silo_cli.app)
-    if "shard" not in getattr(silo, "commands"):  # noqa: B009 which `main` adds when it is typed
-        silo_cli._add_shard()
-        silo = get_command(silo_cli.app)
-    apps = {"silo": silo, "coordinator": get_command(coordinator_app), "simulation": get_command(simulation_app)}
+    apps = {
+        "silo": get_command(silo_cli.app),
+        "coordinator": get_command(coordinator_app),
+        "simulation": get_command(simulation_app),
+    }
     return {command for name, app in apps.items() for command in commands(app, name)}
 
 

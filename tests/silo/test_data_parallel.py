@@ -29,8 +29,10 @@ from medsilo.privacy.errors import ConfigurationError, TrainingError
 from medsilo.silo.state.config import SiloConfig
 from medsilo.silo.training import processes
 from medsilo.silo.training.data_parallel import Alone, DataParallel, check_divisible, check_layers
+from medsilo.silo.training.device import set_threads
+from medsilo.silo.training.measuring import Progress
 from medsilo.silo.training.processes import Processes
-from medsilo.silo.training.site import LocalSite, Progress, set_threads
+from medsilo.silo.training.site import LocalSite
 
 
 @dataclass

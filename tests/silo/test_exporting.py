@@ -16,9 +16,9 @@ from medsilo.algorithms.datasets import ImageDataset, load_npz
 from medsilo.privacy.consent.plan import ModelPlan
 from medsilo.privacy.errors import ConfigurationError, DataError
 from medsilo.silo import cli
-from medsilo.silo.commands.model import ExportFormat
 from medsilo.silo.data.synthetic import generate_tissue
 from medsilo.silo.model import exporting
+from medsilo.silo.model.export_format import ExportFormat
 from medsilo.silo.model.exporting import export
 from medsilo.silo.model.prediction import load_model
 from medsilo.silo.state.config import SiloConfig

@@ -29,7 +29,8 @@ from medsilo.silo.model.kept_models import (
 )
 from medsilo.silo.model.prediction import load_kept
 from medsilo.silo.run.run_state import RunState
-from medsilo.silo.training.site import LocalSite, Measurement
+from medsilo.silo.training.measuring import Measurement
+from medsilo.silo.training.site import LocalSite
 
 
 def keep(runs: Path, run: str, accuracies: list[float | None], *, when: float = 0.0, **changes: Any) -> RunState:

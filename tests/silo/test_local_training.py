@@ -18,7 +18,9 @@ from medsilo.algorithms.tensors import Part
 from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.privacy.errors import ConfigurationError, DataError, TrainingError
 from medsilo.privacy.exposure import Exposure
-from medsilo.silo.training.site import LocalSite, Progress, choose_device, make_optimizer
+from medsilo.silo.training.device import choose_device
+from medsilo.silo.training.measuring import Progress
+from medsilo.silo.training.site import LocalSite, make_optimizer
 
 CPU = torch.device("cpu")
 

@@ -28,7 +28,7 @@ from medsilo.silo.model.kept_models import find_model
 from medsilo.silo.model.prediction import load_model
 from medsilo.silo.run import run_state
 from medsilo.silo.run.run_state import DESCRIPTION, MODEL, RESULTS, RunState
-from medsilo.silo.training.site import Measurement
+from medsilo.silo.training.measuring import Measurement
 
 SHAPE = (3, 16, 16)
 

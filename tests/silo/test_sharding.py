@@ -17,8 +17,8 @@ from medsilo.algorithms.datasets import ImageDataset, ImageSplit, load_npz, save
 from medsilo.privacy.errors import ConfigurationError, DataError
 from medsilo.silo.commands.shard import ImagesFrom, SettingName
 from medsilo.silo.commands.shard import shard as shard_command
-from medsilo.silo.data.sharding import (
-    LEAST_POOLED,
+from medsilo.silo.data.dealing import LEAST_POOLED, by_patient, largest_remainder, pooled_dirichlet
+from medsilo.silo.data.settings import (
     ByPatient,
     Dirichlet,
     Pathological,
@@ -26,11 +26,8 @@ from medsilo.silo.data.sharding import (
     PracticalGroups,
     Setting,
     TestFrom,
-    by_patient,
-    cut,
-    largest_remainder,
-    pooled_dirichlet,
 )
+from medsilo.silo.data.sharding import cut
 
 REAL = Path(__file__).parents[2].parent / "shared" / "data" / "coloncells.npz"
 

@@ -12,7 +12,8 @@ import yaml
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit, image_hashes
 from medsilo.privacy.budget.accounting import epsilon
 from medsilo.privacy.errors import ConfigurationError
-from medsilo.silo.data.sharding import ByPatient, Dirichlet, PooledDirichlet, PracticalGroups, Setting, cut
+from medsilo.silo.data.settings import ByPatient, Dirichlet, PooledDirichlet, PracticalGroups, Setting
+from medsilo.silo.data.sharding import cut
 from medsilo.silo.data.synthetic import generate_tissue
 from medsilo.simulation.experiment import ExperimentConfig, folder_name, runs
 from medsilo.simulation.public_images import cut_public

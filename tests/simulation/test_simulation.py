@@ -19,7 +19,8 @@ from medsilo.algorithms.registry import METHODS, make
 from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.privacy.errors import DataError
 from medsilo.privacy.exposure import Exposure
-from medsilo.silo.data.sharding import Dirichlet, cut
+from medsilo.silo.data.settings import Dirichlet
+from medsilo.silo.data.sharding import cut
 from medsilo.silo.data.synthetic import generate_tissue
 from medsilo.simulation.federation import Simulation
 from medsilo.simulation.public_images import cut_public
