@@ -28,7 +28,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from medsilo.algorithms.fedfomo import PeerCoordinator, peer_models
+from medsilo.algorithms.families.peers import PeerCoordinator, peer_models
+from medsilo.algorithms.families.sharing import model_upload
 from medsilo.algorithms.method import (
     PERSONAL,
     CoordinatorHalf,
@@ -42,7 +43,6 @@ from medsilo.algorithms.method import (
     subset,
 )
 from medsilo.algorithms.models import state_of
-from medsilo.algorithms.sharing import model_upload
 from medsilo.algorithms.tensors import Payload
 from medsilo.privacy.exposure import MODEL, Exposure
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from medsilo.algorithms.families.two_models import GLOBAL, TwoModelSilo
 from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.method import (
     PERSONAL,
@@ -13,18 +14,11 @@ from medsilo.algorithms.method import (
     Correction,
     SiloHalf,
     Site,
-    State,
-    load_parameters,
     require,
     subset,
 )
 from medsilo.algorithms.models import state_of
-from medsilo.algorithms.partial_sharing import PartialSharingSilo
 from medsilo.algorithms.tensors import Payload
-from medsilo.privacy.exposure import Exposure
-
-GLOBAL = "global"
-"""The group of a silo's memory that holds the global model, with the silo's own buffers."""
 
 
 @dataclass(frozen=True)
@@ -53,26 +47,6 @@ class Ditto(FedAvg):
     def silo_half(self, site: Site) -> SiloHalf:
         """Trains the global model and a personal one."""
         return DittoSilo(self, site)
-
-
-class TwoModelSilo(PartialSharingSilo):
-    """A FedAvg silo that keeps the global model apart from its personal one."""
-
-    def begin(self, initial: State) -> None:
-        """Both models start alike."""
-        super().begin(initial)
-        self.memory[GLOBAL] = initial
-
-    def finish(self, download: Payload) -> None:
-        """The global model as it came, with the silo's own buffers as last trained; the personal one stays."""
-        layout = self.site.layout
-        buffers = subset(self.memory.get(TRAINED, self.memory[GLOBAL]), layout.buffers)
-        received = load_parameters(download, Exposure.PEER_DERIVED, layout.parameters) if download else {}
-        self.memory[GLOBAL] = {**self.memory[GLOBAL], **buffers, **received}
-
-    def rehearse(self) -> None:
-        """As if training had changed nothing."""
-        self.memory[TRAINED] = self.memory[GLOBAL]
 
 
 class DittoSilo(TwoModelSilo):

@@ -23,34 +23,26 @@ A silo's a_ij sum to 1 − ρ, their sizes to at most 1 + ρ, and d has no unit:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from medsilo.algorithms.families.tethered import SAME, TetheredSilo, columns, pairwise_distances, squared_distances
 from medsilo.algorithms.method import (
-    PERSONAL,
     CoordinatorHalf,
-    Correction,
     Downloads,
     Federation,
     Method,
     SiloHalf,
     SiloWeights,
     Site,
-    load_parameters,
     require,
 )
-from medsilo.algorithms.models import state_of
-from medsilo.algorithms.sharing import model_upload
-from medsilo.algorithms.tensors import Payload, Stack, TensorSpec, Workspace, columns_of, combine
+from medsilo.algorithms.tensors import Payload, Stack, TensorSpec, Workspace, combine
 from medsilo.privacy.exposure import MODEL, Exposure
-
-SAME = 1e-12
-"""Two models at most this far apart count as identical: the direction between them is undefined, so they neither
-attract nor repel each other (the zero sub-gradient)."""
 
 
 @dataclass(frozen=True)
@@ -126,36 +118,6 @@ class DiversiFed(Method):
         return []
 
 
-class TetheredSilo(SiloHalf):
-    """Trains its own model, held to a centre that the coordinator sends; plainly while there is none.
-
-    ``strength``: of the tether, ``strength/2 · ‖w − centre‖²``. ``start``: whether training goes on from the silo's own
-    model or starts at the centre.
-    """
-
-    def __init__(self, site: Site, strength: float, *, start: Literal["own", "z"] = "own") -> None:
-        super().__init__(site)
-        self.strength = strength
-        self.start = start
-
-    def train(self, round_number: int, download: Payload) -> None:
-        """E epochs; ``strength · (w − centre)`` is added to every gradient."""
-        site = self.site
-        site.load(self.memory[PERSONAL])
-        correction = None
-        if download:
-            centre = load_parameters(download, Exposure.PEER_DERIVED, site.layout.parameters)
-            if self.start == "z":
-                site.load(centre)
-            correction = Correction(self.strength, centre)
-        site.fit(round_number, correction=correction)
-        self.memory[PERSONAL] = state_of(site.model)
-
-    def upload(self) -> Payload:
-        """The silo's own model."""
-        return model_upload(self.memory[PERSONAL], self.site.layout)
-
-
 class DiversiFedCoordinator(CoordinatorHalf):
     """Computes each participant's z from this round's uploads; the others of the round are its a(i)."""
 
@@ -201,7 +163,7 @@ def model_distance_loss(models: Tensor, *, temperature: float) -> Tensor:
     count = len(models)
     if count < 2:
         return torch.zeros(count, dtype=models.dtype)
-    scaled = _others(pairwise_distances(map(squared_distances, _columns(models)), count) / temperature)
+    scaled = _others(pairwise_distances(map(squared_distances, columns(models)), count) / temperature)
     return (scaled.mean(dim=1) - torch.logsumexp(scaled, dim=1)).to(models.dtype)
 
 
@@ -216,9 +178,9 @@ def attract_repel(models: Tensor, *, temperature: float, step_size: float = 1.0)
     Returns:
         ``Tensor[N, D]`` of the same dtype, computed in float64. ‖z_i − w_i‖ is at most 2α/τ · (1 − 1/(N−1)).
     """
-    distances = pairwise_distances(map(squared_distances, _columns(models)), len(models))
+    distances = pairwise_distances(map(squared_distances, columns(models)), len(models))
     weights = mixing_weights(distances, temperature=temperature, step_size=step_size)
-    blocks = [(weights @ block).to(models.dtype) for block in _columns(models)]
+    blocks = [(weights @ block).to(models.dtype) for block in columns(models)]
     return torch.cat(blocks, dim=1) if blocks else models.clone()
 
 
@@ -270,37 +232,6 @@ def bounded_weights(distances: Tensor, *, temperature: float, repulsion: float, 
     weights[~torch.eye(count, dtype=torch.bool)] = step_size * shares.reshape(-1)
     weights.diagonal().copy_(1 - weights.sum(dim=1))
     return weights
-
-
-def squared_distances(block: Tensor) -> Tensor:
-    """One block's share of the squared distances: ``Tensor[N, b] -> Tensor[N, N]``, upper triangle, float64.
-
-    Squares of direct differences: the shorter way over inner products loses all digits where models are much
-    larger than the distances between them.
-    """
-    count = len(block)
-    squares = torch.zeros(count, count, dtype=torch.float64)
-    for row in range(count - 1):
-        difference = block[row + 1 :] - block[row]
-        squares[row, row + 1 :] = torch.linalg.vecdot(difference, difference)
-    return squares
-
-
-def pairwise_distances(shares: Iterable[Tensor], count: int) -> Tensor:
-    """Euclidean distances between ``count`` models from ``squared_distances`` of their blocks, added in order.
-
-    Returns ``Tensor[count, count]``, float64, symmetric.
-    """
-    squares = torch.zeros(count, count, dtype=torch.float64)
-    for share in shares:
-        squares += share
-    return (squares + squares.T).sqrt()
-
-
-def _columns(models: Tensor) -> Iterable[Tensor]:
-    columns = columns_of(len(models))
-    for start in range(0, models.shape[1], columns):
-        yield models[:, start : start + columns].to(torch.float64)
 
 
 def _others(matrix: Tensor) -> Tensor:

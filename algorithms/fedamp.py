@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from medsilo.algorithms.diversifed import TetheredSilo, pairwise_distances, squared_distances
+from medsilo.algorithms.families.tethered import TetheredSilo, pairwise_distances, squared_distances
 from medsilo.algorithms.method import (
     CoordinatorHalf,
     Downloads,

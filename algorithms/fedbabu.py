@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from medsilo.algorithms.families.partial_sharing import PartialSharing, PartialSharingSilo
 from medsilo.algorithms.method import PERSONAL, Site, require
 from medsilo.algorithms.models import state_of
-from medsilo.algorithms.partial_sharing import PartialSharing, PartialSharingSilo
 from medsilo.algorithms.tensors import Payload
 
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from medsilo.algorithms.families.partial_sharing import PartialSharing, PartialSharingSilo
 from medsilo.algorithms.method import Site
 from medsilo.algorithms.models import ARCHITECTURES, WITH_BATCH_NORMALISATION, Layout
-from medsilo.algorithms.partial_sharing import PartialSharing, PartialSharingSilo
 from medsilo.algorithms.tensors import TensorSpec
 from medsilo.privacy.exposure import MODEL, Exposure
 

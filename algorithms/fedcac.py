@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from medsilo.algorithms.families.sharing import model_upload
 from medsilo.algorithms.method import (
     PERSONAL,
     CoordinatorHalf,
@@ -37,7 +38,6 @@ from medsilo.algorithms.method import (
     require,
 )
 from medsilo.algorithms.models import state_of
-from medsilo.algorithms.sharing import model_upload
 from medsilo.algorithms.tensors import BLOCK, Part, Payload, Stack, TensorSpec, Workspace
 from medsilo.privacy.exposure import MODEL, Exposure
 

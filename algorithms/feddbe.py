@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from medsilo.algorithms.fedgh import class_sums, linear_shape
+from medsilo.algorithms.families.class_statistics import class_sums, linear_shape
+from medsilo.algorithms.families.sharing import COUNT, count_part, count_weights, model_upload
 from medsilo.algorithms.method import (
     ONE_FOR_ALL,
     PERSONAL,
@@ -40,7 +41,6 @@ from medsilo.algorithms.method import (
     subset,
 )
 from medsilo.algorithms.models import Features, Layout, classifier_of, state_of
-from medsilo.algorithms.sharing import COUNT, count_part, count_weights, model_upload
 from medsilo.algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import MODEL, Exposure

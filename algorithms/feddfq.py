@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from medsilo.algorithms.families.sharing import Buffers, check_linear, model_upload, received_tensors, upload_specs
 from medsilo.algorithms.method import (
     PERSONAL,
     CoordinatorHalf,
@@ -36,7 +37,6 @@ from medsilo.algorithms.method import (
     require,
 )
 from medsilo.algorithms.models import Features, classifier_of, state_of
-from medsilo.algorithms.sharing import Buffers, check_linear, model_upload, received_tensors, upload_specs
 from medsilo.algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace, combine
 from medsilo.privacy.errors import ConfigurationError, RefusedError
 from medsilo.privacy.exposure import Exposure

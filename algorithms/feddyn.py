@@ -21,6 +21,7 @@ from typing import ClassVar, Literal
 
 import torch
 
+from medsilo.algorithms.families.partial_sharing import PartialSharingCoordinator, PartialSharingSilo
 from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.method import (
     PERSONAL,
@@ -35,7 +36,6 @@ from medsilo.algorithms.method import (
     subset,
 )
 from medsilo.algorithms.models import state_of
-from medsilo.algorithms.partial_sharing import PartialSharingCoordinator, PartialSharingSilo
 from medsilo.algorithms.tensors import Part, Payload, Stack, Workspace, combine
 from medsilo.privacy.exposure import MODEL, Exposure
 

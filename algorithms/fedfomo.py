@@ -15,15 +15,16 @@ often from round to round (section 3.2, Algorithm 1).
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from medsilo.algorithms.families.peers import SENT, PeerCoordinator, peer_models
+from medsilo.algorithms.families.sharing import model_upload
 from medsilo.algorithms.method import (
     PERSONAL,
     CoordinatorHalf,
@@ -38,8 +39,7 @@ from medsilo.algorithms.method import (
     subset,
 )
 from medsilo.algorithms.models import state_of
-from medsilo.algorithms.sharing import model_upload
-from medsilo.algorithms.tensors import FileSource, Part, Payload, Source, TensorSpec, Workspace
+from medsilo.algorithms.tensors import Part, Payload, TensorSpec, Workspace
 from medsilo.privacy.errors import RefusedError
 from medsilo.privacy.exposure import MODEL, Exposure
 
@@ -51,11 +51,8 @@ _RATED = "rated"
 _RATINGS = "ratings"
 _MATRIX = "matrix"
 _AFFINITY = "affinity"
-_SENT = "sent"
 _BATCH = 1024
 _HOPELESS = 1e6
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -202,42 +199,6 @@ def _mixed(candidates: Sequence[State], weights: Tensor) -> State:
     }
 
 
-class PeerCoordinator(CoordinatorHalf):
-    """Keeps every silo's last model and hands some of them to each participant, names ``silo/tensor``."""
-
-    def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
-        """The whole model."""
-        del round_number, silo
-        return self.federation.layout.model_parts()
-
-    def aggregate(
-        self,
-        round_number: int,
-        uploads: Mapping[str, Payload],
-        latest: Mapping[str, Payload],
-        workspace: Workspace,
-    ) -> Downloads:
-        """All last models side by side, for ``downloads`` to choose from."""
-        del round_number, uploads, workspace
-        return Downloads(everyone={Exposure.PEER_MODELS: side_by_side(latest)})
-
-    def downloads(self, round_number: int, participants: Sequence[str], kept: Downloads) -> Downloads:
-        """Each participant's choice of the others' models; nothing before the first round has ended."""
-        if kept.everyone is None:
-            return Downloads()
-        shelf = kept.everyone[Exposure.PEER_MODELS]
-        there = sorted({spec.name.partition("/")[0] for spec in shelf.specs})
-        own: dict[str, Payload] = {}
-        for silo in participants:
-            chosen = self.choose(round_number, silo, [other for other in there if other != silo])
-            own[silo] = {Exposure.PEER_MODELS: taken(shelf, chosen)} if chosen else {}
-        return Downloads(own=own)
-
-    @abstractmethod
-    def choose(self, round_number: int, silo: str, available: Sequence[str]) -> list[str]:
-        """Whose models a silo gets, sorted by name."""
-
-
 class FedFomoCoordinator(PeerCoordinator):
     """Keeps P, silos in the order of their names, and whose models went where in the round."""
 
@@ -245,7 +206,7 @@ class FedFomoCoordinator(PeerCoordinator):
         super().__init__(federation)
         self.method = method
 
-    by_silo: ClassVar[tuple[str, ...]] = (_SENT,)
+    by_silo: ClassVar[tuple[str, ...]] = (SENT,)
 
     def forget(self, silo: str) -> None:
         """Its ratings, and the others' of it, count no more."""
@@ -262,7 +223,7 @@ class FedFomoCoordinator(PeerCoordinator):
 
     def downloads(self, round_number: int, participants: Sequence[str], kept: Downloads) -> Downloads:
         """M models each, by affinity."""
-        self.memory[_SENT] = {silo: torch.full((self.method.models,), -1) for silo in participants}
+        self.memory[SENT] = {silo: torch.full((self.method.models,), -1) for silo in participants}
         return super().downloads(round_number, participants, kept)
 
     def aggregate(
@@ -275,7 +236,7 @@ class FedFomoCoordinator(PeerCoordinator):
         """Adds the round's ratings to P."""
         matrix = self._matrix().clone()
         for silo, upload in uploads.items():
-            sent = self.memory.get(_SENT, {}).get(silo)
+            sent = self.memory.get(SENT, {}).get(silo)
             if sent is not None:
                 ratings = upload[Exposure.PEER_RATINGS].tensors()[_RATINGS]
                 matrix[self._place(silo), sent[sent >= 0]] += ratings[sent >= 0]
@@ -293,7 +254,7 @@ class FedFomoCoordinator(PeerCoordinator):
             explore=self.method.exploration(round_number),
             seed=seed,
         )
-        self.memory[_SENT][silo][: len(places)] = torch.tensor(places, dtype=torch.int64)
+        self.memory[SENT][silo][: len(places)] = torch.tensor(places, dtype=torch.int64)
         return [self.federation.silos[place] for place in places]
 
     def _place(self, silo: str) -> int:
@@ -317,86 +278,3 @@ def epsilon_greedy(values: Tensor, available: Sequence[int], count: int, *, expl
         left.remove(place)
         chosen.append(place)
     return sorted(chosen)
-
-
-def peer_models(download: Payload, specs: Sequence[TensorSpec]) -> dict[str, State]:
-    """Peers' models by silo; none in an empty download.
-
-    Raises ``RefusedError`` unless every one of them has exactly the names and shapes of ``specs``.
-    """
-    if not download:
-        return {}
-    part = download.get(Exposure.PEER_MODELS)
-    found: dict[str, list[TensorSpec]] = {}
-    for spec in part.specs if part is not None else ():
-        silo, _, name = spec.name.partition("/")
-        found.setdefault(silo, []).append(TensorSpec(name, spec.shape, spec.dtype))
-    if part is None or not found or any(tuple(model) != tuple(specs) for model in found.values()):
-        raise RefusedError("the coordinator's peer models do not have the model's names and shapes")
-    models: dict[str, State] = {silo: {} for silo in found}
-    for key, tensor in part.tensors().items():
-        silo, _, name = key.partition("/")
-        models[silo][name] = tensor
-    return models
-
-
-def side_by_side(payloads: Mapping[str, Payload]) -> Part:
-    """Silos' models one after the other as one part, names ``silo/tensor``; their bytes stay where they are."""
-    rows = [(silo, payload[exposure]) for silo, payload in payloads.items() for exposure in MODEL]
-    specs = tuple(TensorSpec(f"{silo}/{s.name}", s.shape, s.dtype) for silo, part in rows for s in part.specs)
-    return Part(specs, _Stretches([(part.source, 0, part.nbytes) for _, part in rows]))
-
-
-def taken(shelf: Part, silos: Sequence[str]) -> Part:
-    """Some silos' models out of ``side_by_side``, in its order; their bytes stay where they are."""
-    specs, stretches = [], []
-    start = 0
-    for spec in shelf.specs:
-        if spec.name.partition("/")[0] in silos:
-            specs.append(spec)
-            stretches.append((start, start + spec.nbytes))
-        start += spec.nbytes
-    if isinstance(shelf.source, FileSource):
-        return Part(tuple(specs), _FileStretches(shelf.source.path, shelf.source.offset, tuple(stretches)))
-    return Part(tuple(specs), _Stretches([(shelf.source, low, high) for low, high in stretches]))
-
-
-class _Stretches:
-    """Stretches of other sources, end to end."""
-
-    def __init__(self, stretches: Sequence[tuple[Source, int, int]]) -> None:
-        self._stretches = list(stretches)
-
-    def read(self, start: int, stop: int) -> bytes:
-        """See ``medsilo.algorithms.tensors.Source``."""
-        lengths = [high - low for _, low, high in self._stretches]
-        return b"".join(
-            source.read(low + begin, low + end)
-            for (source, low, _), begin, end in _cut(self._stretches, lengths, start, stop)
-        )
-
-
-@dataclass(frozen=True)
-class _FileStretches(FileSource):
-    """Stretches of one file, end to end. A ``FileSource``, so that the coordinator knows the file to be in use
-    while they are being sent, and does not write over it."""
-
-    stretches: tuple[tuple[int, int], ...]
-
-    def read(self, start: int, stop: int) -> bytes:
-        """See ``medsilo.algorithms.tensors.Source``."""
-        lengths = [high - low for low, high in self.stretches]
-        return b"".join(
-            FileSource.read(self, low + begin, low + end)
-            for (low, _), begin, end in _cut(self.stretches, lengths, start, stop)
-        )
-
-
-def _cut(stretches: Sequence[T], lengths: Sequence[int], start: int, stop: int) -> Iterator[tuple[T, int, int]]:
-    """What of each stretch lies between ``start`` and ``stop`` when they are laid end to end."""
-    at = 0
-    for stretch, length in zip(stretches, lengths, strict=True):
-        low, high = max(start, at), min(stop, at + length)
-        if low < high:
-            yield stretch, low - at, high - at
-        at += length

@@ -16,6 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from medsilo.algorithms.families.class_statistics import class_sums, linear_shape
 from medsilo.algorithms.method import (
     ONE_FOR_ALL,
     PERSONAL,
@@ -30,16 +31,14 @@ from medsilo.algorithms.method import (
     load_parameters,
     require,
 )
-from medsilo.algorithms.models import Features, Layout, state_of
+from medsilo.algorithms.models import state_of
 from medsilo.algorithms.tensors import Part, Payload, TensorSpec, Workspace
-from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import Exposure
 
 _MEANS = "means"
 _PRESENT = "present"
 _PROTOTYPES = "prototypes"
 _HEAD = "head"
-_BATCH = 1024
 
 
 @dataclass(frozen=True)
@@ -210,31 +209,3 @@ def train_head(
             shift -= learning_rate * gradient
     trained = (weight,) if bias is None else (weight, shift)
     return tuple(tensor.to(torch.float32) for tensor in trained)
-
-
-def class_sums(site: Site) -> tuple[Tensor, Tensor]:
-    """The sum of the features of each class's training images, in evaluation mode.
-
-    Returns:
-        ``Tensor[C, F]``, float64, and the numbers of images ``Tensor[C]``, int64, both on the CPU.
-    """
-    classes, features = linear_shape("class means", site.layout)
-    sums = torch.zeros(classes, features, dtype=torch.float64)
-    images, labels = site.train_data()
-    site.model.eval()
-    with Features(site.model) as caught, torch.inference_mode():
-        for batch, truth in zip(torch.split(images, _BATCH), torch.split(labels, _BATCH), strict=True):
-            site.model(batch)
-            sums.index_add_(0, truth.cpu().to(torch.int64), caught.last.cpu().to(torch.float64))
-    site.model.train()
-    return sums, torch.bincount(labels.cpu().to(torch.int64), minlength=classes)
-
-
-def linear_shape(what: str, layout: Layout) -> tuple[int, int]:
-    """Classes and features of the last layer; raises ``ConfigurationError`` where it is not a linear one."""
-    shapes = [spec.shape for spec in layout.classifier]
-    if not shapes or len(shapes[0]) != 2 or shapes[1:] not in ([], [shapes[0][:1]]):
-        raise ConfigurationError(
-            f"{what}: the model's last layer must be linear, for it is trained on mean features; choose another model"
-        )
-    return shapes[0][0], shapes[0][1]

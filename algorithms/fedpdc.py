@@ -19,6 +19,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from medsilo.algorithms.families.sharing import Buffers, model_upload, received_tensors, upload_specs
 from medsilo.algorithms.method import (
     ONE_FOR_ALL,
     PERSONAL,
@@ -34,7 +35,6 @@ from medsilo.algorithms.method import (
     require,
 )
 from medsilo.algorithms.models import state_of
-from medsilo.algorithms.sharing import Buffers, model_upload, received_tensors, upload_specs
 from medsilo.algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace, combine, payload_tensors
 from medsilo.privacy.errors import ConfigurationError, RefusedError
 from medsilo.privacy.exposure import MODEL, Exposure

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from medsilo.algorithms.families.sharing import check_linear, sample_weights
 from medsilo.algorithms.method import (
     ONE_FOR_ALL,
     PERSONAL,
@@ -34,7 +35,6 @@ from medsilo.algorithms.method import (
     require,
 )
 from medsilo.algorithms.models import Features, Layout, state_of
-from medsilo.algorithms.sharing import check_linear, sample_weights
 from medsilo.algorithms.tensors import Part, Payload, TensorSpec, Workspace
 from medsilo.privacy.exposure import Exposure
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from medsilo.algorithms.families.partial_sharing import PartialSharingSilo
 from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.method import PERSONAL, TRAINED, Correction, SiloHalf, Site, require, subset
 from medsilo.algorithms.models import state_of
-from medsilo.algorithms.partial_sharing import PartialSharingSilo
 from medsilo.algorithms.tensors import Payload
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from medsilo.algorithms.families.partial_sharing import PartialSharing, PartialSharingSilo
 from medsilo.algorithms.method import Site, require
-from medsilo.algorithms.partial_sharing import PartialSharing, PartialSharingSilo
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from medsilo.algorithms.families.partial_sharing import PartialSharing, PartialSharingCoordinator, PartialSharingSilo
+from medsilo.algorithms.families.sharing import check_linear
 from medsilo.algorithms.method import PERSONAL, Federation, Site, State, subset
 from medsilo.algorithms.models import Features, classifier_of, state_of
-from medsilo.algorithms.partial_sharing import PartialSharing, PartialSharingCoordinator, PartialSharingSilo
-from medsilo.algorithms.sharing import check_linear
 from medsilo.algorithms.tensors import Payload
 from medsilo.privacy.exposure import MODEL, Exposure
 

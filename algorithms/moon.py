@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from medsilo.algorithms.families.partial_sharing import PartialSharingSilo
 from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.method import PERSONAL, TRAINED, Objective, Site, require
 from medsilo.algorithms.models import Features, state_of
-from medsilo.algorithms.partial_sharing import PartialSharingSilo
 from medsilo.algorithms.tensors import Payload
 
 

@@ -15,11 +15,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from medsilo.algorithms.ditto import GLOBAL, TwoModelSilo
+from medsilo.algorithms.families.own_steps import check_finite, mean_gradients, trained_parameters
+from medsilo.algorithms.families.two_models import GLOBAL, TwoModelSilo
 from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.method import PERSONAL, TRAINED, SiloHalf, Site, require
 from medsilo.algorithms.models import state_of
-from medsilo.algorithms.pfedme import check_finite, mean_gradients, trained_parameters
 from medsilo.algorithms.tensors import Payload
 
 Batch = tuple[Tensor, Tensor]

@@ -7,14 +7,15 @@ gradient. The coordinator sends w^{t+1} = (1 − β) w^t + β mean(w_i).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
 
-from medsilo.algorithms.ditto import GLOBAL, TwoModelSilo
+from medsilo.algorithms.families.own_steps import check_finite, mean_gradients, trained_parameters
+from medsilo.algorithms.families.partial_sharing import PartialSharingCoordinator
+from medsilo.algorithms.families.two_models import GLOBAL, TwoModelSilo
 from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.method import (
     PERSONAL,
@@ -28,9 +29,7 @@ from medsilo.algorithms.method import (
     subset,
 )
 from medsilo.algorithms.models import state_of
-from medsilo.algorithms.partial_sharing import PartialSharingCoordinator
 from medsilo.algorithms.tensors import Part, Payload, Stack, Workspace, combine
-from medsilo.privacy.errors import TrainingError
 from medsilo.privacy.exposure import MODEL, Exposure
 
 
@@ -141,27 +140,3 @@ class PFedMeCoordinator(PartialSharingCoordinator):
         (mixed,) = combine(Stack(rows), weights.reshape(1, -1), workspace)
         self.memory[GLOBAL] = mixed.tensors()
         return Downloads(everyone={Exposure.PEER_DERIVED: mixed})
-
-
-def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that training changes, by name."""
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-
-
-def mean_gradients(site: Site, images: Tensor, labels: Tensor) -> list[Tensor]:
-    """The gradients of a batch's loss for ``trained_parameters``, zeros for those that play no part."""
-    parameters = list(trained_parameters(site.model).values())
-    loss = site.loss(site.model(images), labels)
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return [
-        torch.zeros_like(p) if gradient is None else gradient for p, gradient in zip(parameters, found, strict=True)
-    ]
-
-
-def check_finite(parameters: Sequence[Tensor], round_number: int) -> None:
-    """Raises ``TrainingError`` for a model that is no longer finite."""
-    if not all(bool(torch.isfinite(parameter).all()) for parameter in parameters):
-        raise TrainingError(
-            f"local training diverged in round {round_number}: the model is no longer finite. Nothing of this round "
-            "was sent; ask the coordinator for smaller step sizes of the method"
-        )

@@ -21,6 +21,17 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from medsilo.algorithms.families.robust import Aggregation, average, check_aggregation, robust_warnings
+from medsilo.algorithms.families.sharing import (
+    COUNT,
+    Buffers,
+    check_linear,
+    count_part,
+    count_weights,
+    model_upload,
+    received_tensors,
+    upload_specs,
+)
 from medsilo.algorithms.method import (
     LATER,
     PERSONAL,
@@ -34,17 +45,6 @@ from medsilo.algorithms.method import (
     require,
 )
 from medsilo.algorithms.models import state_of
-from medsilo.algorithms.robust import Aggregation, average, check_aggregation, robust_warnings
-from medsilo.algorithms.sharing import (
-    COUNT,
-    Buffers,
-    check_linear,
-    count_part,
-    count_weights,
-    model_upload,
-    received_tensors,
-    upload_specs,
-)
 from medsilo.algorithms.tensors import Payload, Stack, TensorSpec, Workspace, combine
 from medsilo.privacy.exposure import MODEL, Exposure
 

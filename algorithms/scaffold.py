@@ -23,6 +23,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from medsilo.algorithms.families.partial_sharing import PartialSharingCoordinator, PartialSharingSilo
 from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.method import (
     PERSONAL,
@@ -39,7 +40,6 @@ from medsilo.algorithms.method import (
     subset,
 )
 from medsilo.algorithms.models import Layout, state_of
-from medsilo.algorithms.partial_sharing import PartialSharingCoordinator, PartialSharingSilo
 from medsilo.algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace, combine
 from medsilo.privacy.exposure import MODEL, Exposure
 

@@ -396,8 +396,8 @@ def thin(names: Sequence[str]) -> None:
     import torch
 
     from medsilo.algorithms.models import Layout, build
-    from medsilo.algorithms.tensor_files import read_payload
     from medsilo.algorithms.tensors import FileSource, MemorySource, Part
+    from medsilo.algorithms.tensors.files import read_payload
     from medsilo.privacy.consent.consent import ConsentFile
     from medsilo.privacy.consent.gate import PlanGate
     from medsilo.privacy.door.door import Door

@@ -30,9 +30,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from securesystemslib import dsse
 
-from medsilo.algorithms.masked_methods import encode_upload, masked_payload, mean_of
+from medsilo.algorithms.families.sharing import count_part, model_upload
 from medsilo.algorithms.models import Layout, build, state_of
-from medsilo.algorithms.sharing import count_part, model_upload
+from medsilo.algorithms.protection.masked import encode_upload, masked_payload, mean_of
 from medsilo.algorithms.tensors import MemoryWorkspace
 from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, SecureAggregationPlan, TrainingPlan
 from medsilo.privacy.exposure import Exposure

@@ -31,8 +31,8 @@ from medsilo.privacy.party.party import PartyConfig
 if TYPE_CHECKING:
     from torch import nn
 
+    from medsilo.algorithms.datasets.public_set import PublicImages
     from medsilo.algorithms.method import Method
-    from medsilo.algorithms.public_set import PublicImages
 
 # What needs PyTorch is imported where it is used: loading it takes seconds, and `coordinator status` can do without.
 
@@ -72,7 +72,7 @@ class PrivacyConfig(StrictModel):
 
     def plan(self, method: Method, training: TrainingPlan, rounds: int) -> PrivacyPlan:
         """The plan with the least noise that keeps to the target; raises ``BudgetError`` if none does."""
-        from medsilo.algorithms.private_methods import planned_averages, planned_steps
+        from medsilo.algorithms.protection.private import planned_averages, planned_steps
 
         steps = planned_steps(method, training, rounds, self.sampling_rate)
         settings = {"identifier": self.identifier, "choice": self.choice}
@@ -325,7 +325,7 @@ class CoordinatorConfig(PartyConfig):
         Raises ``ConfigurationError`` if it does and there are none.
         """
         from medsilo.algorithms.datasets import load_npz
-        from medsilo.algorithms.public_set import PublicImages
+        from medsilo.algorithms.datasets.public_set import PublicImages
 
         if not self.make_method().needs_public:
             return None
@@ -338,8 +338,8 @@ class CoordinatorConfig(PartyConfig):
 
     def plan(self) -> RunPlan:
         """The plan that silos are asked to join."""
-        from medsilo.algorithms.masked_methods import check_participation, masked_rounds, required
-        from medsilo.algorithms.private_methods import check_model
+        from medsilo.algorithms.protection.masked import check_participation, masked_rounds, required
+        from medsilo.algorithms.protection.private import check_model
 
         method = self.make_method()
         run = self.run

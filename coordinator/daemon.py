@@ -13,7 +13,7 @@ from types import FrameType
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from medsilo.algorithms.allocation import reuse_freed_memory
+from medsilo.algorithms.tensors.memory import reuse_freed_memory
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.coordinator.rounds.rounds import REMINDER_SECONDS, Rounds
 from medsilo.coordinator.service.enrolment import EnrolmentService, serve_enrolment

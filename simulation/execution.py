@@ -29,9 +29,9 @@ from pydantic import TypeAdapter
 from torch import nn
 
 from medsilo.algorithms.datasets import ImageDataset
+from medsilo.algorithms.datasets.public_set import PublicImages
 from medsilo.algorithms.method import Federation
 from medsilo.algorithms.models import Layout, build
-from medsilo.algorithms.public_set import PublicImages
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import ConfigurationError, DataError, MedsiloError
 from medsilo.privacy.exposure import Exposure

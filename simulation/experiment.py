@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
 from medsilo.algorithms.method import Method
-from medsilo.algorithms.private_methods import refusal
+from medsilo.algorithms.protection.private import refusal
 from medsilo.algorithms.registry import make
 from medsilo.coordinator.config import PrivacyConfig
 from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan, taking_part

@@ -25,7 +25,7 @@ from medsilo.algorithms.method import (
     participants,
 )
 from medsilo.algorithms.models import Layout, build, state_of
-from medsilo.algorithms.private_methods import check
+from medsilo.algorithms.protection.private import check
 from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload
 from medsilo.privacy.budget.accounting import (
     Event,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from threading import Lock
 from typing import Any
 
-from medsilo.algorithms.private_methods import planned_averages, planned_steps
+from medsilo.algorithms.protection.private import planned_averages, planned_steps
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.coordinator.pages.drawing import curves, matrix
 from medsilo.coordinator.pages.status import status_of

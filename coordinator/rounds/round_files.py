@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from medsilo.algorithms.method import Downloads, Memory
-from medsilo.algorithms.tensor_files import read_payload
 from medsilo.algorithms.tensors import Payload
+from medsilo.algorithms.tensors.files import read_payload
 from medsilo.coordinator.store.records import EVERYONE
 
 

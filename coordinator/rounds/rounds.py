@@ -20,12 +20,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from medsilo.algorithms.allocation import return_freed_memory
-from medsilo.algorithms.masked_methods import masked_specs, mean_of, silos_may_change
 from medsilo.algorithms.method import Downloads, Federation, Method, local_metrics, participants
 from medsilo.algorithms.models import Layout
-from medsilo.algorithms.tensor_files import PROCESS, FileWorkspace, Spares, read_payload, write_payload
+from medsilo.algorithms.protection.masked import masked_specs, mean_of, silos_may_change
 from medsilo.algorithms.tensors import FileSource, Part, Payload, TensorSpec, Workspace
+from medsilo.algorithms.tensors.files import PROCESS, FileWorkspace, Spares, read_payload, write_payload
+from medsilo.algorithms.tensors.memory import return_freed_memory
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.coordinator.rounds import weights_log
 from medsilo.coordinator.rounds.changes import compare

@@ -27,7 +27,7 @@ from medsilo.coordinator.joining.invitations import Invitations, Kept
 from medsilo.coordinator.service.listening import server_credentials
 from medsilo.coordinator.store.store import Store
 from medsilo.privacy.consent.plan import RunPlan
-from medsilo.privacy.door.door import Call, Door, nonce
+from medsilo.privacy.door.door import Call, Door
 from medsilo.privacy.door.protocol import agreed
 from medsilo.privacy.errors import IdentityError, MedsiloError, RefusedError
 from medsilo.privacy.exposure import attribute
@@ -41,6 +41,7 @@ from medsilo.privacy.identity.revocation import LiveCredentials
 from medsilo.privacy.party.examination import SOON_DAYS
 from medsilo.privacy.printable import check_texts, from_the_other_side
 from medsilo.protos.medsilo.v1 import enrolment_pb2 as wire
+from medsilo.protos.nonces import nonce
 from medsilo.protos.versions import PROTOCOL_VERSION
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from contextlib import AbstractContextManager, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NoReturn
 
 import grpc
@@ -21,16 +21,24 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import HealthServicer
 
-from medsilo.algorithms.tensor_files import PayloadWriter
 from medsilo.algorithms.tensors import TensorSpec
-from medsilo.algorithms.transfer import MemorySink, Receiver, check_finite, check_parts, manifest, read_manifest, send
+from medsilo.algorithms.tensors.files import PayloadWriter
+from medsilo.algorithms.tensors.transfer import (
+    MemorySink,
+    Receiver,
+    check_finite,
+    check_parts,
+    manifest,
+    read_manifest,
+    send,
+)
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.coordinator.rounds.rounds import Rounds
 from medsilo.coordinator.service.listening import server_credentials
 from medsilo.coordinator.service.patience import Patience
 from medsilo.coordinator.store.store import Store
 from medsilo.privacy.consent.withdrawal import Tombstone
-from medsilo.privacy.door.door import Call, Door, nonce
+from medsilo.privacy.door.door import Call, Door
 from medsilo.privacy.door.protocol import agreed, newer
 from medsilo.privacy.door.receipts import OutOfStepError
 from medsilo.privacy.errors import IdentityError, LateError, MedsiloError, ReceiptError, RefusedError, StoreError
@@ -43,6 +51,7 @@ from medsilo.privacy.identity.revocation import LiveCredentials
 from medsilo.privacy.printable import from_the_other_side
 from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey, Occasion, read_certified, round_of
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.protos.nonces import nonce
 from medsilo.protos.versions import PROTOCOL_VERSION
 
 log = logging.getLogger(__name__)
@@ -230,7 +239,7 @@ class CoordinatorService:
             if order.kind == wire.TASK_KIND_FINISH and (early := self._rounds.early_end) is not None:
                 task.MergeFrom(wire.Task(end_reason=f"END_REASON_{early.reason.name}", rounds_done=early.rounds))
             task.attestation.CopyFrom(self._door.attest(call.peer))
-            for data in send(self._door, call, wire.GetTaskResponse(task=task), payload):
+            for data in send(partial(self._door.release, call=call), wire.GetTaskResponse(task=task), payload):
                 with self._not_forever(call, context):
                     yield data
 

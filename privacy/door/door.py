@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import copy
 import hashlib
-import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -30,17 +29,12 @@ from medsilo.privacy.journal.journal import Journal, read_records, understanding
 from medsilo.privacy.journal.key_rotation import follow
 from medsilo.privacy.printable import check_texts, printable
 from medsilo.protos.medsilo.v1 import journal_pb2
+from medsilo.protos.nonces import NONCE_BYTES
 
-NONCE_BYTES = 16
 AUDIT_KEY_BYTES = 32
 REMEMBER_AFTER = 5_000
 """Records that a start reads in well under a second."""
 _LARGEST_SIZE = 2**53  # beyond it, JSON has no exact numbers
-
-
-def nonce() -> bytes:
-    """Sixteen random bytes for a message: its hash then tells nothing of what else is in it."""
-    return secrets.token_bytes(NONCE_BYTES)
 
 
 class Gate(Protocol):

@@ -18,11 +18,12 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 
-from medsilo.privacy.door.door import NONCE_BYTES, Call, Gate
+from medsilo.privacy.door.door import Call, Gate
 from medsilo.privacy.errors import ConfigurationError, ConsentError, RefusedError
 from medsilo.privacy.exposure import Attribution, Exposure, attribute
 from medsilo.privacy.journal.journal import Journal, read_records, understanding
 from medsilo.protos.medsilo.v1 import exposure_pb2
+from medsilo.protos.nonces import NONCE_BYTES
 
 _SIGNING_SECONDS = 60.0
 """A checkpoint is signed with each telling message, and else so often."""

@@ -20,7 +20,7 @@ from medsilo.privacy.consent.consent import INVENTED_HOSPITALS, ConsentFile, tod
 from medsilo.privacy.consent.gate import ConsentGate
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.consent.withdrawal import History
-from medsilo.privacy.door.door import Call, Door, nonce
+from medsilo.privacy.door.door import Call, Door
 from medsilo.privacy.door.protocol import agreed, newer, spoken_instead
 from medsilo.privacy.errors import (
     ConfigurationError,
@@ -47,6 +47,7 @@ from medsilo.privacy.party.examination import (
     notice,
 )
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.protos.nonces import nonce
 from medsilo.protos.versions import PROTOCOL_VERSION
 from medsilo.silo.run.approval import waits
 from medsilo.silo.state.config import SiloConfig

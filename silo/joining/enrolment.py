@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from medsilo.privacy.consent.consent import Consent, ConsentFile
 from medsilo.privacy.consent.gate import ConsentGate
 from medsilo.privacy.consent.plan import RunPlan
-from medsilo.privacy.door.door import Call, Door, nonce
+from medsilo.privacy.door.door import Call, Door
 from medsilo.privacy.door.protocol import agreed, spoken_instead
 from medsilo.privacy.errors import IdentityError, RefusedError, UnreachableError
 from medsilo.privacy.files.durable import write_atomically
@@ -25,6 +25,7 @@ from medsilo.privacy.identity.envelope import to_message
 from medsilo.privacy.identity.invitation import Invitation, Statement
 from medsilo.privacy.journal.journal import Journal
 from medsilo.protos.medsilo.v1 import enrolment_pb2 as wire
+from medsilo.protos.nonces import nonce
 from medsilo.protos.versions import PROTOCOL_VERSION
 from medsilo.silo.state.config import SiloConfig
 from medsilo.silo.state.plans import keep_plan

@@ -134,7 +134,7 @@ def plan_of(config: SiloConfig) -> RunPlan:
 
 def needed_by_method(plan: RunPlan) -> tuple[Exposure, ...]:
     """What the plan's method sends by itself, whatever the plan says that it asks for."""
-    from medsilo.algorithms.masked_methods import required  # PyTorch takes seconds to load
+    from medsilo.algorithms.protection.masked import required  # PyTorch takes seconds to load
     from medsilo.algorithms.registry import make
 
     method = make(plan.method.name, plan.method.parameters)

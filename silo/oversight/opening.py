@@ -10,7 +10,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from medsilo.algorithms.transfer import MemorySink, Receiver, read_manifest
+from medsilo.algorithms.tensors.transfer import MemorySink, Receiver, read_manifest
 from medsilo.privacy.door.archive import SentArchive
 from medsilo.privacy.errors import DataError, RefusedError
 from medsilo.privacy.exposure import Exposure

@@ -10,23 +10,23 @@ from typing import NoReturn
 import torch
 
 from medsilo.algorithms.datasets import largest_group, load_npz
-from medsilo.algorithms.masked_methods import check_masks, encode_upload, masked_payload
 from medsilo.algorithms.method import Method, local_metrics
 from medsilo.algorithms.models import build, state_of
-from medsilo.algorithms.private_methods import DERIVED, NOISED, PUBLIC, RELEASED, mechanism, planned_averages
+from medsilo.algorithms.protection.masked import check_masks, encode_upload, masked_payload
+from medsilo.algorithms.protection.private import DERIVED, NOISED, PUBLIC, RELEASED, mechanism, planned_averages
 from medsilo.algorithms.registry import make
 from medsilo.algorithms.tensors import Part, Payload
-from medsilo.algorithms.transfer import CHUNK, chunk_message, manifest
+from medsilo.algorithms.tensors.transfer import CHUNK, chunk_message, manifest
 from medsilo.privacy.budget.accounting import Event, Guarantee, epsilon
 from medsilo.privacy.budget.kept_releases import KeptReleases
 from medsilo.privacy.budget.ledger import Ledger, Spending, Subject
 from medsilo.privacy.consent.consent import Consent, ConsentFile, Missing
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.consent.withdrawal import History
-from medsilo.privacy.door.door import NONCE_BYTES
 from medsilo.privacy.exposure import Exposure, attribute, field_exposure
 from medsilo.privacy.pages.wording import shown
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.protos.nonces import NONCE_BYTES
 from medsilo.protos.versions import PROTOCOL_VERSION
 from medsilo.silo.run.account import budget_of, check_promise, metrics_budget_of
 from medsilo.silo.run.run_state import has_ended

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from medsilo.algorithms.method import Method
-from medsilo.algorithms.private_methods import planned_averages, planned_steps, refusal
+from medsilo.algorithms.protection.private import planned_averages, planned_steps, refusal
 from medsilo.privacy.budget.accounting import Event, SampledGaussian, epsilon
 from medsilo.privacy.budget.kept_releases import KeptReleases
 from medsilo.privacy.budget.ledger import (

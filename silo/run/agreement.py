@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from medsilo.algorithms.datasets import ImageDataset
-from medsilo.algorithms.masked_methods import check_masks, required
+from medsilo.algorithms.protection.masked import check_masks, required
 from medsilo.algorithms.registry import make
 from medsilo.privacy.budget.ledger import Ledger, Subject
 from medsilo.privacy.consent.consent import ConsentFile, Missing

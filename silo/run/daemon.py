@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
-from medsilo.algorithms.allocation import reuse_freed_memory
 from medsilo.algorithms.datasets import load_npz
+from medsilo.algorithms.tensors.memory import reuse_freed_memory
 from medsilo.privacy.consent.consent import ConsentFile, today
 from medsilo.privacy.consent.gate import ConsentGate
 from medsilo.privacy.consent.withdrawal import Cause, EndedError, History

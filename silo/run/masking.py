@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from medsilo.algorithms.masked_methods import encode_upload, masked_payload, silos_may_change
+from medsilo.algorithms.protection.masked import encode_upload, masked_payload, silos_may_change
 from medsilo.algorithms.registry import make
 from medsilo.algorithms.tensors import Payload
 from medsilo.privacy.consent.consent import Consent

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from medsilo.algorithms.datasets import ImageDataset
-from medsilo.algorithms.masked_methods import digest
 from medsilo.algorithms.method import SiloHalf, local_metrics
 from medsilo.algorithms.models import build
+from medsilo.algorithms.protection.masked import digest
 from medsilo.algorithms.registry import make
 from medsilo.algorithms.tensors import Part, Payload, payload_tensors
-from medsilo.algorithms.transfer import check_finite
+from medsilo.algorithms.tensors.transfer import check_finite
 from medsilo.privacy.consent.gate import ConsentGate
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.door.door import Door

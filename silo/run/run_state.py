@@ -20,7 +20,7 @@ from torch import Tensor
 
 from medsilo.algorithms.datasets import ImageDataset
 from medsilo.algorithms.method import PERSONAL, Memory
-from medsilo.algorithms.tensor_files import write_tensors
+from medsilo.algorithms.tensors.files import write_tensors
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import DataError
 from medsilo.privacy.files.durable import write_atomically

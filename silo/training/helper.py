@@ -18,10 +18,10 @@ from pathlib import Path
 
 import torch
 
-from medsilo.algorithms.allocation import reuse_freed_memory
 from medsilo.algorithms.datasets import load_npz
 from medsilo.algorithms.models import build
 from medsilo.algorithms.registry import make
+from medsilo.algorithms.tensors.memory import reuse_freed_memory
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import DataError, MedsiloError
 from medsilo.silo.training.data_parallel import DataParallel, LostProcessError

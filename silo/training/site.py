@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit, image_hashes, to_tensor
 from medsilo.algorithms.method import Correction, Memory, Objective, Vectors, Watch, derive_seed
 from medsilo.algorithms.models import Layout
-from medsilo.algorithms.private_methods import check_model
+from medsilo.algorithms.protection.private import check_model
 from medsilo.privacy.consent.plan import RunPlan, TrainingPlan
 from medsilo.privacy.errors import ConfigurationError, DataError, RefusedError, TrainingError
 from medsilo.silo.training.augmentation import Augmenter, seeded

@@ -27,7 +27,7 @@ from tenacity import (
 
 from medsilo.privacy.consent.consent import Missing
 from medsilo.privacy.consent.plan import RunPlan
-from medsilo.privacy.door.door import Call, Door, nonce
+from medsilo.privacy.door.door import Call, Door
 from medsilo.privacy.door.protocol import agreed, newer, spoken_instead
 from medsilo.privacy.errors import IdentityError, LateError, MedsiloError, ReceiptError, RefusedError
 from medsilo.privacy.identity.certificates import Credentials, fingerprint
@@ -35,6 +35,7 @@ from medsilo.privacy.identity.endpoint import is_loopback
 from medsilo.privacy.identity.envelope import to_message
 from medsilo.privacy.identity.revocation import LiveCredentials
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.protos.nonces import nonce
 from medsilo.protos.versions import OLDEST_VERSION, PROTOCOL_VERSION
 from medsilo.silo.state.config import SiloConfig
 from medsilo.silo.state.proxy import proxies_in_environment
@@ -279,10 +280,7 @@ class Uplink:
         ``ReceiptError`` if the receipt is not.
         """
 
-        from medsilo.algorithms.transfer import (  # PyTorch takes seconds to load, and a withdrawal needs none
-            manifest,
-            send,
-        )
+        from medsilo.algorithms.tensors.transfer import manifest, send
 
         def upload(attempt: int) -> None:
             self._keep_step(plan, attempt)
@@ -301,7 +299,7 @@ class Uplink:
                     )
                 )
                 failure: list[Exception] = []
-                messages = _hold_last(send(self._door, call, header, payload), before_last)
+                messages = _hold_last(send(partial(self._door.release, call=call), header, payload), before_last)
                 begun: Future[Any] = Future()
                 messages = _end_at_failure(self._counted(messages), failure, lambda: begun.result().cancel())
                 begun.set_result(self._channel.stream_unary(f"/{_SERVICE}/SubmitUpdate").future(messages))
@@ -346,7 +344,7 @@ class Uplink:
     def _read_task(
         self, stream: Any, call: Call, plan: RunPlan, trained_rounds: int
     ) -> tuple[wire.Task, Payload] | None:
-        from medsilo.algorithms.transfer import MemorySink, Receiver, check_finite, read_manifest
+        from medsilo.algorithms.tensors.transfer import MemorySink, Receiver, check_finite, read_manifest
 
         # The coordinator may take WAIT_SECONDS until there is a task.
         first = self._next_of(stream, WAIT_SECONDS + ANSWER_SECONDS)

@@ -10,9 +10,9 @@ import torch
 from tiny_federation import run_plan, shard
 
 import medsilo.simulation.federation as federation
-from medsilo.algorithms.masked_methods import digest
+from medsilo.algorithms.datasets.public_set import PublicImages
 from medsilo.algorithms.models import build, state_of
-from medsilo.algorithms.public_set import PublicImages
+from medsilo.algorithms.protection.masked import digest
 from medsilo.algorithms.registry import METHODS, make
 from medsilo.algorithms.tensors import Payload
 from medsilo.privacy.exposure import Exposure

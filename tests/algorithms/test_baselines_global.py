@@ -16,11 +16,13 @@ from tiny_federation import run_plan, shard, simulate
 from torch import Tensor, nn
 
 from medsilo.algorithms.apple import Apple, Combination, penalty_weight, unit_of_rate, with_newcomers
-from medsilo.algorithms.ditto import GLOBAL, Ditto
+from medsilo.algorithms.ditto import Ditto
+from medsilo.algorithms.families.peers import side_by_side, taken
+from medsilo.algorithms.families.two_models import GLOBAL
 from medsilo.algorithms.fedamp import FedAMP, attention
 from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.feddyn import FedDyn
-from medsilo.algorithms.fedfomo import FedFomo, candidate_weights, epsilon_greedy, side_by_side, taken
+from medsilo.algorithms.fedfomo import FedFomo, candidate_weights, epsilon_greedy
 from medsilo.algorithms.fedprox import FedProx
 from medsilo.algorithms.local import Local
 from medsilo.algorithms.method import PERSONAL, Downloads, Federation, Method
@@ -28,8 +30,8 @@ from medsilo.algorithms.models import Layout, state_of
 from medsilo.algorithms.perfedavg import PerFedAvg, pairs
 from medsilo.algorithms.pfedme import PFedMe
 from medsilo.algorithms.scaffold import PREFIX, Scaffold, mean_step
-from medsilo.algorithms.tensor_files import read_payload, write_payload
 from medsilo.algorithms.tensors import FileSource, MemoryWorkspace, Part, Payload, TensorSpec, payload_tensors
+from medsilo.algorithms.tensors.files import read_payload, write_payload
 from medsilo.privacy.consent.plan import TrainingPlan
 from medsilo.privacy.errors import ConfigurationError, RefusedError, TrainingError
 from medsilo.privacy.exposure import MODEL, Exposure

@@ -25,7 +25,7 @@ from medsilo.algorithms.method import PERSONAL, Federation, Method
 from medsilo.algorithms.models import ARCHITECTURES, Layout, build, state_of
 from medsilo.algorithms.moon import Moon, contrastive_loss
 from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload
-from medsilo.algorithms.transfer import check_finite, check_parts
+from medsilo.algorithms.tensors.transfer import check_finite, check_parts
 from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.privacy.errors import ConfigurationError, RefusedError
 from medsilo.privacy.exposure import MODEL, Exposure

@@ -16,9 +16,8 @@ from medsilo.algorithms.diversifed import (
     bounded_weights,
     mixing_weights,
     model_distance_loss,
-    pairwise_distances,
-    squared_distances,
 )
+from medsilo.algorithms.families.tethered import pairwise_distances, squared_distances
 from medsilo.algorithms.method import Correction
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import Exposure

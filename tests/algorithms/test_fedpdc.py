@@ -12,11 +12,11 @@ from tiny_federation import shard, simulate
 from torch import Tensor, nn
 
 from medsilo.algorithms.datasets import ImageDataset, image_hashes
+from medsilo.algorithms.datasets.public_set import PublicImages
 from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.fedpdc import FedPDC, accuracy_weights, adaptive_penalty
 from medsilo.algorithms.method import Federation
 from medsilo.algorithms.models import Layout, build, state_of
-from medsilo.algorithms.public_set import PublicImages
 from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload, payload_tensors
 from medsilo.privacy.consent.plan import ModelPlan
 from medsilo.privacy.errors import ConfigurationError, RefusedError

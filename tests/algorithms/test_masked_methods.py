@@ -9,7 +9,10 @@ import pytest
 import torch
 from tiny_federation import run_plan
 
-from medsilo.algorithms.masked_methods import (
+from medsilo.algorithms.families.sharing import count_part
+from medsilo.algorithms.method import CoordinatorHalf, Federation, Method
+from medsilo.algorithms.models import Layout, build
+from medsilo.algorithms.protection.masked import (
     WEIGHT,
     check_masks,
     encode_upload,
@@ -19,12 +22,9 @@ from medsilo.algorithms.masked_methods import (
     mean_of,
     required,
 )
-from medsilo.algorithms.method import CoordinatorHalf, Federation, Method
-from medsilo.algorithms.models import Layout, build
 from medsilo.algorithms.registry import METHODS, make
-from medsilo.algorithms.sharing import count_part
 from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload
-from medsilo.algorithms.transfer import check_parts
+from medsilo.algorithms.tensors.transfer import check_parts
 from medsilo.privacy.consent.plan import SecureAggregationPlan
 from medsilo.privacy.errors import ConfigurationError, RefusedError
 from medsilo.privacy.exposure import MODEL, Exposure

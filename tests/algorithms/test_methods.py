@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
+from medsilo.algorithms.families.sharing import sample_weights
 from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.local import Local
 from medsilo.algorithms.method import participants
 from medsilo.algorithms.models import Layout, build
 from medsilo.algorithms.registry import METHODS, make
-from medsilo.algorithms.sharing import sample_weights
 from medsilo.privacy.consent.plan import ModelPlan
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import MODEL, Exposure, expand

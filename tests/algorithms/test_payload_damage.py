@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from medsilo.algorithms.tensor_files import FileWorkspace, PayloadWriter, Spares, read_payload, write_payload
 from medsilo.algorithms.tensors import MemoryWorkspace, Part, Stack, combine, payload_tensors
-from medsilo.algorithms.transfer import read_manifest
+from medsilo.algorithms.tensors.files import FileWorkspace, PayloadWriter, Spares, read_payload, write_payload
+from medsilo.algorithms.tensors.transfer import read_manifest
 from medsilo.privacy.errors import DataError, RefusedError
 from medsilo.privacy.exposure import MODEL, TENSOR_CLASSES, Exposure
 from medsilo.protos.medsilo.v1 import tensor_pb2

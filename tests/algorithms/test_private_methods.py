@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit
+from medsilo.algorithms.datasets.public_set import PublicImages
 from medsilo.algorithms.method import Method
 from medsilo.algorithms.models import build
-from medsilo.algorithms.private_methods import check, planned_averages, planned_steps, refusal
-from medsilo.algorithms.public_set import PublicImages
+from medsilo.algorithms.protection.private import check, planned_averages, planned_steps, refusal
 from medsilo.algorithms.registry import METHODS, make
 from medsilo.privacy.budget.accounting import GaussianRelease, SampledGaussian, epsilon
 from medsilo.privacy.budget.promise import PrivacyPlan

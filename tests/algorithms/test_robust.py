@@ -18,6 +18,8 @@ from tiny_federation import run_plan, shard
 from torch import Tensor
 
 from medsilo.algorithms.ditto import Ditto
+from medsilo.algorithms.families.partial_sharing import PartialSharing
+from medsilo.algorithms.families.robust import FEW, average, left_out, trimmed_mean
 from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.fedbabu import FedBABU
 from medsilo.algorithms.fedbn import FedBN
@@ -26,16 +28,14 @@ from medsilo.algorithms.fedper import FedPer
 from medsilo.algorithms.fedprox import FedProx
 from medsilo.algorithms.fedrep import FedRep
 from medsilo.algorithms.fedrod import FedRoD
-from medsilo.algorithms.masked_methods import masked_rounds
 from medsilo.algorithms.method import Federation, Method
 from medsilo.algorithms.models import Layout, state_of
 from medsilo.algorithms.moon import Moon
-from medsilo.algorithms.partial_sharing import PartialSharing
 from medsilo.algorithms.perfedavg import PerFedAvg
 from medsilo.algorithms.pfedme import PFedMe
 from medsilo.algorithms.pfedsim import PFedSim
+from medsilo.algorithms.protection.masked import masked_rounds
 from medsilo.algorithms.registry import make
-from medsilo.algorithms.robust import FEW, average, left_out, trimmed_mean
 from medsilo.algorithms.scaffold import Scaffold
 from medsilo.algorithms.tensors import BLOCK, MemoryWorkspace, Part, Payload, Stack
 from medsilo.privacy.errors import ConfigurationError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.torch import load_file
 
 from medsilo.algorithms import tensors
-from medsilo.algorithms.diversifed import pairwise_distances, squared_distances
-from medsilo.algorithms.tensor_files import FileWorkspace, PayloadWriter, Spares, read_payload, write_payload
+from medsilo.algorithms.families.tethered import pairwise_distances, squared_distances
 from medsilo.algorithms.tensors import BLOCK, MemoryWorkspace, Part, Payload, Stack, combine
-from medsilo.algorithms.transfer import (
+from medsilo.algorithms.tensors.files import FileWorkspace, PayloadWriter, Spares, read_payload, write_payload
+from medsilo.algorithms.tensors.transfer import (
     MemorySink,
     Receiver,
     check_finite,
@@ -27,11 +28,12 @@ from medsilo.algorithms.transfer import (
     send,
 )
 from medsilo.privacy.consent.gate import PlanGate
-from medsilo.privacy.door.door import Call, Door, nonce
+from medsilo.privacy.door.door import Call, Door
 from medsilo.privacy.errors import DataError, RefusedError
 from medsilo.privacy.exposure import MODEL, Exposure
 from medsilo.privacy.journal.journal import Journal
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.protos.nonces import nonce
 
 EXTRACTOR, CLASSIFIER = MODEL
 
@@ -65,7 +67,7 @@ def same(one: Payload, other: Payload) -> bool:
 
 def transfer(door: Door, payload: Payload) -> tuple[list[bytes], Payload]:
     header = wire.SubmitUpdateRequest(update=wire.Update(nonce=nonce(), parts=manifest(payload)))
-    sent = list(send(door, Call("SubmitUpdate", "p", "", "test"), header, payload))
+    sent = list(send(partial(door.release, call=Call("SubmitUpdate", "p", "", "test")), header, payload))
     messages = [wire.SubmitUpdateRequest.FromString(data) for data in sent]
     parts = read_manifest(messages[0].update.parts)
     sink = MemorySink(parts)

@@ -13,12 +13,12 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from medsilo.algorithms.masked_methods import encode_upload, masked_payload
+from medsilo.algorithms.families.sharing import count_part
 from medsilo.algorithms.models import Layout, build
-from medsilo.algorithms.sharing import count_part
-from medsilo.algorithms.tensor_files import write_payload
+from medsilo.algorithms.protection.masked import encode_upload, masked_payload
 from medsilo.algorithms.tensors import MemorySource, Part, Payload
-from medsilo.algorithms.transfer import check_parts
+from medsilo.algorithms.tensors.files import write_payload
+from medsilo.algorithms.tensors.transfer import check_parts
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.coordinator.rounds import rounds
 from medsilo.coordinator.rounds.rounds import Order, Rounds

@@ -16,10 +16,10 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
+from medsilo.algorithms.families.sharing import count_part
 from medsilo.algorithms.models import Layout, build
-from medsilo.algorithms.sharing import count_part
-from medsilo.algorithms.tensor_files import write_payload
 from medsilo.algorithms.tensors import Part
+from medsilo.algorithms.tensors.files import write_payload
 from medsilo.coordinator import daemon
 from medsilo.coordinator.cli import app
 from medsilo.coordinator.config import CoordinatorConfig

@@ -16,9 +16,9 @@ from medsilo.algorithms.datasets import ImageDataset, ImageSplit, save_npz
 from medsilo.algorithms.method import Federation
 from medsilo.algorithms.models import Layout, build
 from medsilo.algorithms.registry import METHODS
-from medsilo.algorithms.tensor_files import read_payload, write_payload
 from medsilo.algorithms.tensors import MemoryWorkspace, Payload, payload_tensors
-from medsilo.algorithms.transfer import check_parts
+from medsilo.algorithms.tensors.files import read_payload, write_payload
+from medsilo.algorithms.tensors.transfer import check_parts
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.coordinator.rounds.rounds import Rounds
 from medsilo.coordinator.store.store import Store

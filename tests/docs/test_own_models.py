@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit
 from medsilo.algorithms.fedper import FedPer
 from medsilo.algorithms.models import Layout, build
-from medsilo.algorithms.private_methods import check_model
+from medsilo.algorithms.protection.private import check_model
 from medsilo.privacy.budget.promise import PrivacyPlan
 from medsilo.privacy.budget.sealed_keys import unsealed
 from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan

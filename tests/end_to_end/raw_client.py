@@ -16,14 +16,15 @@ from google.protobuf.message import Message
 
 from medsilo.algorithms.models import Layout, build
 from medsilo.algorithms.tensors import Part, Payload
-from medsilo.algorithms.transfer import CHUNK, chunk_message, manifest
+from medsilo.algorithms.tensors.transfer import CHUNK, chunk_message, manifest
 from medsilo.coordinator.config import CoordinatorConfig
-from medsilo.privacy.door.door import Call, Door, nonce
+from medsilo.privacy.door.door import Call, Door
 from medsilo.privacy.exposure import MODEL, Exposure
 from medsilo.privacy.identity.envelope import from_message
 from medsilo.privacy.identity.keys import load_audit_key
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.medsilo.v1 import journal_pb2
+from medsilo.protos.nonces import nonce
 
 SERVICE = "/medsilo.v1.CoordinatorService"
 COORDINATOR = "spiffe://test/coordinator/coordinator"

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from medsilo.algorithms.method import Downloads
-from medsilo.algorithms.tensor_files import read_payload
 from medsilo.algorithms.tensors import Part, Payload
+from medsilo.algorithms.tensors.files import read_payload
 from medsilo.coordinator import cli
 from medsilo.coordinator.rounds.rounds import Rounds
 from medsilo.privacy.exposure import Exposure

@@ -19,13 +19,13 @@ from test_hostile_parties import stall
 from test_networks import assert_nothing_lost
 from test_refusals import delivered, refusal, stored_uploads
 
-from medsilo.algorithms.transfer import chunk_message
+from medsilo.algorithms.tensors.transfer import chunk_message
 from medsilo.coordinator.service.service import CALLS_PER_SILO
-from medsilo.privacy.door.door import nonce
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.identity.authority import issue
 from medsilo.privacy.identity.certificates import fingerprint
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.protos.nonces import nonce
 
 Make = Callable[..., Federation]
 

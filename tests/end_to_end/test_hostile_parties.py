@@ -21,12 +21,13 @@ from test_refusals import delivered, refusal, stored_uploads
 
 from medsilo.algorithms.models import build, state_of
 from medsilo.algorithms.tensors import Part
-from medsilo.algorithms.transfer import chunk_message, manifest
-from medsilo.privacy.door.door import Call, nonce
+from medsilo.algorithms.tensors.transfer import chunk_message, manifest
+from medsilo.privacy.door.door import Call
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.identity.envelope import ATTESTATION, to_message
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.medsilo.v1 import journal_pb2
+from medsilo.protos.nonces import nonce
 
 Make = Callable[..., Federation]
 M = TypeVar("M", bound=Message)

@@ -19,9 +19,9 @@ from test_runs import (
     assert_signed,
 )
 
-from medsilo.algorithms.masked_methods import encode_upload
+from medsilo.algorithms.families.sharing import count_part, model_upload
 from medsilo.algorithms.models import Layout, build
-from medsilo.algorithms.sharing import count_part, model_upload
+from medsilo.algorithms.protection.masked import encode_upload
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.privacy.budget.ledger import ledgers
 from medsilo.privacy.consent.plan import SecureAggregationPlan

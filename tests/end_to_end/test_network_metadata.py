@@ -23,10 +23,10 @@ from tls_proxy import Opened, TlsProxy
 from wire_reader import CONTINUATION, DATA, HEADERS, frames
 
 from medsilo.privacy.consent.withdrawal import Cause, Tombstone
-from medsilo.privacy.door.door import nonce
 from medsilo.privacy.identity.envelope import seal, to_message
 from medsilo.privacy.identity.keys import load_audit_key
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.protos.nonces import nonce
 
 Make = Callable[..., Federation]
 SETTINGS, RST_STREAM, PING, WINDOW_UPDATE = 4, 3, 6, 8

@@ -20,6 +20,7 @@ from typer.main import get_command
 from watched_hosts import WatchedHosts
 
 from medsilo.coordinator.cli import app as coordinator_app
+from medsilo.silo.cli import app as silo_app
 from medsilo.simulation.cli import app as simulation_app
 
 HERE = Path(__file__).parent
@@ -78,7 +79,7 @@ def commands(found: Any, name: str) -> Iterator[str]:
 
 def every_command() -> set[str]:
     apps = {
-        "silo": get_command(silo_cli.app),
+        "silo": get_command(silo_app),
         "coordinator": get_command(coordinator_app),
         "simulation": get_command(simulation_app),
     }

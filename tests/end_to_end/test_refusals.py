@@ -14,12 +14,12 @@ from federation import Federation
 from raw_client import RawClient
 
 from medsilo.algorithms.tensors import Part
-from medsilo.privacy.door.door import nonce
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.identity.authority import create_authority, issue
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.identity.keys import create_keys
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.protos.nonces import nonce
 
 Make = Callable[..., Federation]
 

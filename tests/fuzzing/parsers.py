@@ -28,9 +28,9 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "privacy")]  # exchanging, as th
 from exchanging import COORDINATOR, FEDERATION, PLAN, SILO, key_of, meet, two_rounds
 
 from medsilo.algorithms.datasets import load_npz, save_npz
-from medsilo.algorithms.tensor_files import read_payload, write_payload
 from medsilo.algorithms.tensors import Part
-from medsilo.algorithms.transfer import MemorySink, Receiver, manifest, read_manifest
+from medsilo.algorithms.tensors.files import read_payload, write_payload
+from medsilo.algorithms.tensors.transfer import MemorySink, Receiver, manifest, read_manifest
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.privacy.audit.bundle import export
 from medsilo.privacy.audit.fork_proof import ForkProof, View, read_fork_proof
@@ -43,7 +43,7 @@ from medsilo.privacy.consent.gate import PlanGate
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.consent.withdrawal import History, Tombstone
 from medsilo.privacy.door.archive import SentArchive
-from medsilo.privacy.door.door import Call, Door, nonce
+from medsilo.privacy.door.door import Call, Door
 from medsilo.privacy.door.receipts import Correspondence
 from medsilo.privacy.errors import MedsiloError, RefusedError
 from medsilo.privacy.exposure import Exposure
@@ -62,6 +62,7 @@ from medsilo.privacy.journal.stored_schema import StoredSchema
 from medsilo.privacy.secure_aggregation.mask_keys import Occasion, certify, read_certified, round_of, vouch
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.medsilo.v1 import journal_pb2, tensor_pb2
+from medsilo.protos.nonces import nonce
 from medsilo.silo.data.image_files import read_image
 from medsilo.silo.data.synthetic import generate_tissue
 from medsilo.silo.run.run_state import RunState

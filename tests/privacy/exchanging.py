@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from medsilo.privacy.audit.bundle import export
 from medsilo.privacy.consent.gate import PlanGate
 from medsilo.privacy.consent.plan import RunPlan
-from medsilo.privacy.door.door import Call, Door, nonce
+from medsilo.privacy.door.door import Call, Door
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.identity.keys import create_keys, load_audit_key
@@ -24,6 +24,7 @@ from medsilo.privacy.journal.journal import SEGMENT_BYTES, Journal
 from medsilo.privacy.journal.key_rotation import rotate
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.medsilo.v1 import tensor_pb2
+from medsilo.protos.nonces import nonce
 
 FEDERATION = "test"
 SILO = "spiffe://test/silo/hospital1"

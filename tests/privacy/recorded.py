@@ -14,7 +14,7 @@ from medsilo.privacy.budget.promise import PrivacyPlan
 from medsilo.privacy.consent.consent import Consent
 from medsilo.privacy.consent.gate import PlanGate
 from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
-from medsilo.privacy.door.door import Call, Door, nonce
+from medsilo.privacy.door.door import Call, Door
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.journal.journal import Journal
@@ -22,6 +22,7 @@ from medsilo.privacy.report.builder import build_report, verify_journal
 from medsilo.privacy.report.model import Report
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.medsilo.v1 import tensor_pb2
+from medsilo.protos.nonces import nonce
 
 SILO = Identity("test", "silo", "north")
 OTHER = Identity("test", "silo", "south")

@@ -14,12 +14,13 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from medsilo.privacy.door import protocol
-from medsilo.privacy.door.door import Call, Door, nonce
+from medsilo.privacy.door.door import Call, Door
 from medsilo.privacy.errors import ConsentError, MedsiloError, RefusedError
 from medsilo.privacy.exposure import SCHEMA_FILES, SCHEMA_SHA256, Exposure, attribute
 from medsilo.privacy.journal.journal import Journal, read_records
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.medsilo.v1 import plan_pb2, tensor_pb2
+from medsilo.protos.nonces import nonce
 from medsilo.protos.versions import PROTOCOL_VERSION
 
 PEER = "spiffe://test/coordinator/c"

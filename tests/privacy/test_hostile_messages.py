@@ -16,12 +16,13 @@ from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.method import Method
 from medsilo.privacy.consent.gate import PlanGate
 from medsilo.privacy.consent.plan import RunPlan
-from medsilo.privacy.door.door import Call, Door, nonce
+from medsilo.privacy.door.door import Call, Door
 from medsilo.privacy.errors import ConsentError, DiskError, RefusedError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.journal.journal import Journal, read_records
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.medsilo.v1 import plan_pb2, tensor_pb2
+from medsilo.protos.nonces import nonce
 
 
 class NoCounts:

@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from two_parties import COORDINATOR, SILO, Line, Party, check, digests, document_of, words
 
-from medsilo.privacy.door.door import Call, nonce
+from medsilo.privacy.door.door import Call
 from medsilo.privacy.door.receipts import MOST_CALLS, Correspondence, OutOfStepError
 from medsilo.privacy.errors import IdentityError, ReceiptError, RefusedError
 from medsilo.privacy.identity.envelope import ATTESTATION, ROTATION, countersign, seal, to_json, to_message
@@ -22,6 +22,7 @@ from medsilo.privacy.journal.journal import Journal, read_records
 from medsilo.privacy.journal.key_rotation import rotate
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.medsilo.v1 import journal_pb2
+from medsilo.protos.nonces import nonce
 
 Change = Callable[[dict[str, Any]], object]
 STRANGER = Ed25519PrivateKey.generate()

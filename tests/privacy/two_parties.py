@@ -15,13 +15,14 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from medsilo.privacy.consent.gate import PlanGate
-from medsilo.privacy.door.door import Call, Door, nonce
+from medsilo.privacy.door.door import Call, Door
 from medsilo.privacy.door.receipts import Correspondence, OutOfStepError
 from medsilo.privacy.errors import ReceiptError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.journal.journal import Journal, read_records
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.medsilo.v1 import journal_pb2, tensor_pb2
+from medsilo.protos.nonces import nonce
 
 SILO = "spiffe://test/silo/a"
 COORDINATOR = "spiffe://test/coordinator/c"

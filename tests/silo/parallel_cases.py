@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit
+from medsilo.algorithms.datasets.public_set import PublicImages
 from medsilo.algorithms.method import State
 from medsilo.algorithms.models import build, state_of
-from medsilo.algorithms.public_set import PublicImages
 from medsilo.algorithms.registry import METHODS, make
 from medsilo.privacy.consent.plan import AugmentationPlan, MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.silo.training.data_parallel import Alone, DataParallel

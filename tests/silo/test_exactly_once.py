@@ -28,12 +28,13 @@ from medsilo.privacy.budget.sealed_keys import SealedKeys
 from medsilo.privacy.consent.consent import Consent
 from medsilo.privacy.consent.gate import PlanGate
 from medsilo.privacy.consent.plan import RunPlan
-from medsilo.privacy.door.door import Call, Door, nonce
+from medsilo.privacy.door.door import Call, Door
 from medsilo.privacy.errors import BudgetError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.journal.journal import Journal, read_records
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.protos.nonces import nonce
 from medsilo.silo.run.account import Account
 from medsilo.silo.training.private_count import PrivateCounts
 from medsilo.silo.training.site import LocalSite

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit, largest_group
 from medsilo.algorithms.method import Correction, derive_seed
 from medsilo.algorithms.models import ARCHITECTURES, build, state_of
-from medsilo.algorithms.private_methods import check_model
+from medsilo.algorithms.protection.private import check_model
 from medsilo.privacy.budget.accounting import SampledGaussian, Unit
 from medsilo.privacy.budget.noise import NoiseSource
 from medsilo.privacy.budget.promise import PrivacyPlan

@@ -18,15 +18,16 @@ from medsilo.algorithms.method import PERSONAL, local_metrics
 from medsilo.algorithms.models import build, state_of
 from medsilo.algorithms.registry import make
 from medsilo.algorithms.tensors import Part
-from medsilo.algorithms.transfer import manifest, send
+from medsilo.algorithms.tensors.transfer import manifest, send
 from medsilo.privacy.consent.consent import ConsentFile
 from medsilo.privacy.consent.gate import ConsentGate, PlanGate
 from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
-from medsilo.privacy.door.door import Call, Door, nonce
+from medsilo.privacy.door.door import Call, Door
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.journal.journal import Journal, read_records
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.protos.nonces import nonce
 from medsilo.protos.versions import PROTOCOL_VERSION
 from medsilo.silo.oversight.live_page import View
 from medsilo.silo.preview.inspection import Inspection, inspect

@@ -11,10 +11,10 @@ import torch
 from safetensors import safe_open
 
 from medsilo.algorithms.datasets import ImageDataset
+from medsilo.algorithms.datasets.public_set import PublicImages
 from medsilo.algorithms.diversifed import DiversiFed, attract_repel
 from medsilo.algorithms.method import PERSONAL, Method
 from medsilo.algorithms.models import build
-from medsilo.algorithms.public_set import PublicImages
 from medsilo.algorithms.registry import METHODS, make
 from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.privacy.errors import DataError

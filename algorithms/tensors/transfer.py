@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from google.protobuf.message import Message
 
-from medsilo.algorithms.tensors import DTYPES, MemorySource, Part, Payload, TensorSpec, all_finite
-from medsilo.privacy.door.door import Call, Door, nonce
+from medsilo.algorithms.tensors.payload import DTYPES, MemorySource, Part, Payload, TensorSpec, all_finite
 from medsilo.privacy.errors import RefusedError
 from medsilo.privacy.exposure import TENSOR_CLASSES, Exposure
 from medsilo.protos.medsilo.v1 import tensor_pb2
+from medsilo.protos.nonces import nonce
 
 CHUNK = (1 << 20) - 1024
 """Payload bytes of one chunk; the message around it stays below 1 MiB."""
@@ -24,6 +24,8 @@ WINDOW = 8
 M = TypeVar("M", bound=Message)
 Parts = Mapping[Exposure, Sequence[TensorSpec]]
 """What a transfer holds, by exposure class, in the order of its bytes."""
+Release = Callable[[Sequence[Message]], Iterable[bytes]]
+"""Lets messages leave: their bytes, once they are recorded (``Door.release``)."""
 
 
 def manifest(payload: Payload) -> list[tensor_pb2.PartManifest]:
@@ -79,8 +81,8 @@ def check_finite(payload: Payload) -> None:
             raise RefusedError(f"{exposure}: tensor {name} holds NaN or infinite numbers")
 
 
-def send(door: Door, call: Call, header: Message, payload: Payload) -> Iterator[bytes]:
-    """The exact bytes of a transfer's messages, recorded window by window before they are handed out.
+def send(release: Release, header: Message, payload: Payload) -> Iterator[bytes]:
+    """The exact bytes of a transfer's messages, which ``release`` records window by window before it hands them out.
 
     ``header`` is the first message; the others are of its type, each with a ``chunk``.
     """
@@ -89,10 +91,10 @@ def send(door: Door, call: Call, header: Message, payload: Payload) -> Iterator[
         for data in part.chunks(CHUNK):
             window.append(chunk_message(type(header), exposure, data, nonce()))
             if len(window) >= WINDOW:
-                yield from door.release(window, call)
+                yield from release(window)
                 window.clear()
     if window:
-        yield from door.release(window, call)
+        yield from release(window)
 
 
 def chunk_message(kind: type[M], exposure: Exposure, data: bytes | memoryview, nonce: bytes) -> M:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from medsilo.algorithms.datasets import ImageDataset, image_hashes, to_tensor
+from medsilo.algorithms.datasets.images import ImageDataset, image_hashes, to_tensor
 from medsilo.privacy.errors import ConfigurationError
 
 _BATCH = 1024

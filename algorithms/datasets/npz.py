@@ -10,45 +10,28 @@ Files are read with ``allow_pickle=False``: a shard can hold data, never code.
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
-import json
 import lzma
 import os
 import secrets
 import struct
-import tempfile
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from medsilo.algorithms.datasets.images import ImageDataset, ImageSplit
 from medsilo.algorithms.scope import beyond, file_kind
-from medsilo.privacy.budget.units import Content
 from medsilo.privacy.errors import DataError
 from medsilo.privacy.files.durable import fsync_folder
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
-Images = npt.NDArray[np.uint8]
-Labels = npt.NDArray[np.int64]
-Patients = npt.NDArray[np.str_]
-
-PATHMNIST_MD5 = {
-    28: "a8b06965200029087d5bd730944a56c1",
-    64: "55aa9c1e0525abe5a6b9d8343a507616",
-    128: "ac42d08fb904d92c244187169d1fd1d9",
-    224: "2c51a510bcdc9cf8ddb2af93af1eadec",
-}
-"""MD5 of the published ``pathmnist.npz``, ``pathmnist_64.npz`` … by the images' height and width in pixels (MedMNIST v2
-and MedMNIST+, Zenodo 10519652)."""
 
 _FORMAT_HELP = (
     "A data set file has train_images, train_labels, test_images and test_labels as MedMNIST writes them: "
@@ -60,7 +43,7 @@ _LARGEST_PACKED = 256 << 20
 _MOST_PACKED = 200
 
 # What reading an archive that is damaged, or made to do harm, has been seen to raise.
-_UNREADABLE = (
+UNREADABLE = (
     OSError,
     EOFError,
     ValueError,
@@ -77,167 +60,6 @@ _UNREADABLE = (
     lzma.LZMAError,
     struct.error,
 )
-
-
-@dataclass(frozen=True, eq=False)
-class ImageSplit:
-    """Images, their labels and, where known, whose they are.
-
-    Attributes:
-        images: uint8 [n, H, W, C]; grey images have C = 1.
-        labels: int64 [n], each at least 0.
-        patients: str [n], a pseudonym for each image's patient, or None where unknown.
-
-    Raises:
-        DataError: the arrays do not have these types and shapes, or differ in length.
-    """
-
-    images: Images
-    labels: Labels
-    patients: Patients | None = None
-
-    def __post_init__(self) -> None:
-        if self.images.dtype != np.uint8 or self.images.ndim != 4:
-            raise DataError(
-                f"images are {self.images.dtype} of shape {list(self.images.shape)}, not uint8 of shape [n, H, W, C]: "
-                + (_pixels_of(self.images) or beyond("this is no list of images"))
-            )
-        if self.labels.ndim > 1 and (other := _labels_of(self.labels, len(self.images))) is not None:
-            raise DataError(f"labels are of shape {list(self.labels.shape)}: {other}")
-        if self.labels.dtype != np.int64 or self.labels.shape != self.images.shape[:1]:
-            raise DataError(
-                f"labels are {self.labels.dtype} of shape {list(self.labels.shape)}; "
-                f"give int64, one for each of the {len(self.images)} images"
-            )
-        if len(self.labels) and int(self.labels.min()) < 0:
-            raise DataError(f"a label is {int(self.labels.min())}; number the classes from 0")
-        if self.patients is not None and (
-            self.patients.dtype.kind != "U" or self.patients.shape != self.images.shape[:1]
-        ):
-            raise DataError(
-                f"patients are {self.patients.dtype} of shape {list(self.patients.shape)}; "
-                f"give a str for each of the {len(self.images)} images, or None"
-            )
-
-    def __len__(self) -> int:
-        """The number of images, n."""
-        return len(self.labels)
-
-    def take(self, indices: npt.NDArray[np.int64]) -> ImageSplit:
-        """A copy of the images at ``indices`` (int64 [m]), in that order."""
-        return ImageSplit(
-            images=self.images[indices],
-            labels=self.labels[indices],
-            patients=None if self.patients is None else self.patients[indices],
-        )
-
-    def counts(self, num_classes: int) -> npt.NDArray[np.int64]:
-        """How many images each class has: int64 [num_classes]."""
-        return np.bincount(self.labels, minlength=num_classes).astype(np.int64)
-
-
-@dataclass(frozen=True, eq=False)
-class ImageDataset:
-    """The splits of one data set, or of one hospital's shard of it.
-
-    Attributes:
-        name: what to call it, for example ``pathmnist`` or ``hospital1``.
-        source: where the images are from, and on what terms.
-        synthetic: True when the images were generated; results on them say nothing about patients.
-        class_names: one name for each label; a shard has the full set's even where it lacks a class.
-        train: images to train on; at least one.
-        validation: images to choose hyper-parameters on, if any.
-        test: images to report accuracy on; at least one.
-
-    Raises:
-        DataError: train or test is empty, the splits' images differ in shape, or a label has no class name.
-    """
-
-    name: str
-    source: str
-    synthetic: bool
-    class_names: tuple[str, ...]
-    train: ImageSplit
-    validation: ImageSplit | None
-    test: ImageSplit
-
-    def __post_init__(self) -> None:
-        for split_name, split in self._splits():
-            if not len(split):
-                raise DataError(f"{self.name}: the {split_name} split has no images; it needs at least one")
-            if split.images.shape[1:] != self.train.images.shape[1:]:
-                raise DataError(
-                    f"{self.name}: {split_name} images are {list(split.images.shape[1:])} (H, W, C), train "
-                    f"images {list(self.train.images.shape[1:])}; resize them to one shape"
-                )
-            if int(split.labels.max()) >= self.num_classes:
-                raise DataError(
-                    f"{self.name}: a {split_name} label is {int(split.labels.max())}, but class_names names "
-                    f"{self.num_classes} classes; correct the labels or name every class"
-                )
-
-    def _splits(self) -> list[tuple[str, ImageSplit]]:
-        named = [("train", self.train), ("val", self.validation), ("test", self.test)]
-        return [(name, split) for name, split in named if split is not None]
-
-    @property
-    def num_classes(self) -> int:
-        """The number of classes of the full set."""
-        return len(self.class_names)
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(C, H, W), as a model takes them."""
-        height, width, channels = self.train.images.shape[1:]
-        return channels, height, width
-
-    @property
-    def contents(self) -> Mapping[str, Content]:
-        """What may be charged to a privacy ledger, split by split."""
-        splits = {"train": self.train, "test": self.test}
-        return {name: Content(split.images, split.patients) for name, split in splits.items()}
-
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        """The data set's version: SHA-256 (hex) over every split's images, labels and patients.
-
-        It depends on the content and its order only: not on names, nor on how the file is compressed.
-        """
-        digest = hashlib.sha256()
-        for name, split in self._splits():
-            header = {
-                "split": name,
-                "shape": list(split.images.shape),
-                "patients": None if split.patients is None else split.patients.tolist(),
-            }
-            encoded = json.dumps(header, sort_keys=True).encode()
-            digest.update(len(encoded).to_bytes(8, "big") + encoded)
-            digest.update(np.ascontiguousarray(split.images).data)
-            digest.update(np.ascontiguousarray(split.labels.astype("<i8")).data)
-        return digest.hexdigest()
-
-
-def largest_group(dataset: ImageDataset) -> int | None:
-    """The most training images of one patient; None where the shard does not say whose they are.
-
-    Where the image is the unit of privacy, a patient with k images is protected as a group of k is: less.
-    """
-    if dataset.train.patients is None:
-        return None
-    return int(np.unique(dataset.train.patients, return_counts=True)[1].max())
-
-
-def to_tensor(images: Images) -> torch.Tensor:
-    """uint8 [n, H, W, C] to float32 [n, C, H, W] in [-1, 1]: (x / 255 - 0.5) / 0.5, MedMNIST's scaling."""
-    import torch  # takes seconds to load; looking at a data set does without it
-
-    channels_first = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
-    return torch.from_numpy(channels_first).to(torch.float32).div_(255.0).sub_(0.5).div_(0.5)
-
-
-def image_hashes(images: Images) -> list[bytes]:
-    """SHA-256 of each image's pixels (uint8, row-major), shape apart: equal images of two files have equal hashes."""
-    return [hashlib.sha256(np.ascontiguousarray(image).tobytes()).digest() for image in images]
 
 
 def load_npz(path: Path | str) -> ImageDataset:
@@ -285,7 +107,7 @@ def _opened(path: Path) -> Iterator[Any]:
         arrays = np.load(path, allow_pickle=False)
     except (PermissionError, IsADirectoryError) as error:
         raise DataError(f"{path}: cannot be opened ({error.strerror}); give a file that this user may read") from error
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise DataError(
             f"{path}: this is not a readable .npz file ({_reason(error)}); copy or write it again"
         ) from error
@@ -310,7 +132,7 @@ def _read_array(path: Path, arrays: Any, key: str) -> npt.NDArray[Any]:
         if entry.file_size > max(_LARGEST_PACKED, _MOST_PACKED * entry.compress_size):
             raise ValueError(f"{entry.compress_size} bytes would become {entry.file_size}")
         array = arrays[key]
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         way_out = "save it as plain numbers or text" if "Object arrays" in str(error) else "copy it again"
         raise DataError(f"{path}: the key {key!r} cannot be read ({_reason(error)}); {way_out}") from error
     if not isinstance(array, np.ndarray):
@@ -320,7 +142,7 @@ def _read_array(path: Path, arrays: Any, key: str) -> npt.NDArray[Any]:
 
 def _read_split(path: Path, arrays: Any, split: str) -> ImageSplit:
     images = _read_array(path, arrays, f"{split}_images")
-    if (other := _pixels_of(images)) is not None:
+    if (other := pixels_of(images)) is not None:
         raise DataError(f"{path}: '{split}_images' is {images.dtype} of shape {list(images.shape)}: {other}")
     if images.ndim == 3:
         images = images[..., np.newaxis]
@@ -330,7 +152,7 @@ def _read_split(path: Path, arrays: Any, split: str) -> ImageSplit:
             "save [n, H, W], or [n, H, W, C] with 1 or 3 channels"
         )
     labels = _read_array(path, arrays, f"{split}_labels")
-    if (other := _labels_of(labels, len(images))) is not None:
+    if (other := labels_of(labels, len(images))) is not None:
         raise DataError(f"{path}: '{split}_labels' is {labels.dtype} of shape {list(labels.shape)}: {other}")
     if labels.dtype.kind not in "iu":
         raise DataError(
@@ -352,7 +174,7 @@ def _read_split(path: Path, arrays: Any, split: str) -> ImageSplit:
     return ImageSplit(np.ascontiguousarray(images), labels.astype(np.int64), patients)
 
 
-def _pixels_of(images: npt.NDArray[Any]) -> str | None:
+def pixels_of(images: npt.NDArray[Any]) -> str | None:
     """What an array of images is, in words, if Medsilo does not work on such; else None."""
     if images.ndim == 5 or (images.ndim == 4 and images.shape[-1] > 4 and images.shape[1] not in (1, 3)):
         depth = images.shape[1]
@@ -369,7 +191,7 @@ def _pixels_of(images: npt.NDArray[Any]) -> str | None:
     return None
 
 
-def _labels_of(labels: npt.NDArray[Any], images: int) -> str | None:
+def labels_of(labels: npt.NDArray[Any], images: int) -> str | None:
     """What an array of labels is, in words, if Medsilo does not work on such; else None."""
     if labels.ndim >= 3:
         return beyond("these are masks, a label for each pixel (segmentation)")
@@ -481,90 +303,3 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
-
-
-def load_pathmnist(root: Path | None = None, *, size: int = 28, download: bool = True) -> ImageDataset:
-    """PathMNIST: RGB tiles of colorectal tissue, nine classes, 89,996 / 10,004 / 7,180 images.
-
-    Source: MedMNIST v2 (Yang et al. 2023) from NCT-CRC-HE-100K and CRC-VAL-HE-7K (Kather et al. 2019), CC BY
-    4.0; its larger images are MedMNIST+. Only a published file (by its MD5) is called ``pathmnist`` or, say,
-    ``pathmnist_64``; any other file of that name and format is called ``unofficial pathmnist``, so that no result on
-    it passes for PathMNIST's.
-
-    Args:
-        root: the folder of ``pathmnist.npz``; ``~/.medmnist`` when None.
-        size: the images' height and width: 28, 64, 128 or 224.
-        download: fetch the file (206 MB for 28×28) through the ``medmnist`` package where it is absent.
-
-    Raises:
-        DataError: the file is absent and cannot be fetched, or is not of this format and size.
-    """
-    root = Path.home() / ".medmnist" if root is None else root
-    name = "pathmnist" if size == 28 else f"pathmnist_{size}"
-    path = root / f"{name}.npz"
-    if not path.is_file():
-        if not download:
-            raise DataError(f"{path}: PathMNIST is not there. {_by_hand(path, size)}")
-        _download_pathmnist(path, size)
-    dataset = load_npz(path)
-    if dataset.image_shape != (3, size, size):
-        raise DataError(f"{path}: its images are not RGB of {size}×{size} pixels. {_by_hand(path, size)}")
-    digest = _md5(path)
-    official = digest == PATHMNIST_MD5[size]
-    class_names = _pathmnist_class_names()
-    try:
-        return ImageDataset(
-            name=name if official else f"unofficial {name}",
-            source=(
-                f"PathMNIST{'' if size == 28 else f' {size}×{size}'}, MedMNIST v2, CC BY 4.0"
-                if official
-                else f"a file in PathMNIST's format, not the published one (md5 {digest})"
-            ),
-            synthetic=dataset.synthetic,
-            class_names=class_names,
-            train=dataset.train,
-            validation=dataset.validation,
-            test=dataset.test,
-        )
-    except DataError as error:
-        raise DataError(f"{path}: {error}. {_by_hand(path, size)}") from None
-
-
-def _by_hand(path: Path, size: int) -> str:
-    return (
-        f"Download {path.name}{' (206 MB)' if size == 28 else ''} from MedMNIST's record 10519652 on Zenodo, "
-        f"check that its md5 is {PATHMNIST_MD5[size]}, and put it at {path}"
-    )
-
-
-def _pathmnist_class_names() -> tuple[str, ...]:
-    # medmnist makes ~/.medmnist and loads scikit-learn on import, so it is imported only when it is needed.
-    from medmnist import INFO
-
-    labels: dict[str, str] = INFO["pathmnist"]["label"]
-    return tuple(labels[str(label)] for label in range(len(labels)))
-
-
-def _download_pathmnist(path: Path, size: int) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # A download that breaks off must not leave a half file where the next start would find it.
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".pathmnist-") as folder:
-            from medmnist import PathMNIST
-
-            fetched = Path(folder) / path.name
-            PathMNIST(split="test", download=True, root=folder, size=size)
-            digest = _md5(fetched)
-            if digest != PATHMNIST_MD5[size]:
-                raise DataError(
-                    f"the download of {path.name} was discarded: its md5 is {digest}, not the published one. "
-                    + _by_hand(path, size)
-                )
-            fetched.replace(path)
-    except (ImportError, *_UNREADABLE) as error:
-        raise DataError(f"{path}: PathMNIST is not there and cannot be downloaded. {_by_hand(path, size)}") from error
-
-
-def _md5(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

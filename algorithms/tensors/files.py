@@ -20,7 +20,7 @@ from typing import Self
 import numpy as np
 from torch import Tensor
 
-from medsilo.algorithms.tensors import FileSource, Part, Payload, TensorSpec
+from medsilo.algorithms.tensors.payload import FileSource, Part, Payload, TensorSpec
 from medsilo.privacy.errors import DataError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.files.durable import fsync_folder

@@ -15,6 +15,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from medsilo.algorithms.families.robust import Aggregation, average, check_aggregation, robust_warnings
+from medsilo.algorithms.families.sharing import COUNT, count_part, count_weights
 from medsilo.algorithms.method import (
     LATER,
     ONE_FOR_ALL,
@@ -32,8 +34,6 @@ from medsilo.algorithms.method import (
     subset,
 )
 from medsilo.algorithms.models import Layout, state_of
-from medsilo.algorithms.robust import Aggregation, average, check_aggregation, robust_warnings
-from medsilo.algorithms.sharing import COUNT, count_part, count_weights
 from medsilo.algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace
 from medsilo.privacy.exposure import Exposure
 
@@ -52,7 +52,7 @@ class PartialSharing(Method):
         weighting: "samples" weights a silo by its number of training images, and so exposes that number; "uniform"
             weights all silos alike. With silos of equal size both are the same.
         aggregation: "mean"; or, against poisoned updates, "trimmed_mean" or "median" of each number
-            (``medsilo.algorithms.robust``). These count silos alike, so that numbers of images do not travel.
+            (``medsilo.algorithms.families.robust``). These count silos alike, so that numbers of images do not travel.
         trim: the share of silos to leave out at either end of a trimmed mean, in (0, 0.5).
     """
 

@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from medsilo.algorithms.families.sharing import COUNT, count_part
 from medsilo.algorithms.method import Method
 from medsilo.algorithms.pfedsim import PFedSim
-from medsilo.algorithms.sharing import COUNT, count_part
 from medsilo.algorithms.tensors import BLOCK, MemorySource, Part, Payload, TensorSpec, Workspace
 from medsilo.privacy.consent.plan import RunPlan, SecureAggregationPlan
 from medsilo.privacy.errors import ConfigurationError, RefusedError

@@ -1,0 +1,15 @@
+"""Networks, and which of their parameters are what."""
+
+from medsilo.algorithms.models.layout import Features, Layout, classifier_of, state_of
+from medsilo.algorithms.models.networks import ARCHITECTURES, WITH_BATCH_NORMALISATION, build, mlp
+
+__all__ = [
+    "ARCHITECTURES",
+    "WITH_BATCH_NORMALISATION",
+    "Features",
+    "Layout",
+    "build",
+    "classifier_of",
+    "mlp",
+    "state_of",
+]

@@ -1,0 +1,1 @@
+"""What each method is under differential privacy and under masks, as it says itself."""
