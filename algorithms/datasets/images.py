@@ -18,7 +18,12 @@ from medsilo.privacy.errors import DataError
 
 if TYPE_CHECKING:
     import torch
-from medsilo.algorithms.datasets.npz import labels_of, pixels_of
+from typing import Any
+
+if TYPE_CHECKING:
+    pass
+if TYPE_CHECKING:
+    pass
 
 Images = npt.NDArray[np.uint8]
 
@@ -188,3 +193,34 @@ def to_tensor(images: Images) -> torch.Tensor:
 def image_hashes(images: Images) -> list[bytes]:
     """SHA-256 of each image's pixels (uint8, row-major), shape apart: equal images of two files have equal hashes."""
     return [hashlib.sha256(np.ascontiguousarray(image).tobytes()).digest() for image in images]
+
+
+def pixels_of(images: npt.NDArray[Any]) -> str | None:
+    """What an array of images is, in words, if Medsilo does not work on such; else None."""
+    if images.ndim == 5 or (images.ndim == 4 and images.shape[-1] > 4 and images.shape[1] not in (1, 3)):
+        depth = images.shape[1]
+        return beyond(f"these are volumes (3-D, of {depth} slices), or images of many channels")
+    if images.ndim == 4 and images.shape[-1] in (2, 4):
+        return beyond(f"these are images of {images.shape[-1]} channels; they may have 1 (grey) or 3 (RGB)")
+    if images.dtype.kind in "iu" and images.dtype.itemsize > 1:
+        lowest, highest = (images.min(), images.max()) if images.size else (0, 0)
+        return beyond(f"these are images of {8 * images.dtype.itemsize} bits, here from {lowest} to {highest}")
+    if images.dtype.kind == "f":
+        return beyond("these are images of fractions, whose range and meaning Medsilo does not know")
+    if images.dtype != np.uint8:
+        return beyond(f"these are no pixels of 8 bits, but {images.dtype}")
+    return None
+
+
+def labels_of(labels: npt.NDArray[Any], images: int) -> str | None:
+    """What an array of labels is, in words, if Medsilo does not work on such; else None."""
+    if labels.ndim >= 3:
+        return beyond("these are masks, a label for each pixel (segmentation)")
+    if labels.ndim == 2 and labels.shape[1] > 1 and len(labels) == images:
+        return beyond(f"these are {labels.shape[1]} labels for each image (multi-label)")
+    if labels.dtype.kind == "U" and any("|" in str(label) for label in labels.flat):
+        several = next(str(label) for label in labels.flat if "|" in str(label))
+        return beyond(f"{several!r:.80} names several labels of one image (multi-label)")
+    if labels.dtype.kind == "f":
+        return beyond("these are fractions: measurements (regression), or a probability for each image")
+    return None

@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from medsilo.algorithms.datasets.images import ImageDataset, ImageSplit
+from medsilo.algorithms.datasets.images import ImageDataset, ImageSplit, labels_of, pixels_of
 from medsilo.algorithms.scope import beyond, file_kind
 from medsilo.privacy.errors import DataError
 from medsilo.privacy.files.durable import fsync_folder
@@ -172,37 +172,6 @@ def _read_split(path: Path, arrays: Any, split: str) -> ImageSplit:
             raise DataError(f"{path}: '{split}_patients' is {patients.dtype}; save the patients as text or integers")
         patients = _as_column(path, f"{split}_patients", patients, len(images)).astype(np.str_)
     return ImageSplit(np.ascontiguousarray(images), labels.astype(np.int64), patients)
-
-
-def pixels_of(images: npt.NDArray[Any]) -> str | None:
-    """What an array of images is, in words, if Medsilo does not work on such; else None."""
-    if images.ndim == 5 or (images.ndim == 4 and images.shape[-1] > 4 and images.shape[1] not in (1, 3)):
-        depth = images.shape[1]
-        return beyond(f"these are volumes (3-D, of {depth} slices), or images of many channels")
-    if images.ndim == 4 and images.shape[-1] in (2, 4):
-        return beyond(f"these are images of {images.shape[-1]} channels; they may have 1 (grey) or 3 (RGB)")
-    if images.dtype.kind in "iu" and images.dtype.itemsize > 1:
-        lowest, highest = (images.min(), images.max()) if images.size else (0, 0)
-        return beyond(f"these are images of {8 * images.dtype.itemsize} bits, here from {lowest} to {highest}")
-    if images.dtype.kind == "f":
-        return beyond("these are images of fractions, whose range and meaning Medsilo does not know")
-    if images.dtype != np.uint8:
-        return beyond(f"these are no pixels of 8 bits, but {images.dtype}")
-    return None
-
-
-def labels_of(labels: npt.NDArray[Any], images: int) -> str | None:
-    """What an array of labels is, in words, if Medsilo does not work on such; else None."""
-    if labels.ndim >= 3:
-        return beyond("these are masks, a label for each pixel (segmentation)")
-    if labels.ndim == 2 and labels.shape[1] > 1 and len(labels) == images:
-        return beyond(f"these are {labels.shape[1]} labels for each image (multi-label)")
-    if labels.dtype.kind == "U" and any("|" in str(label) for label in labels.flat):
-        several = next(str(label) for label in labels.flat if "|" in str(label))
-        return beyond(f"{several!r:.80} names several labels of one image (multi-label)")
-    if labels.dtype.kind == "f":
-        return beyond("these are fractions: measurements (regression), or a probability for each image")
-    return None
 
 
 def _as_column(path: Path, key: str, array: npt.NDArray[Any], length: int) -> npt.NDArray[Any]:
