@@ -43,8 +43,8 @@ print(json.dumps({
 
 def generate(folder: Path, records: int) -> None:
     """Two journals, the silo's of about so many records."""
-    sys.path.insert(0, str(REPOSITORY / "tests" / "privacy"))
-    from exchanging import meet
+    sys.path.insert(0, str(REPOSITORY))
+    from tests.support.evidence.exchanging import meet
 
     os.fsync = lambda _file: None  # type: ignore[assignment]
     exchange = meet(folder, rounds=records)

@@ -1,8 +1,8 @@
 """What bad networks do to a run: a coordinator and three silos on hosts of their own, mutual TLS, synthetic images.
 
-Every cable between a silo's host and the coordinator's is a rough one (``tests/end_to_end/rough_link.py``). A fault
-counts as survived if the run ends, every round has every silo's update once, each personalised model is bit for bit
-that of an undisturbed run, both sides' journals are sound, and each message that arrived has its sender's signature
+Every cable between a silo's host and the coordinator's is a rough one (``tests/support/network/rough_link.py``). A
+fault counts as survived if the run ends, every round has every silo's update once, each personalised model is bit for
+bit that of an undisturbed run, both sides' journals are sound, and each message that arrived has its sender's signature
 and its receiver's receipt. Needs root, iproute2 and /dev/net/tun. Timers are those of real use but where `timers` says
 otherwise. The silence of two hours is tried only if asked for by name.
 
@@ -30,21 +30,21 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPOSITORY / "tests" / "end_to_end"))
+sys.path.insert(0, str(REPOSITORY))
 
 import federation as harness  # noqa: E402
-from federation import BIG, Federation, Process  # noqa: E402
-from rough_link import RoughHosts, ip  # noqa: E402
-from test_runs import (  # noqa: E402
+
+from medsilo.silo.data.settings import PracticalGroups  # noqa: E402
+from medsilo.silo.data.sharding import cut  # noqa: E402
+from medsilo.silo.data.synthetic import generate_tissue  # noqa: E402
+from tests.support.network.rough_link import RoughHosts, ip  # noqa: E402
+from tests.support.runs.checks import (  # noqa: E402
     assert_every_round_counted_once,
     assert_journals_sound,
     assert_models_are,
     assert_signed,
 )
-
-from medsilo.silo.data.settings import PracticalGroups  # noqa: E402
-from medsilo.silo.data.sharding import cut  # noqa: E402
-from medsilo.silo.data.synthetic import generate_tissue  # noqa: E402
+from tests.support.runs.federation import BIG, Federation, Process  # noqa: E402
 
 SILOS = ("hospital1", "hospital2", "hospital3")
 VICTIM = "hospital1"

@@ -22,7 +22,7 @@ from medsilo.algorithms.models import build
 from medsilo.privacy.consent.plan import ModelPlan
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(REPOSITORY / "tests" / "end_to_end"))
+sys.path.insert(0, str(REPOSITORY))
 CLASSES = 9
 EXPOSURES = ("PROTOCOL", "IDENTITY", "MODEL_PARAMETERS", "RUNNING_STATISTICS", "SAMPLE_COUNT", "PEER_DERIVED")
 
@@ -54,11 +54,10 @@ def main() -> None:
 
 def measure(method: str, model: str, momentum: float) -> dict[str, int]:
     """The silo's peaks in bytes."""
-    from federation import Federation
-
     from medsilo.silo.data.settings import PracticalGroups
     from medsilo.silo.data.sharding import cut
     from medsilo.silo.data.synthetic import generate_tissue
+    from tests.support.runs.federation import Federation
 
     setting = PracticalGroups(groups=(1, 1, 1), train_per_silo=60, test_per_silo=20)
     shards = cut(generate_tissue(seed=1, train=900, test=270), setting, seed=1)[:1]

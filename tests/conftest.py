@@ -11,25 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from postgres_cluster import Cluster, find_programs
 
 import medsilo.privacy.environment  # noqa: F401 before a test imports gRPC itself
+from tests.support.postgres_cluster import Cluster, find_programs
 
 # Several tests run at once, many of them with processes of their own; threads that wait for each other without a core
 # would take one from the others. Before anything imports PyTorch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-LONGEST = (
-    "end_to_end/test_evidence.py",
-    "end_to_end/test_runs.py",
-    "end_to_end/test_every_method.py",
-    "end_to_end/test_private_runs.py",
-    "simulation/test_running.py",
-    "docs/test_commands.py",
-    "privacy/test_report_pages.py",
-    "docs/test_notebooks.py",
-)
-"""Files that take a minute or more."""
+SLOW = ("end_to_end", "docs", "simulation")
+"""Folders of tests that start processes and wait for them."""
 
 
 @pytest.fixture(autouse=True)
@@ -45,13 +36,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take long begin first, so that none is under way alone when all others are done. Flower's processes,
     which give a task up when they get no processor for a while, come when the other daemons are done."""
     tests = Path(__file__).parent
-    first = [tests / name for name in LONGEST]
 
-    def place(item: pytest.Item) -> tuple[int, bool, bool]:
-        at = first.index(item.path) if item.path in first else len(first)
-        daemons = item.path.is_relative_to(tests / "end_to_end")
+    def place(item: pytest.Item) -> tuple[int, bool]:
+        folder = item.path.relative_to(tests).parts[0]
         flower = item.path.name == "test_flower.py"
-        return at, not daemons or flower, not flower
+        return SLOW.index(folder) + flower if folder in SLOW else len(SLOW), flower
 
     items.sort(key=place)
 
@@ -75,7 +64,7 @@ def flower_python() -> Path:
     """
     if (chosen := os.environ.get("FLOWER_PYTHON")) is not None:
         return Path(chosen)
-    requirements = Path(__file__).parent / "end_to_end" / "flower_app" / "environment.txt"
+    requirements = Path(__file__).parent / "support" / "runs" / "flower_app" / "environment.txt"
     folder = Path(sys.prefix) / f"flower-{hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]}"
     python = folder / "bin" / "python"
     with Path(f"{folder}.lock").open("w") as lock:

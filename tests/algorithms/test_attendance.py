@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from tiny_federation import run_plan, shard
 
 import medsilo.simulation.federation as federation
 from medsilo.algorithms.datasets.public_set import PublicImages
@@ -16,6 +15,7 @@ from medsilo.algorithms.protection.masked import digest
 from medsilo.algorithms.registry import METHODS, make
 from medsilo.algorithms.tensors import Payload
 from medsilo.privacy.exposure import Exposure
+from tests.support.methods.tiny_federation import run_plan, shard
 
 MODELS = dict.fromkeys(("fedap", "fedbn"), "lenet5")
 """FedAP and FedBN are about batch normalisation."""

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_site import SmallSite, small_model
-from tiny_federation import run_plan, shard, simulate
 from torch import Tensor, nn
 
 from medsilo.algorithms.apple import Apple, Combination, penalty_weight, unit_of_rate, with_newcomers
@@ -36,6 +34,8 @@ from medsilo.privacy.consent.plan import TrainingPlan
 from medsilo.privacy.errors import ConfigurationError, RefusedError, TrainingError
 from medsilo.privacy.exposure import MODEL, Exposure
 from medsilo.simulation.federation import Simulation
+from tests.support.methods.small_site import SmallSite, small_model
+from tests.support.methods.tiny_federation import run_plan, shard, simulate
 
 EXTRACTOR, CLASSIFIER = MODEL
 ALL: list[Method] = [

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_site import SmallSite, small_model
 from torch import Tensor, nn
 
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit
@@ -30,6 +29,7 @@ from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, Trainin
 from medsilo.privacy.errors import ConfigurationError, RefusedError
 from medsilo.privacy.exposure import MODEL, Exposure
 from medsilo.simulation.federation import Simulation
+from tests.support.methods.small_site import SmallSite, small_model
 
 EXTRACTOR, CLASSIFIER = MODEL
 METHODS: tuple[Method, ...] = (

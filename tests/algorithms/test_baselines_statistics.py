@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_site import SmallSite, small_model
-from tiny_federation import run_plan, shard, simulate
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -25,6 +23,8 @@ from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload
 from medsilo.privacy.errors import ConfigurationError, RefusedError
 from medsilo.privacy.exposure import MODEL, Exposure
 from medsilo.silo.training.site import LocalSite
+from tests.support.methods.small_site import SmallSite, small_model
+from tests.support.methods.tiny_federation import run_plan, shard, simulate
 
 PEER, STATISTICS, MASK = Exposure.PEER_DERIVED, Exposure.RUNNING_STATISTICS, Exposure.PARAMETER_MASK
 METHODS: list[Method] = [FedGH(), FedDBE(), FedCAC(), FedAP()]

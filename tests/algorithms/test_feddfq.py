@@ -6,8 +6,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from small_site import SmallSite
-from tiny_federation import run_plan, shard, simulate
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -27,6 +25,8 @@ from medsilo.privacy.errors import ConfigurationError, RefusedError
 from medsilo.privacy.exposure import Exposure
 from medsilo.simulation.batched import Engine, InThreads, Stacked
 from medsilo.simulation.federation import Simulation
+from tests.support.methods.small_site import SmallSite
+from tests.support.methods.tiny_federation import run_plan, shard, simulate
 
 # Rows of (channel 0, channel 1), two images a silo.
 IMAGES = [

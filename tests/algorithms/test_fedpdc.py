@@ -7,8 +7,6 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 import torch
-from small_site import SmallSite, small_model
-from tiny_federation import shard, simulate
 from torch import Tensor, nn
 
 from medsilo.algorithms.datasets import ImageDataset, image_hashes
@@ -21,6 +19,8 @@ from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload, payload_t
 from medsilo.privacy.consent.plan import ModelPlan
 from medsilo.privacy.errors import ConfigurationError, RefusedError
 from medsilo.privacy.exposure import MODEL, Exposure
+from tests.support.methods.small_site import SmallSite, small_model
+from tests.support.methods.tiny_federation import shard, simulate
 
 
 class FixedPublic:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_site import SmallSite, small_model
 from torch import Tensor, nn
 
 from medsilo.algorithms.diversifed import DiversiFed, attract_repel
@@ -18,6 +17,7 @@ from medsilo.algorithms.models import Layout, state_of
 from medsilo.algorithms.tensors import BLOCK, MemoryWorkspace, Part, Payload, Stack, payload_tensors
 from medsilo.privacy.errors import RefusedError
 from medsilo.privacy.exposure import MODEL, Exposure
+from tests.support.methods.small_site import SmallSite, small_model
 
 EXTRACTOR, CLASSIFIER = MODEL
 

@@ -6,8 +6,6 @@ import math
 
 import pytest
 import torch
-from small_site import SmallSite
-from tiny_federation import simulate
 
 from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.method import Federation
@@ -16,6 +14,8 @@ from medsilo.algorithms.pfedsim import PFedSim, Variant, classifier_similarity, 
 from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload, payload_tensors
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import MODEL, Exposure
+from tests.support.methods.small_site import SmallSite
+from tests.support.methods.tiny_federation import simulate
 
 CLASSIFIERS = torch.tensor(
     [[[1, 0], [0, 1], [1, 1]], [[0.8, 0.6], [-1, 0], [1, 0.5]], [[0, -1], [0.6, 0.8], [2, 2]]], dtype=torch.float64

@@ -36,10 +36,9 @@ from medsilo.simulation.cli import app as simulation_app
 from medsilo.simulation.experiment import ExperimentConfig
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "tests" / "end_to_end"))
 
-from federation import PATIENCE, Federation, free_port  # noqa: E402
-from forked import Forked  # noqa: E402
+from tests.support.daemons.forked import Forked  # noqa: E402
+from tests.support.runs.federation import PATIENCE, Federation, free_port  # noqa: E402
 
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 PROGRAMS = ("silo", "coordinator", "simulation", "make", "python", "python3", "sudo", "./setup.sh")
@@ -55,10 +54,10 @@ NOT_RUN = {
     "sudo python benchmarks/": "measures for hours, as root",
     "python -m tests.fuzzing": "takes minutes to hours; tests/fuzzing/test_fuzzing.py runs the same with fewer inputs",
     "python3 - <<'EOF'": "test_the_documented_steps_verify_by_hand runs it, with the lines that follow",
-    "silo prepare": "tests/silo/test_preparing.py runs it on folders, tables and DICOM files",
-    "silo evaluate": "tests/silo/test_evaluation.py runs it on a model that has been trained",
-    "silo export": "tests/silo/test_exporting.py runs it in both formats",
-    "silo models": "tests/silo/test_kept_models.py runs it on runs of several rounds",
+    "silo prepare": "tests/silo/data/test_preparing.py runs it on folders, tables and DICOM files",
+    "silo evaluate": "tests/silo/model/test_evaluation.py runs it on a model that has been trained",
+    "silo export": "tests/silo/model/test_exporting.py runs it in both formats",
+    "silo models": "tests/silo/model/test_kept_models.py runs it on runs of several rounds",
     "silo keys --config hospital1-flower": "tests/end_to_end/test_flower.py types it, with Flower's own processes",
     "silo flower": "the same",
     "silo report --config hospital1-flower": "the same",

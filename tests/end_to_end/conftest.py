@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federation import Federation
 
 from medsilo.algorithms.datasets import ImageDataset, save_npz
 from medsilo.silo.data.settings import PracticalGroups
 from medsilo.silo.data.sharding import cut
 from medsilo.silo.data.synthetic import generate_tissue
+from tests.support.runs.federation import Federation
 
 
 @pytest.fixture(scope="session")

@@ -13,11 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import psutil
-from federation import PATIENCE, Federation
-from raw_client import SERVICE, HandMade, RawClient
-from test_hostile_parties import stall
-from test_networks import assert_nothing_lost
-from test_refusals import delivered, refusal, stored_uploads
 
 from medsilo.algorithms.tensors.transfer import chunk_message
 from medsilo.coordinator.service.service import CALLS_PER_SILO
@@ -26,6 +21,10 @@ from medsilo.privacy.identity.authority import issue
 from medsilo.privacy.identity.certificates import fingerprint
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.nonces import nonce
+from tests.support.network.raw_client import SERVICE, HandMade, RawClient
+from tests.support.runs.checks import assert_nothing_lost
+from tests.support.runs.federation import PATIENCE, Federation
+from tests.support.runs.refusals import delivered, refusal, stall, stored_uploads
 
 Make = Callable[..., Federation]
 

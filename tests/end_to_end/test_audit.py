@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from federation import Federation
 from jsonschema import Draft202012Validator
+
+from tests.support.runs.federation import Federation
 
 DOCS = Path(__file__).parents[2] / "docs"
 

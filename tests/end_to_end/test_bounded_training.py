@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from federation import Federation
-from test_runs import assert_journals_sound
+from tests.support.runs.checks import assert_journals_sound
+from tests.support.runs.federation import Federation
 
 Make = Callable[..., Federation]
 

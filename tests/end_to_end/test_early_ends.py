@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from federation import Federation
-from test_masked_runs import masked
-
 from medsilo.privacy.party.early_end import EndReason
+from tests.support.runs.federation import Federation
+from tests.support.runs.masked import masked
 
 Make = Callable[..., Federation]
 

@@ -8,12 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from federation import Federation
-from proxy import Proxy
-from test_evidence import assert_journals_have_what_was_on_the_wire
-from test_runs import assert_both_sides_agree, assert_every_round_counted_once, assert_journals_sound, assert_models_are
 
 from medsilo.algorithms.registry import METHODS, make
+from tests.support.network.proxy import Proxy
+from tests.support.runs.checks import (
+    assert_both_sides_agree,
+    assert_every_round_counted_once,
+    assert_journals_have_what_was_on_the_wire,
+    assert_journals_sound,
+    assert_models_are,
+)
+from tests.support.runs.federation import Federation
 
 Make = Callable[..., Federation]
 

@@ -12,41 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from federation import BIG, Federation, without_signatures
-from proxy import Proxy
-from vouched import assert_vouched, said
-from wire_reader import read_streams
 
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.pages.wording import grouped
+from tests.support.network.proxy import Proxy
+from tests.support.runs.checks import assert_journals_have_what_was_on_the_wire, calls
+from tests.support.runs.federation import BIG, Federation, without_signatures
+from tests.support.runs.vouched import assert_vouched, said
 
 Make = Callable[..., Federation]
-Call = list[tuple[int, str]]
-
-
-def calls(one: Federation, party: str, direction: str, *, peer: str | None = None) -> dict[str, Call]:
-    """A party's calls in the order of their records: length and SHA-256 of each message, by call id."""
-    found: dict[str, Call] = {}
-    for record in one.messages(party, direction):
-        if peer is None or record["peer"].endswith(f"/{peer}"):
-            messages = found.setdefault(record["call_id"], [])
-            assert record["frame"] == len(messages)
-            messages.append((record["length"], record["sha256"]))
-    return found
-
-
-def assert_journals_have_what_was_on_the_wire(one: Federation, name: str, proxy: Proxy) -> None:
-    """Every byte belongs to an HTTP/2 frame; the messages are those of the silo's journal and of the coordinator's, in
-    their order."""
-    for direction, others, side in (("sent", "received", "up"), ("received", "sent", "down")):
-        on_the_wire = [
-            messages
-            for connection in proxy.connections
-            for messages in read_streams(bytes(getattr(connection, side)), from_client=side == "up")
-        ]
-        assert on_the_wire == list(calls(one, name, direction).values())
-        theirs = calls(one, "coordinator", others)
-        assert on_the_wire == [theirs[call_id] for call_id in calls(one, name, direction)]
 
 
 def test_every_message_stands_in_both_journals_call_by_call_and_both_have_signed_for_it(federation: Make) -> None:

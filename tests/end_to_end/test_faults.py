@@ -8,13 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from faults import Fault, happened, library, needs_faults
+from tests.support.runs.faults import Fault, happened, library, needs_faults
 
 BEGIN = """
 import ctypes, os, sys, datetime
 state, log, *faults = sys.argv[1:]
 sys.path.insert(0, {here!r})
-from faults import KINDS, PLACES, Fault
+from tests.support.runs.faults import KINDS, PLACES, Fault
 shim = ctypes.CDLL(None)
 text, whole = ctypes.c_char_p, ctypes.c_int
 shim.fault_add.argtypes = [text, whole, whole, ctypes.c_long, whole, ctypes.c_double, text]
@@ -50,7 +50,7 @@ def run(folder: Path, program: str, *faults: Fault) -> tuple[int, list[str]]:
         [
             sys.executable,
             "-c",
-            BEGIN.format(here=str(Path(__file__).parent)) + program,
+            BEGIN.format(here=str(Path(__file__).parents[2])) + program,
             state,
             folder / "log",
             *map(str, faults),

@@ -13,11 +13,8 @@ from typing import Any, TypeVar
 import grpc
 import pytest
 import torch
-from federation import PATIENCE, Federation
 from google.protobuf.message import Message
-from raw_client import SERVICE, HalfSent, HandMade, RawClient
 from safetensors.torch import load_file
-from test_refusals import delivered, refusal, stored_uploads
 
 from medsilo.algorithms.models import build, state_of
 from medsilo.algorithms.tensors import Part
@@ -28,6 +25,9 @@ from medsilo.privacy.identity.envelope import ATTESTATION, to_message
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.medsilo.v1 import journal_pb2
 from medsilo.protos.nonces import nonce
+from tests.support.network.raw_client import SERVICE, HandMade, RawClient
+from tests.support.runs.federation import PATIENCE, Federation
+from tests.support.runs.refusals import delivered, refusal, stall, stored_uploads
 
 Make = Callable[..., Federation]
 M = TypeVar("M", bound=Message)
@@ -155,18 +155,6 @@ def test_an_audit_key_that_can_check_nothing_is_refused(federation: Make, key: b
     assert code == grpc.StatusCode.INVALID_ARGUMENT
     assert "audit key" in details
     assert one.status()["silos"][0]["state"] == "not joined yet"
-
-
-def stall(one: Federation, client: HandMade, messages: list[bytes], first: int) -> HalfSent:
-    """An upload of which the coordinator has the first messages."""
-
-    def there() -> int:
-        return len([r for r in one.messages("coordinator", "received") if r["rpc"] == "SubmitUpdate"])
-
-    before = there()
-    half = client.half(messages, first)
-    one.wait_for("the upload's first messages", lambda: there() == before + first)
-    return half
 
 
 def test_what_is_stored_are_the_bytes_that_the_receipt_is_for(federation: Make) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from federation import Federation
 
 from medsilo.algorithms.datasets import ImageDataset, load_npz
 from medsilo.silo.data.settings import PracticalGroups
 from medsilo.silo.data.sharding import cut
+from tests.support.runs.federation import Federation
 
 REAL_IMAGES = Path(__file__).parents[2].parent / "shared" / "data" / "coloncells.npz"
 
@@ -89,6 +89,6 @@ def test_three_hospitals_on_their_own_hosts_train_with_keys_that_they_made(
 
 
 def silo_keys(name: str) -> list[str]:
-    from federation import BIN
+    from tests.support.runs.federation import BIN
 
     return [str(BIN / "silo"), "keys", "--config", f"{name}.yaml"]

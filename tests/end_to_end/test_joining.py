@@ -17,11 +17,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from federation import PATIENCE, free_port
-from forked import Forked
 
 from medsilo.algorithms.datasets import ImageDataset, load_npz, save_npz
 from medsilo.protos.versions import OLDEST_VERSION, PROTOCOL_VERSION
+from tests.support.daemons.forked import Forked
+from tests.support.runs.federation import PATIENCE, free_port
 
 README = Path(__file__).parents[2] / "README.md"
 SECTION = "## Four commands"

@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable
 
 import torch
-from federation import Federation
 from safetensors.torch import load_file
+
+from tests.support.runs.federation import Federation
 
 Make = Callable[..., Federation]
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import yaml
-from federation import Federation
 
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.identity.keys import create_keys
+from tests.support.runs.federation import Federation
 
 Make = Callable[..., Federation]
 

@@ -7,19 +7,24 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from fault_campaign import (
+
+from medsilo.algorithms.datasets import ImageDataset
+from tests.support.runs.checks import (
+    assert_every_round_counted_once,
+    assert_journals_sound,
+    assert_models_are,
+    assert_signed,
+)
+from tests.support.runs.fault_campaign import (
     MIXES,
     PLAIN,
     RUN,
     assert_evidence_agrees,
     assert_measured_once,
 )
-from faults import Fault, Kept, needs_faults, run_through
-from federation import PATIENCE, Federation
-from once import assert_charged_once
-from test_runs import assert_every_round_counted_once, assert_journals_sound, assert_models_are, assert_signed
-
-from medsilo.algorithms.datasets import ImageDataset
+from tests.support.runs.faults import Fault, Kept, needs_faults, run_through
+from tests.support.runs.federation import PATIENCE, Federation
+from tests.support.runs.once import assert_charged_once
 
 Make = Callable[..., Federation]
 

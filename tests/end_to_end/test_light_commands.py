@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from federation import Federation
 
 from medsilo.algorithms.datasets import ImageDataset
+from tests.support.runs.federation import Federation
 
 _HEAVY = ("torch", "numpy", "matplotlib", "opacus", "alembic", "jinja2")
 _RUN = f"""

@@ -10,16 +10,15 @@ from collections.abc import Callable
 from datetime import date, timedelta
 from typing import Any
 
-from faults import needs_faults
-from federation import BIG, PATIENCE, Federation
-from forked import Forked
-from proxy import Proxy
-from test_runs import assert_journals_sound
-
 from medsilo.privacy.consent.withdrawal import History, Tombstone
 from medsilo.privacy.identity.envelope import from_json
 from medsilo.privacy.identity.keys import load_audit_key
 from medsilo.silo.state.config import SiloConfig
+from tests.support.daemons.forked import Forked
+from tests.support.network.proxy import Proxy
+from tests.support.runs.checks import assert_journals_sound
+from tests.support.runs.faults import needs_faults
+from tests.support.runs.federation import BIG, PATIENCE, Federation
 
 Make = Callable[..., Federation]
 

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from federation import Federation, Process, without_signatures
 from safetensors.torch import load_file
-from test_runs import (
-    assert_both_sides_agree,
-    assert_every_round_counted_once,
-    assert_journals_sound,
-    assert_models_are_nearly,
-    assert_signed,
-)
 
 from medsilo.algorithms.families.sharing import count_part, model_upload
 from medsilo.algorithms.models import Layout, build
@@ -28,21 +19,17 @@ from medsilo.privacy.consent.plan import SecureAggregationPlan
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.identity.envelope import key_id
 from medsilo.privacy.identity.keys import load_audit_key
+from tests.support.runs.checks import (
+    assert_both_sides_agree,
+    assert_every_round_counted_once,
+    assert_journals_sound,
+    assert_models_are_nearly,
+    assert_signed,
+)
+from tests.support.runs.federation import Federation, Process, without_signatures
+from tests.support.runs.masked import Make, masked
 
-Make = Callable[..., Federation]
-MASKED = ["PROTOCOL", "IDENTITY", "MASKED_UPDATE", "PEER_DERIVED"]
 PLAIN = ["PROTOCOL", "IDENTITY", "MODEL_PARAMETERS", "SAMPLE_COUNT", "PEER_DERIVED"]
-
-
-def masked(
-    make: Make, *, exposures: list[str] = MASKED, run: dict[str, Any] | None = None, **options: Any
-) -> Federation:
-    settings = {"method": {"name": "fedavg"}, "rounds": 2, "ask_for": [], "secure_aggregation": {"minimum": 3}}
-    one = make(run={**settings, **(run or {})}, exposures=exposures, **options)
-    if settings["secure_aggregation"] and exposures == MASKED:
-        for name in one.silos:
-            one.write_consent(name, secure_aggregation={"minimum": 3})
-    return one
 
 
 def memory_of(process: Process) -> Iterator[bytes]:

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from federation import PATIENCE, Federation
 from safetensors.torch import load_file
-from test_masked_runs import MASKED
-from test_runs import assert_every_round_counted_once, assert_journals_sound
 
 from medsilo.algorithms.datasets import ImageDataset
 from medsilo.silo.data.settings import PracticalGroups
 from medsilo.silo.data.sharding import cut
 from medsilo.silo.data.synthetic import generate_tissue
+from tests.support.runs.checks import assert_every_round_counted_once, assert_journals_sound
+from tests.support.runs.federation import PATIENCE, Federation
+from tests.support.runs.masked import MASKED
 
 Make = Callable[..., Federation]
 FULL_BATCHES = {"epochs": 1, "batch_size": 100, "optimizer": "sgd", "learning_rate": 0.05}

@@ -16,17 +16,17 @@ import hpack
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from federation import Federation
-from raw_client import HandMade, RawClient
-from test_refusals import refusal
-from tls_proxy import Opened, TlsProxy
-from wire_reader import CONTINUATION, DATA, HEADERS, frames
 
 from medsilo.privacy.consent.withdrawal import Cause, Tombstone
 from medsilo.privacy.identity.envelope import seal, to_message
 from medsilo.privacy.identity.keys import load_audit_key
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.nonces import nonce
+from tests.support.network.raw_client import HandMade, RawClient
+from tests.support.network.tls_proxy import Opened, TlsProxy
+from tests.support.network.wire_reader import CONTINUATION, DATA, HEADERS, frames
+from tests.support.runs.federation import Federation
+from tests.support.runs.refusals import refusal
 
 Make = Callable[..., Federation]
 SETTINGS, RST_STREAM, PING, WINDOW_UPDATE = 4, 3, 6, 8

@@ -9,23 +9,19 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
-from connect_proxy import ConnectProxy
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
-from federation import Federation, Process, free_port
-from rough_link import RoughHosts
-from test_runs import assert_every_round_counted_once, assert_journals_sound, assert_models_are, assert_signed
+
+from tests.support.network.connect_proxy import ConnectProxy
+from tests.support.network.rough_link import RoughHosts
+from tests.support.runs.checks import (
+    assert_nothing_lost,
+)
+from tests.support.runs.federation import Federation, Process, free_port
 
 Make = Callable[..., Federation]
 PASSWORD = "se%cret: @wört"
-
-
-def assert_nothing_lost(one: Federation) -> None:
-    assert_every_round_counted_once(one)
-    assert_journals_sound(one)
-    assert_models_are(one, one.simulate())
-    assert_signed(one)
 
 
 @pytest.fixture

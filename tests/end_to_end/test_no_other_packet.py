@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federation import BIN, PATIENCE
 from typer.main import get_command
-from watched_hosts import WatchedHosts
 
 from medsilo.coordinator.cli import app as coordinator_app
 from medsilo.silo.cli import app as silo_app
 from medsilo.simulation.cli import app as simulation_app
+from tests.support.network.watched_hosts import WatchedHosts
+from tests.support.runs.federation import BIN, PATIENCE
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = Path(__file__).parents[2]
 PORTS = (7443, 7444)
 NOT_RUN: dict[str, str] = {}
 """Commands that every_command.py leaves out, and why."""
@@ -87,8 +86,8 @@ def every_command() -> set[str]:
 
 
 def test_no_command_and_no_daemon_calls_anybody_but_the_coordinator(watched: Watched, flower_python: Path) -> None:
-    scenario = [sys.executable, str(HERE / "every_command.py")]
-    path = os.pathsep.join([str(ROOT), str(HERE), os.environ.get("PYTHONPATH", "")])
+    scenario = [sys.executable, "-m", "tests.support.runs.every_command"]
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     running = watched.start(
         *scenario, str(watched.folder), watched.hosts.coordinator, str(flower_python), PYTHONPATH=path
     )

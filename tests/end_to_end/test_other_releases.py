@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federation import Federation
-from test_runs import assert_both_sides_agree, assert_every_round_counted_once, assert_journals_sound
 
 from medsilo.protos.versions import OLDEST_VERSION, PROTOCOL_VERSION
+from tests.support.runs.checks import assert_both_sides_agree, assert_every_round_counted_once, assert_journals_sound
+from tests.support.runs.federation import Federation
 
 ROOT = Path(__file__).parents[2]
 RELEASES = {1: "1235ea76427442622d442debdc496a6f03762d22"}

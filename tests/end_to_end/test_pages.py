@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, pkcs12
-from federation import PATIENCE, Federation, free_port
 
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.identity.authority import issue_to_operator
 from medsilo.privacy.report.builder import make_report
 from medsilo.silo.oversight.live_page import View
 from medsilo.silo.state.config import SiloConfig
+from tests.support.runs.federation import PATIENCE, Federation, free_port
+from tests.support.runs.pages import start_page
 
 Make = Callable[..., Federation]
 
@@ -29,15 +30,6 @@ def assert_accessible(page: Any) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     found = axe.run(page).response["violations"]
     assert [(one["id"], one["impact"], one["nodes"][0]["html"]) for one in found] == []
-
-
-def start_page(one: Federation) -> tuple[str, str]:
-    """The coordinator's page: its address and its token."""
-    address = f"127.0.0.1:{free_port()}"
-    shutil.copy(one.folder / "coordinator.yaml", one.folder / "page.yaml")
-    one.start("coordinator", "page", "--listen", address, "--config", "page.yaml")
-    one.wait_to_say("page", "The page is at")
-    return f"https://{address}", (one.keys("coordinator") / "page.token").read_text().strip()
 
 
 def ask(url: str, one: Federation, *, certificate: Path | None = None, headers: dict[str, str] | None = None) -> int:

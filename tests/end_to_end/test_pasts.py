@@ -8,11 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from federation import PATIENCE, Federation, Process
-from proxy import Cut, Proxy
-from test_runs import assert_every_round_counted_once, assert_journals_sound, assert_models_are, assert_signed
 
 from medsilo.privacy.journal.journal import CHECKPOINTS, RECORDS
+from tests.support.network.proxy import Cut, Proxy
+from tests.support.runs.checks import (
+    assert_every_round_counted_once,
+    assert_journals_sound,
+    assert_models_are,
+    assert_signed,
+)
+from tests.support.runs.federation import PATIENCE, Federation, Process
 
 Make = Callable[..., Federation]
 

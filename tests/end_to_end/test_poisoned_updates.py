@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import grpc
 import pytest
-from federation import Federation
-from raw_client import HandMade
-from test_refusals import refusal, stored_uploads
 
 from medsilo.algorithms.models import build, state_of
 from medsilo.algorithms.tensors import Part
 from medsilo.privacy.exposure import MODEL, Exposure
+from tests.support.network.raw_client import HandMade
+from tests.support.runs.federation import Federation
+from tests.support.runs.refusals import refusal, stored_uploads
 
 Make = Callable[..., Federation]
 

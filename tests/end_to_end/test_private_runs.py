@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faults import Fault, needs_faults, run_through
-from federation import Federation
-from once import KEEP, assert_charged_once, assert_released_once
-from proxy import Proxy
-from test_runs import assert_every_round_counted_once, assert_journals_sound
 
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit, save_npz
 from medsilo.privacy.budget.accounting import DiscreteLaplace, GaussianRelease, SampledGaussian, epsilon
 from medsilo.privacy.budget.ledger import Budget, Ledger, Purpose, Subject, ledgers, replay
 from medsilo.privacy.report.rehearsed import read_rehearsals
+from tests.support.network.proxy import Proxy
+from tests.support.runs.checks import assert_every_round_counted_once, assert_journals_sound
+from tests.support.runs.faults import Fault, needs_faults, run_through
+from tests.support.runs.federation import Federation
+from tests.support.runs.once import KEEP, assert_charged_once, assert_released_once
 
 Make = Callable[..., Federation]
 
@@ -350,7 +350,7 @@ def test_a_hospital_that_raises_its_budget_pays_for_both_runs_from_one_account(f
 def test_kills_at_any_step_leave_one_charge_a_round_and_one_release_with_a_budget_that_has_none_to_spare(
     federation: Make,
 ) -> None:
-    """A hundred and more of them: ``fault_campaign.py --mixes private --kinds kill``."""
+    """A hundred and more of them: ``tests.support.runs.fault_campaign --mixes private --kinds kill``."""
     metrics = {"epsilon": 4.0, "delta": 1e-5, "metrics_epsilon": 2.0}
     one = private(
         federation,

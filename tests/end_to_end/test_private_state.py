@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from federation import Federation
 
 from medsilo.algorithms.datasets import ImageDataset
+from tests.support.runs.federation import Federation
 
 NOBODY = 65534
 

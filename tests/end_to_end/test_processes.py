@@ -8,12 +8,12 @@ from pathlib import Path
 
 import psutil
 import torch
-from federation import Federation, Process
-from proxy import Proxy
 from safetensors.torch import load_file
-from test_runs import assert_every_round_counted_once, assert_journals_sound, assert_signed
 
 from medsilo.algorithms.datasets import ImageDataset
+from tests.support.network.proxy import Proxy
+from tests.support.runs.checks import assert_every_round_counted_once, assert_journals_sound, assert_signed
+from tests.support.runs.federation import Federation, Process
 
 Make = Callable[..., Federation]
 

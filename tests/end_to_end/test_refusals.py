@@ -10,8 +10,6 @@ import grpc
 import numpy as np
 import pytest
 import torch
-from federation import Federation
-from raw_client import RawClient
 
 from medsilo.algorithms.tensors import Part
 from medsilo.privacy.exposure import Exposure
@@ -20,6 +18,9 @@ from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.identity.keys import create_keys
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.nonces import nonce
+from tests.support.network.raw_client import RawClient
+from tests.support.runs.federation import Federation
+from tests.support.runs.refusals import delivered, refusal, stored_uploads
 
 Make = Callable[..., Federation]
 
@@ -34,20 +35,6 @@ def running(federation: Make) -> Federation:
         RawClient(one, name).join()
     one.wait_to_say("coordinator", "round 1 of 3 is open")
     return one
-
-
-def refusal(action: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
-    with pytest.raises(grpc.RpcError) as caught:
-        action()
-    return caught.value.code(), caught.value.details() or ""
-
-
-def delivered(one: Federation) -> int:
-    return sum(silo["rounds_delivered"] for silo in one.status()["silos"])
-
-
-def stored_uploads(one: Federation) -> list[Path]:
-    return [p for p in (one.folder / "state/coordinator/runs").rglob("*") if "upload" in p.name]
 
 
 def test_hand_made_messages_are_refused_in_words_and_nothing_is_stored(running: Federation) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federation import Federation
 from pypdf import PdfReader
 
 from medsilo.algorithms.datasets import save_npz
 from medsilo.silo.data.synthetic import generate_tissue
+from tests.support.runs.federation import Federation
 
 Make = Callable[..., Federation]
 

@@ -4,71 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from federation import BIG, Federation, without_signatures
-from proxy import Proxy
-from safetensors.torch import load_file
-from vouched import assert_vouched
 
-from medsilo.privacy.audit.verification import verify_evidence
-from medsilo.privacy.identity.keys import load_audit_key
+from tests.support.network.proxy import Proxy
+from tests.support.runs.checks import (
+    assert_both_sides_agree,
+    assert_every_round_counted_once,
+    assert_journals_sound,
+    assert_models_are,
+    assert_signed,
+)
+from tests.support.runs.federation import BIG, Federation, without_signatures
 
 Make = Callable[..., Federation]
-
-
-def assert_journals_sound(one: Federation, *parties: str) -> None:
-    """``parties``: whose; all of them by default."""
-    for party in parties or ("coordinator", *one.silos):
-        key = load_audit_key(one.keys(party) / "audit.key").public_key().public_bytes_raw()
-        found = verify_evidence(one.folder / "state" / party / "journal", key=key)
-        assert found.sound, found.problem
-        assert found.records == found.signed > 0
-
-
-def assert_both_sides_agree(one: Federation) -> None:
-    """What either side recorded as sent, the other recorded as received: same bytes, same number of times."""
-
-    def tell(records: list[dict[str, Any]]) -> Counter[tuple[str, int]]:
-        return Counter((record["sha256"], record["length"]) for record in records)
-
-    up = sum((tell(one.messages(name, "sent")) for name in one.silos), Counter())
-    down = sum((tell(one.messages(name, "received")) for name in one.silos), Counter())
-    assert up == tell(one.messages("coordinator", "received"))
-    assert down == tell(one.messages("coordinator", "sent"))
-
-
-def assert_models_are(one: Federation, expected: dict[str, dict[str, torch.Tensor]]) -> None:
-    for name in one.silos:
-        model = load_file(one.run_folder(name) / "model.safetensors")
-        assert set(model) == set(expected[name])
-        for key, tensor in model.items():
-            assert torch.equal(tensor, expected[name][key]), f"{name}: {key} differs"
-
-
-def assert_models_are_nearly(one: Federation, expected: dict[str, dict[str, torch.Tensor]]) -> None:
-    """Under masks: sums are of multiples of 2^-32, and from there Adam, whose steps do not become smaller with the
-    gradient, makes up to a few 10^-6; a tenth of one of its steps is 10^-4. Masks that do not cancel make 10^9."""
-    for name in one.silos:
-        for key, tensor in load_file(one.run_folder(name) / "model.safetensors").items():
-            assert torch.allclose(tensor, expected[name][key], rtol=0, atol=1e-4), f"{name}: {key}"
-
-
-def assert_signed(one: Federation) -> None:
-    for name in one.silos:
-        assert_vouched(one, name)
-
-
-def assert_every_round_counted_once(one: Federation) -> None:
-    status = one.status()
-    rounds = one.coordinator_config["run"]["rounds"]
-    assert status["finished"]
-    assert [silo["rounds_delivered"] for silo in status["silos"]] == [rounds] * len(one.silos)
 
 
 def test_three_hospitals_train_together_and_each_keeps_the_record_of_what_left(federation: Make) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from federation import Federation
+
+from tests.support.runs.federation import Federation
 
 PASSWORD = "correct-horse-battery-staple"
 

@@ -7,20 +7,19 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from federation import Federation, free_port
-from postgres_cluster import PASSWORD, Cluster
-from proxy import Proxy
-from test_masked_runs import masked
-from test_runs import (
+from medsilo.coordinator.store.records import Participation
+from medsilo.coordinator.store.store import Store
+from tests.support.network.proxy import Proxy
+from tests.support.postgres_cluster import PASSWORD, Cluster
+from tests.support.runs.checks import (
     assert_every_round_counted_once,
     assert_journals_sound,
     assert_models_are,
     assert_models_are_nearly,
     assert_signed,
 )
-
-from medsilo.coordinator.store.records import Participation
-from medsilo.coordinator.store.store import Store
+from tests.support.runs.federation import Federation, free_port
+from tests.support.runs.masked import masked
 
 Make = Callable[..., Federation]
 

@@ -11,10 +11,11 @@ from concurrent import futures
 
 import grpc
 import pytest
-from federation import PATIENCE, Federation
-from raw_client import RawClient
-from test_pages import start_page
-from test_refusals import refusal
+
+from tests.support.network.raw_client import RawClient
+from tests.support.runs.federation import PATIENCE, Federation
+from tests.support.runs.pages import start_page
+from tests.support.runs.refusals import refusal
 
 Make = Callable[..., Federation]
 FORGED = "2031-01-01 00:00:00 INFO    all is well"

@@ -15,13 +15,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from federation import Federation, free_port
-from test_flower import make_certificate
 
 from medsilo.privacy.errors import UnreachableError
 from medsilo.privacy.identity.certificates import fingerprint
 from medsilo.privacy.identity.invitation import Invitation, new_code
 from medsilo.silo.flower.upstream import Upstream
+from tests.support.runs.federation import Federation, free_port
+from tests.support.runs.flower import make_certificate
 
 Make = Callable[..., Federation]
 V1_2, V1_3 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3

@@ -8,7 +8,6 @@ import json
 import random
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +21,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from google.protobuf.message import DecodeError
 from PIL import Image
-
-sys.path[:0] = [str(Path(__file__).parents[1] / "privacy")]  # exchanging, as the tests there import it
-
-from exchanging import COORDINATOR, FEDERATION, PLAN, SILO, key_of, meet, two_rounds
 
 from medsilo.algorithms.datasets import load_npz, save_npz
 from medsilo.algorithms.tensors import Part
@@ -68,6 +63,7 @@ from medsilo.silo.data.synthetic import generate_tissue
 from medsilo.silo.run.run_state import RunState
 from medsilo.silo.state.config import SiloConfig
 from medsilo.simulation.experiment import ExperimentConfig
+from tests.support.evidence.exchanging import COORDINATOR, FEDERATION, PLAN, SILO, key_of, meet, two_rounds
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

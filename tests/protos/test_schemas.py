@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +15,9 @@ from medsilo.privacy.errors import RefusedError
 from medsilo.privacy.exposure import SCHEMA_FILES, TENSOR_CLASSES, Exposure, attribute, exposure_of
 from medsilo.protos import generate
 from medsilo.protos.medsilo.v1 import exposure_pb2, tensor_pb2
+from tests.support.schemas import messages_of
 
 ROOT = Path(__file__).parents[2]
-
-
-def messages_below(message: Any) -> Iterator[Any]:
-    yield message
-    for nested in message.nested_types:
-        yield from messages_below(nested)
-
-
-def messages_of(file: Any) -> Iterator[Any]:
-    for message in file.message_types_by_name.values():
-        yield from messages_below(message)
 
 
 def unannotated(file: Any) -> list[str]:

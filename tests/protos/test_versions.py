@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, unknown_fields
 from google.protobuf.message import Message
-from test_schemas import messages_of
 
 from medsilo.privacy.door.protocol import agreed, fitted, is_essential, newer, since, spoken_instead
 from medsilo.privacy.errors import RefusedError
@@ -17,6 +16,7 @@ from medsilo.privacy.exposure import SCHEMA_FILES
 from medsilo.protos import generate, versions
 from medsilo.protos.medsilo.v1 import coordinator_pb2, enrolment_pb2, exposure_pb2, plan_pb2
 from medsilo.protos.versions import OLDEST_VERSION, PROTOCOL_VERSION, released
+from tests.support.schemas import messages_of
 
 SILO = "spiffe://test/silo/hospital1"
 KEPT = sorted(int(path.stem.removeprefix("version")) for path in versions.RELEASED.iterdir())

@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from mixing import Mixing
 from rich.console import Console
 
 from medsilo.algorithms.datasets import ImageDataset
@@ -30,6 +29,7 @@ from medsilo.simulation.execution import CHECKPOINT, PROGRESS, ROUNDS, RUN, WEIG
 from medsilo.simulation.experiment import ExperimentConfig, Run, runs
 from medsilo.simulation.federation import Simulation
 from medsilo.simulation.scheduling import run_experiment
+from tests.support.methods.mixing import Mixing
 
 SIMULATION = Path(sys.executable).parent / "simulation"
 PATIENCE = 240

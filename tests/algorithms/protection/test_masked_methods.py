@@ -1,0 +1,144 @@
+"""Which methods run under masks, and that for those the coordinator needs no more than the sum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from medsilo.algorithms.families.sharing import count_part
+from medsilo.algorithms.method import CoordinatorHalf, Federation, Method
+from medsilo.algorithms.models import Layout, build
+from medsilo.algorithms.protection.masked import (
+    WEIGHT,
+    check_masks,
+    encode_upload,
+    masked_payload,
+    masked_rounds,
+    masked_specs,
+    mean_of,
+    required,
+)
+from medsilo.algorithms.registry import METHODS, make
+from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload
+from medsilo.algorithms.tensors.transfer import check_parts
+from medsilo.privacy.consent.plan import SecureAggregationPlan
+from medsilo.privacy.errors import ConfigurationError, RefusedError
+from medsilo.privacy.exposure import MODEL, Exposure
+from tests.support.methods.tiny_federation import run_plan
+
+SUMS = (
+    *("fedavg", "fedprox", "scaffold", "moon", "feddyn", "perfedavg", "pfedme", "ditto"),
+    *("fedper", "fedrep", "fedbn", "fedbabu", "fedrod"),
+)
+PLAN = SecureAggregationPlan(minimum=3, rounds=3)
+
+
+def summed(half: CoordinatorHalf, number: int, uploads: dict[str, Payload]) -> dict[str, Payload]:
+    """What a coordinator has of a round under masks: the mean in each silo's place. Masks themselves cancel."""
+    parts = half.upload_parts(number, next(iter(uploads)))
+    masked = []
+    for upload in uploads.values():
+        payload = masked_payload(upload, encode_upload(upload, PLAN, len(uploads))[1])
+        check_parts({e: part.specs for e, part in payload.items()}, {Exposure.MASKED_UPDATE: masked_specs(parts)})
+        masked.append(payload)
+    mean = mean_of(masked, parts, PLAN, MemoryWorkspace())
+    check_parts({e: part.specs for e, part in mean.items()}, parts)
+    return dict.fromkeys(uploads, mean)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [(name, {}) for name in SUMS]
+    + [("fedavg", {"weighting": "uniform"}), ("scaffold", {"weighting": "samples", "global_step": 0.5})]
+    + [("pfedsim", {"warmup_share": 1.0}), ("pfedsim", {"warmup_share": 1.0, "buffers": "aggregate"})],
+)
+def test_the_mean_in_each_silos_place_gives_what_the_single_updates_give(name: str, parameters: dict[str, Any]) -> None:
+    method = make(name, parameters)
+    model = build(run_plan(method, rounds=3, model="lenet5").model, seed=1)
+    plain, blind = (
+        method.coordinator_half(Federation(Layout.of(model), rounds=3, seed=1, silos=("a", "b", "c", "d")))
+        for _ in range(2)
+    )
+    rng = np.random.default_rng(7)
+    for number in range(3):
+        # One silo has not taken part; silos of different sizes, so that weights matter.
+        uploads = {silo: random_upload(plain, number, silo, rng) for silo in ("a", "b", "d")}
+        masked = summed(blind, number, uploads)
+        found = blind.aggregate(number, masked, masked, MemoryWorkspace())
+        expected = plain.aggregate(number, uploads, uploads, MemoryWorkspace())
+        assert found.everyone is not None
+        assert expected.everyone is not None
+        assert not expected.own
+        assert set(found.everyone) == set(expected.everyone)
+        for exposure, part in expected.everyone.items():
+            for key, tensor in part.tensors().items():
+                torch.testing.assert_close(found.everyone[exposure].tensors()[key], tensor, rtol=1e-5, atol=1e-6)
+
+
+def random_upload(half: CoordinatorHalf, number: int, silo: str, rng: np.random.Generator) -> Payload:
+    """Random numbers in the form that the method wants."""
+    found = {}
+    for exposure, specs in half.upload_parts(number, silo).items():
+        if exposure == Exposure.SAMPLE_COUNT:
+            found[exposure] = count_part(int(rng.integers(1, 1000)))
+        else:
+            tensors = {s.name: torch.from_numpy(rng.normal(size=s.shape).astype(np.float32)) for s in specs}
+            found[exposure] = Part.of(tensors)
+    return found
+
+
+def test_every_method_is_either_a_sum_or_refused_with_the_reason() -> None:
+    for name in METHODS:
+        method = make(name, {})
+        if name in SUMS:
+            assert masked_rounds(method, 7) == 7
+        elif name == "pfedsim":
+            assert masked_rounds(method, 7) == 3, "the warm-up"
+            with pytest.raises(ConfigurationError, match="without warm-up rounds"):
+                masked_rounds(make(name, {"warmup_share": 0.0}), 7)
+        else:
+            with pytest.raises(
+                ConfigurationError, match=f"{name} cannot run with secure aggregation: .{{20,}}"
+            ) as told:
+                masked_rounds(method, 7)
+            assert "no one has stated" not in str(told.value)
+
+
+def test_consent_to_masked_runs_is_to_the_sum_and_not_to_models() -> None:
+    assert required(make("fedavg", {}), PLAN, 3) == (
+        Exposure.PROTOCOL, Exposure.IDENTITY, Exposure.PEER_DERIVED, Exposure.MASKED_UPDATE,
+    )  # fmt: skip
+    assert set(required(make("scaffold", {}), PLAN, 3)) & {*MODEL, Exposure.MODEL_GRADIENT} == set()
+    # pFedSim's later rounds send single models; only its numbers of images stay hidden.
+    half_masked = set(required(make("pfedsim", {}), PLAN, 6))
+    assert {*MODEL, Exposure.MASKED_UPDATE} <= half_masked
+    assert Exposure.SAMPLE_COUNT not in half_masked
+    for name in METHODS:
+        assert required(make(name, {}), None, 3) == make(name, {}).required
+
+
+def test_a_plan_whose_masks_are_not_what_it_says_is_refused() -> None:
+    def plan(method: Method, masks: SecureAggregationPlan) -> Any:
+        return run_plan(method, rounds=4).model_copy(update={"secure_aggregation": masks})
+
+    fedavg, pfedsim, diversifed = (make(name, {}) for name in ("fedavg", "pfedsim", "diversifed"))
+    check_masks(plan(fedavg, PLAN.model_copy(update={"rounds": 4})), fedavg)
+    check_masks(plan(pfedsim, PLAN.model_copy(update={"rounds": 2})), pfedsim)
+    check_masks(run_plan(diversifed, rounds=4), diversifed)
+    with pytest.raises(RefusedError, match="announces masks in 3 rounds; fedavg has 4"):
+        check_masks(plan(fedavg, PLAN), fedavg)
+    with pytest.raises(RefusedError, match="single model"):
+        check_masks(plan(diversifed, PLAN), diversifed)
+
+
+def test_masks_that_do_not_cancel_are_noticed() -> None:
+    upload: Payload = {Exposure.MODEL_PARAMETERS_CLASSIFIER: Part.of({"w": torch.ones(5)})}
+    parts = {exposure: part.specs for exposure, part in upload.items()}
+    _, numbers = encode_upload(upload, PLAN, 3)
+    spoiled = numbers + np.random.default_rng(1).integers(0, 2**64, len(numbers), dtype=np.uint64)
+    with pytest.raises(RefusedError, match="do not cancel"):
+        mean_of([masked_payload(upload, n) for n in (numbers, numbers, spoiled)], parts, PLAN, MemoryWorkspace())
+    assert masked_specs(parts)[0] == WEIGHT

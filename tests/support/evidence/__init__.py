@@ -1,0 +1,1 @@
+"""Journals, bundles and exchanges without daemons."""

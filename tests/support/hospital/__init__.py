@@ -1,0 +1,1 @@
+"""A hospital's data, plans and trained models in small."""

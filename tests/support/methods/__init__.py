@@ -1,0 +1,1 @@
+"""Small sites and federations in this process."""

@@ -1,0 +1,1 @@
+"""Proxies, recorders and raw clients between the daemons."""

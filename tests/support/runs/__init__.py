@@ -1,0 +1,1 @@
+"""Whole runs of real daemons, and what must be true of each."""
