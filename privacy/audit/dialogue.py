@@ -23,6 +23,7 @@ from typing import Any
 
 from medsilo.privacy.door.receipts import MOST_CALLS, Attestation, Correspondence, Direction, Key
 from medsilo.privacy.errors import ReceiptError
+from medsilo.privacy.identity.checking import HERE, Checks
 from medsilo.privacy.journal.checkpoint import read_note
 
 _BEFORE_KEYS = ("Enrol", "GetPlan")
@@ -61,8 +62,8 @@ class Outstanding:
 class Dialogue:
     """``own`` and ``peer`` are identities."""
 
-    def __init__(self, own: str, peer: str) -> None:
-        self.correspondence = Correspondence(own, peer)
+    def __init__(self, own: str, peer: str, *, checks: Checks = HERE) -> None:
+        self.correspondence = Correspondence(own, peer, checks=checks)
         self._peer = peer
         self._calls: dict[str, _Call] = {}
         self._unlisted: dict[Key, int] = {}

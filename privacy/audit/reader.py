@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from medsilo.privacy.audit.bundle import Evidence, Header, UnreadableError
@@ -21,6 +21,7 @@ from medsilo.privacy.door.receipts import Attestation
 from medsilo.privacy.errors import JournalError, MedsiloError
 from medsilo.privacy.exposure import SCHEMA_SHA256
 from medsilo.privacy.files.canonical import read_canonical
+from medsilo.privacy.identity.checking import HERE, Checks
 from medsilo.privacy.identity.envelope import ATTESTATION, from_json, key_id, unseal
 from medsilo.privacy.journal.checkpoint import Checkpoint, read_note, time_of, verify
 from medsilo.privacy.journal.key_rotation import follow
@@ -41,12 +42,17 @@ KINDS = frozenset(
     }
 )
 """The kinds of records that this release knows."""
+Along = Callable[[MerkleTree], Callable[[Mapping[str, Any]], None]]
 
 
 class EvidenceReader:
-    """Reads one party's evidence. ``result`` says what was found."""
+    """Reads one party's evidence. ``result`` says what was found.
 
-    def __init__(self, evidence: Evidence, side: Side) -> None:
+    ``checks``: where its signatures are checked. ``along``: who takes its records as they are read.
+    """
+
+    def __init__(self, evidence: Evidence, side: Side, *, checks: Checks = HERE, along: Along | None = None) -> None:
+        self._checks = checks
         self.result = Verification(str(evidence.source))
         self.header = evidence.header
         self._charges = Charges()
@@ -62,6 +68,7 @@ class EvidenceReader:
         self._lines: Iterator[bytes] = itertools.chain(() if first is None else (first,), evidence.lines)
         self.announced = _announced(first)
         self._tree = MerkleTree()
+        self._along = None if along is None else along(self._tree)
         self._peaks: list[tuple[bytes, ...]] = [()] * _REMEMBERED
         """Of the trees so far, by size: their roots are computed when they are asked for."""
         self._checkpoint_here = bytearray(_REMEMBERED)
@@ -188,6 +195,8 @@ class EvidenceReader:
             self._take(record)
             self._segment[1].update(line + b"\n")
             result.records += 1
+            if self._along is not None:
+                self._along(record)
             while ahead is not None and ahead[1].size <= self._tree.size:
                 self._take_note(*ahead)
                 ahead = self._next_note()
@@ -212,7 +221,7 @@ class EvidenceReader:
 
     def _check_signature(self, note: str) -> None:
         try:
-            verify(note, self._key_for(read_note(note).size))
+            verify(note, self._key_for(read_note(note).size), checks=self._checks)
         except JournalError as error:
             raise BrokenError(None, f"the checkpoint over {read_note(note).size} records: {error}") from None
 
@@ -273,7 +282,7 @@ class EvidenceReader:
             raise BrokenError(None, "its header holds a schema that no record of the stretch uses")
 
     def _parse(self, line: bytes) -> dict[str, Any]:
-        record = read_canonical(line)
+        record = self._checks.document(line)
         if not isinstance(record, dict):
             raise ValueError("it is not a JSON object")
         index = record["index"]
@@ -580,7 +589,7 @@ class EvidenceReader:
         if found is None:
             if not isinstance(peer, str):
                 raise TypeError("peer should be text")
-            found = self._dialogues[peer] = Dialogue(self.result.party, peer)
+            found = self._dialogues[peer] = Dialogue(self.result.party, peer, checks=self._checks)
         return found
 
     def _conclude(self) -> None:

@@ -13,31 +13,46 @@ from medsilo.privacy.audit.bundle import UnreadableError, open_evidence, read_ev
 from medsilo.privacy.audit.comparison import Comparison, comparing
 from medsilo.privacy.audit.findings import Finding, Verification
 from medsilo.privacy.audit.fork_proof import ForkProof, View
-from medsilo.privacy.audit.reader import EvidenceReader
+from medsilo.privacy.audit.reader import Along, EvidenceReader
 from medsilo.privacy.audit.testimony import ForkFound, Testimony
 from medsilo.privacy.door.receipts import Attestation
 from medsilo.privacy.errors import JournalError, MedsiloError
 from medsilo.privacy.files.canonical import read_canonical
+from medsilo.privacy.identity.checking import Checks, with_second_process
 from medsilo.privacy.identity.envelope import from_json, key_id
 from medsilo.privacy.journal.checkpoint import Checkpoint, read_note, verify
 from medsilo.privacy.journal.merkle import EMPTY_ROOT
 
 
-def verify_evidence(path: str | Path, *, peer: str | Path | None = None, key: bytes | None = None) -> Verification:
+def verify_evidence(
+    path: str | Path,
+    *,
+    peer: str | Path | None = None,
+    key: bytes | None = None,
+    along: Along | None = None,
+) -> Verification:
     """Verifies a bundle or a journal's folder, and against the other side's if ``peer`` is given.
 
     Args:
         path: the bundle, or the folder.
         peer: the other side's; or, of a hospital, another hospital's, to hold against each other what both were told.
         key: the public audit key (Ed25519, 32 bytes) that the owner is known to have now.
+        along: called whenever the reading begins, with the tree over the records so far; gives who takes each record of
+            ``path`` as it is read. What was taken is as sound as the result of the last reading.
 
     Raises ``UnreadableError`` for what is no evidence at all, or cannot be compared; everything else is in the result.
     """
+    return with_second_process(lambda checks: _verify(Path(path), peer, key, checks, along))
+
+
+def _verify(
+    path: Path, peer: str | Path | None, key: bytes | None, checks: Checks, along: Along | None
+) -> Verification:
     try:
-        own = EvidenceReader(open_evidence(Path(path)), "own")
+        own = EvidenceReader(open_evidence(path), "own", checks=checks, along=along)
         if peer is None:
             return own.verify(key)
-        other = EvidenceReader(open_evidence(Path(peer)), "peer")
+        other = EvidenceReader(open_evidence(Path(peer)), "peer", checks=checks)
         with comparing() as database:
             if all("/silo/" in reader.announced for reader in (own, other)) and own.announced != other.announced:
                 return _verify_witnesses(own, other, Testimony(database), key)

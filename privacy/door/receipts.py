@@ -25,6 +25,7 @@ from securesystemslib import dsse
 
 from medsilo.privacy.errors import ReceiptError, RefusedError
 from medsilo.privacy.files.configuration import StrictModel
+from medsilo.privacy.identity.checking import HERE, Checks
 from medsilo.privacy.identity.envelope import ATTESTATION, from_json, unseal
 from medsilo.privacy.journal.checkpoint import MOST_SIGNS, Checkpoint, read_note, verify, verify_cosignature
 from medsilo.privacy.journal.merkle import EMPTY_ROOT, check_consistency
@@ -129,10 +130,12 @@ class Correspondence:
     """One party's side of what it exchanges with one other party.
 
     ``own`` and ``peer`` are identities (URIs). ``peer_key`` is the other's audit key once it is known, ``version`` what
-    the other understands. Its methods may be called from any thread.
+    the other understands. ``checks``: where signatures in attestations are checked. Its methods may be called from any
+    thread.
     """
 
-    def __init__(self, own: str, peer: str) -> None:
+    def __init__(self, own: str, peer: str, *, checks: Checks = HERE) -> None:
+        self._checks = checks
         self.own = own
         self.peer = peer
         self.peer_key: bytes | None = None
@@ -191,7 +194,7 @@ class Correspondence:
                 return None
             envelope = from_json(record["attestation"])
             if record["direction"] == "sent":
-                document = _parse(envelope, own_key)
+                document = _parse(envelope, own_key, self._checks)
                 for item in document.exchanges:
                     messages = self._open.get((item.call_id, item.direction))
                     if messages is not None:
@@ -310,7 +313,7 @@ class Correspondence:
         """The attestation of an envelope that the other side signed for this party; raises ``ReceiptError``."""
         if self.peer_key is None:
             raise ReceiptError(f"{self.peer} gives its word on journals before its audit key is known")
-        document = _parse(envelope, self.peer_key)
+        document = _parse(envelope, self.peer_key, self._checks)
         if (document.by, document.to) != (self.peer, self.own):
             raise ReceiptError(f"an attestation by {document.by} to {document.to} came from {self.peer}")
         return document
@@ -501,11 +504,11 @@ class OutOfStepError(ReceiptError):
     """The other side proves its journal from another checkpoint than the last one seen: after a cut call."""
 
 
-def _parse(envelope: dsse.Envelope, key: bytes | None = None) -> Attestation:
+def _parse(envelope: dsse.Envelope, key: bytes | None = None, checks: Checks = HERE) -> Attestation:
     try:
         if key is None:
             return Attestation.model_validate(json.loads(envelope.payload))
-        return Attestation.model_validate(unseal(envelope, ATTESTATION, key))
+        return Attestation.model_validate(unseal(envelope, ATTESTATION, key, checks=checks))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

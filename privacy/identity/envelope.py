@@ -6,16 +6,16 @@ import base64
 import binascii
 import hashlib
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securesystemslib import dsse
 from securesystemslib.signer import CryptoSigner, Signature, SSlibKey  # type: ignore[attr-defined]
 
 from medsilo.privacy.errors import JournalError
-from medsilo.privacy.files.canonical import read_canonical, write_canonical
+from medsilo.privacy.files.canonical import write_canonical
+from medsilo.privacy.identity.checking import HERE, Checks
 from medsilo.protos.medsilo.v1 import journal_pb2
 
 ATTESTATION = "application/vnd.medsilo.attestation+json"
@@ -39,18 +39,18 @@ def countersign(envelope: dsse.Envelope, key: Ed25519PrivateKey) -> None:
     envelope.sign(CryptoSigner(key, _public(key.public_key().public_bytes_raw())))
 
 
-def unseal(envelope: dsse.Envelope, payload_type: str, public_key: bytes) -> dict[str, Any]:
+def unseal(envelope: dsse.Envelope, payload_type: str, public_key: bytes, *, checks: Checks = HERE) -> dict[str, Any]:
     """The document in an envelope; raises ``JournalError`` if it is not one of that type, signed with that key."""
     if envelope.payload_type != payload_type:
         raise JournalError(f"the signed document is of type {envelope.payload_type!r}, not {payload_type!r}")
     try:
         # As ``envelope.verify`` of securesystemslib does it for one key, which costs half as much again.
         signature = bytes.fromhex(envelope.signatures[key_id(public_key)].signature)
-        _loaded(public_key).verify(signature, envelope.pae())
+        checks.signature(public_key, signature, envelope.pae())
     except (InvalidSignature, KeyError, ValueError):
         raise JournalError(f"the signature does not hold for the audit key {key_id(public_key)[:16]}…") from None
     try:
-        document = read_canonical(envelope.payload)
+        document = checks.document(envelope.payload)
     except ValueError:
         document = None
     if not isinstance(document, dict):
@@ -97,11 +97,6 @@ def from_json(content: Any) -> dsse.Envelope:
 
 def _decoded(text: str) -> bytes:
     return base64.b64decode(text, validate=True)
-
-
-@lru_cache(maxsize=1024)
-def _loaded(raw: bytes) -> Ed25519PublicKey:
-    return Ed25519PublicKey.from_public_bytes(raw)
 
 
 def _public(raw: bytes) -> SSlibKey:

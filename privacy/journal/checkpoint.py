@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from medsilo.privacy.errors import JournalError
+from medsilo.privacy.identity.checking import HERE, Checks, check_signature
 
 _ED25519 = b"\x01"
 _COSIGNATURE = b"\x04"
@@ -63,7 +64,7 @@ def read_note(note: str) -> Checkpoint:
     return checkpoint
 
 
-def verify(note: str, public_key: bytes) -> Checkpoint:
+def verify(note: str, public_key: bytes, *, checks: Checks = HERE) -> Checkpoint:
     """The checkpoint of a signed note; raises ``JournalError`` if it is malformed or has no signature of its origin's
     with that key that holds.
 
@@ -80,7 +81,7 @@ def verify(note: str, public_key: bytes) -> Checkpoint:
         if not own:
             raise ValueError("it was not signed with this key")
         for signature in own:
-            Ed25519PublicKey.from_public_bytes(public_key).verify(signature, checkpoint.text().encode())
+            checks.signature(public_key, signature, checkpoint.text().encode())
     except (ValueError, binascii.Error) as error:
         raise JournalError(f"the checkpoint cannot be used: {error}") from None
     except InvalidSignature:
@@ -103,7 +104,7 @@ def verify_cosignature(line: str, note: str, name: str, public_key: bytes) -> in
         if blob[:4] != _key_hash(name, public_key, _COSIGNATURE) or len(blob) != 76:
             raise ValueError("it was not made with this key")
         time = int.from_bytes(blob[4:12], "big")
-        Ed25519PublicKey.from_public_bytes(public_key).verify(blob[12:], _cosigned(note, time))
+        check_signature(public_key, blob[12:], _cosigned(note, time))
     except (ValueError, binascii.Error) as error:
         raise JournalError(f"the cosignature of {name} cannot be used: {error}") from None
     except InvalidSignature:

@@ -43,6 +43,7 @@ class StoredSchema:
         for file in protos:
             self._add(file.package, file.message_type)
         self._known: dict[str, dict[str, str]] = {}
+        self._exposures: dict[tuple[str, str], Exposure] = {}
 
     def _add(self, scope: str, messages: Iterable[descriptor_pb2.DescriptorProto]) -> None:
         for message in messages:
@@ -51,8 +52,11 @@ class StoredSchema:
 
     def exposure(self, message_type: str, path: str) -> Exposure:
         """The class of a field path; raises ``JournalError`` if the schema gives it none."""
-        (name,) = self.classes(message_type, {path: 1})
-        return Exposure(name)
+        found = self._exposures.get((message_type, path))
+        if found is None:
+            (name,) = self.classes(message_type, {path: 1})
+            found = self._exposures[message_type, path] = Exposure(name)
+        return found
 
     def classes(self, message_type: str, fields: Mapping[str, Any]) -> dict[str, int]:
         """Bytes of each exposure class, from the bytes of each field path.

@@ -1,11 +1,11 @@
-"""Makes a report from a journal, in one pass that keeps sums and no messages."""
+"""Makes a report from a journal, in the pass that verifies it; it keeps sums and no messages."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +44,8 @@ LISTED_REFUSALS = 100
 _LONGEST_REASON = 600
 _JOINING = coordinator_pb2.JoinRequest.DESCRIPTOR.full_name
 _MEETING = ("Enrol", "GetPlan")
+_exposure = cache(Exposure)  # whose own look-up takes several times as long, and is made a dozen times a record
 _OPEN_CALLS = 1024  # more than can be open at once; calls that belong to no round are let go
-
-
-def verify_journal(journal: Path, public_key: bytes) -> Verification:
-    """What ``audit verify`` finds in a journal of the owner of that audit key."""
-    found = verify_evidence(journal, key=public_key)
-    contradicted = [finding.sentence() for finding in found.findings]
-    sentences = found.sentences()
-    return Verification(not found.problem, sentences, found.index, found.signed, found.records, contradicted)
 
 
 def make_report(
@@ -89,7 +82,6 @@ def make_report(
         journal,
         key,
         party=party,
-        verification=verify_journal(journal, key),
         run=run,
         answers=answers,
         accuracies=accuracies,
@@ -103,19 +95,18 @@ def build_report(
     public_key: bytes,
     *,
     party: Identity,
-    verification: Verification,
     run: str | None = None,
     answers: Sequence[Answer] = (),
     accuracies: Sequence[SharedAccuracy] = (),
     attendance: Sequence[Attendance] = (),
     rehearsals: Sequence[Rehearsed] = (),
 ) -> Report:
-    """Reads a journal and says what it shows.
+    """Reads and verifies a journal, and says what it shows.
 
     ``public_key``: the owner's audit key, Ed25519, 32 bytes. ``run`` limits the report to one run. ``answers``,
     ``accuracies`` and ``attendance`` are what a coordinator keeps beside its journal, ``rehearsals`` what a silo keeps.
 
-    Of a journal that is sound it takes the records that were verified, and none that a daemon has written since.
+    Of a journal that is sound it takes the records that are verified, as they are; of one that is not, all.
 
     Raises ``JournalError`` if there is no journal or a record cannot be read, ``ConfigurationError`` for a run that is
     not on record.
@@ -123,29 +114,44 @@ def build_report(
     if not (journal / RECORDS).exists():
         begins = "silo train" if party.role == "silo" else "coordinator serve"
         raise JournalError(f"{journal}: there is no journal yet; `{begins}` begins one")
-    sums = _Sums(party, run)
-    verified = verification.records if verification.sound else None
-    for record in itertools.islice(read_records(journal), verified):
-        try:
-            sums.add(record)
-        except (KeyError, TypeError, ValueError, AttributeError, JournalError) as error:
-            raise JournalError(
-                f"{journal / RECORDS}: record {record['index']} is not of a form that this release knows ({error!r}); "
-                "read it with the release that wrote it, or check it with `audit verify`"
-            ) from None
+    sums = _Sums(party, run, MerkleTree())
+
+    def begin(tree: MerkleTree) -> Callable[[Mapping[str, Any]], None]:
+        nonlocal sums
+        sums = _Sums(party, run, tree)
+        return sums.take
+
+    found = verify_evidence(journal, key=public_key, along=begin)
+    if found.problem:
+        take = begin(tree := MerkleTree())
+        for line, record in zip(read_lines(journal), read_records(journal), strict=False):
+            tree.append(line)
+            take(record)
+            if sums.unknown is not None:
+                break
+    if sums.unknown is not None:
+        index, error = sums.unknown
+        raise JournalError(
+            f"{journal / RECORDS}: record {index} is not of a form that this release knows ({error!r}); read it with "
+            "the release that wrote it, or check it with `audit verify`"
+        )
     if run is not None and run not in sums.plans:
         raise ConfigurationError(f"run {run} is not on record; the runs are {', '.join(sums.plans) or 'none'}")
-    tree = MerkleTree()
-    for line in itertools.islice(read_lines(journal), sums.count):
-        tree.append(line)
     return Report(
         party=party,
         key_sha256=hashlib.sha256(public_key).hexdigest(),
         records=sums.count,
-        root_sha256=tree.root().hex(),
+        root_sha256=sums.tree.root().hex(),
         first_time=sums.first_time,
         last_time=sums.last_time,
-        verification=verification,
+        verification=Verification(
+            not found.problem,
+            found.sentences(),
+            found.index,
+            found.signed,
+            found.records,
+            [finding.sentence() for finding in found.findings],
+        ),
         runs=sums.runs(),
         left=sorted(sums.left.values(), key=_order),
         came_back=sorted(sums.came_back.values(), key=_order),
@@ -170,9 +176,12 @@ def build_report(
 
 
 class _Sums:
-    """What has been read so far."""
+    """What has been read so far. ``tree``: over these records, grown by who reads them."""
 
-    def __init__(self, party: Identity, only: str | None) -> None:
+    def __init__(self, party: Identity, only: str | None, tree: MerkleTree) -> None:
+        self.tree = tree
+        self.unknown: tuple[int, Exception] | None = None
+        """The first record that is not in form; of what follows it nothing is taken."""
         self.of_silo = party.role == "silo"
         self.party = party.uri
         self.only = only
@@ -200,7 +209,14 @@ class _Sums:
         self.charged: list[Mapping[str, Any]] = []
         self.masked_sums: dict[str, dict[int, int]] = {}
 
-    def add(self, record: Mapping[str, Any]) -> None:
+    def take(self, record: Mapping[str, Any]) -> None:
+        if self.unknown is None:
+            try:
+                self._add(record)
+            except (KeyError, TypeError, ValueError, AttributeError, JournalError) as error:
+                self.unknown = record["index"], error
+
+    def _add(self, record: Mapping[str, Any]) -> None:
         self.count += 1
         self.first_time = self.first_time or record["time"]
         self.last_time = record["time"]
@@ -280,7 +296,7 @@ class _Sums:
         if run != BEFORE:
             self.plans.setdefault(run, (None, record["plan_sha256"]))
         leaving = (record["direction"] == "sent") == self.of_silo
-        if leaving and any(Exposure(name) in TELLING for name in record["classes"]):
+        if leaving and any(_exposure(name) in TELLING for name in record["classes"]):
             self.told.setdefault(run, set()).add(self.data)
         if leaving and self.of_silo and self.consents and run != BEFORE and run not in self.consents[-1]["runs"]:
             self.consents[-1]["runs"].append(run)
@@ -301,21 +317,22 @@ class _Sums:
             peer.bytes_came_back += record["length"]
         if leaving and self.of_silo:
             for name, count in record["classes"].items():
-                if Exposure(name) not in self.allowed:
-                    add_counts(self.outside_consent, {Exposure(name): count})
+                if _exposure(name) not in self.allowed:
+                    add_counts(self.outside_consent, {_exposure(name): count})
 
     def _flows(self, flows: _Flows, run: str, record: Mapping[str, Any]) -> None:
         peer = record["peer"]
         for name, count in record["classes"].items():
-            exposure = Exposure(name)
+            exposure = _exposure(name)
             flow = flows.setdefault((run, peer, exposure), Flow(run, peer, exposure))
             flow.bytes += count
             flow.messages += 1
         for path, count in record["fields"].items():
             exposure = self.schemas[record["schema_sha256"]].exposure(record["message_type"], path)
-            add_counts(flows[(run, peer, exposure)].fields, {path: count})
+            fields = flows[(run, peer, exposure)].fields
+            fields[path] = fields.get(path, 0) + count
         for tensor in record.get("tensors", ()):
-            exposure = Exposure(tensor["class"])
+            exposure = _exposure(tensor["class"])
             # A manifest may come whose bytes never did.
             flow = flows.setdefault((run, peer, exposure), Flow(run, peer, exposure))
             flow.note_tensor(tensor["name"], tensor["shape"], tensor["dtype"], None)
@@ -371,7 +388,7 @@ def _order(flow: Flow) -> tuple[bool, str, bool, int, str]:
 def _place(flows: _Flows, run: str, record: Mapping[str, Any], number: int) -> None:
     """Puts a message's bytes and tensors into a round."""
     for name, count in record["classes"].items():
-        add_counts(flows[(run, record["peer"], Exposure(name))].rounds, {number: count})
+        add_counts(flows[(run, record["peer"], _exposure(name))].rounds, {number: count})
     for tensor in record.get("tensors", ()):
-        flow = flows[(run, record["peer"], Exposure(tensor["class"]))]
+        flow = flows[(run, record["peer"], _exposure(tensor["class"]))]
         flow.note_tensor(tensor["name"], tensor["shape"], tensor["dtype"], number)

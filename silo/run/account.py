@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from medsilo.algorithms.method import Method
@@ -264,9 +265,15 @@ class Account:
 
         Of the latter it tells only what they cost: the journal is shown to this federation.
         """
-        records = list(read_records(self._door.journal.directory))
-        self._ledger.check_holds(records)
-        known = {c["index"] for c in charges(records) if Subject.read(c) == self._ledger.subject}
+        by_hash: dict[str, Mapping[str, Any]] = {}
+        voided: dict[str, int] = {}
+        for record in read_records(self._door.journal.directory):  # in which messages name the same charges many times
+            for charge in charges([record]):
+                by_hash[charge["sha256"]] = charge
+            if record["kind"] == "void":
+                voided[record["charge"]["sha256"]] = record["index"]
+        self._ledger.check_holds({"kind": "ledger", "charge": charge} for charge in by_hash.values())
+        known = {charge["index"] for charge in by_hash.values() if Subject.read(charge) == self._ledger.subject}
         entries = self._ledger.entries(voided=True)
         for entry in entries:
             if entry.index not in known:
@@ -274,14 +281,13 @@ class Account:
                 if entry.purpose.federation != self._plan.federation:
                     told.update(federation=None, run=None, plan_sha256=None, round=None, phase=None)
                 self._door.note("ledger", charge=told)
-        self._catch_up_with_voids(records, {entry.sha256: entry for entry in entries})
+        self._catch_up_with_voids(voided, {entry.sha256: entry for entry in entries})
 
-    def _catch_up_with_voids(self, records: list[dict[str, Any]], entries: dict[str, Entry]) -> None:
+    def _catch_up_with_voids(self, proven: dict[str, int], entries: dict[str, Entry]) -> None:
         """Voids what the journal says is voided: a crash may have come in between. The other way round is no accident.
 
         Raises ``BudgetError`` for a charge that the ledger says is voided by this journal, which does not say so.
         """
-        proven = {record["charge"]["sha256"]: record["index"] for record in records if record["kind"] == "void"}
         for index, void in self._ledger.voids().items():
             if void.party == self._door.identity and proven.get(void.charge) != void.record:
                 raise BudgetError(

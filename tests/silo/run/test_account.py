@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -306,6 +307,22 @@ def test_the_journal_is_told_of_charges_that_a_crash_kept_from_it(tmp_path: Path
     assert "secret" not in str(records)
     assert "their-run" not in str(records)
     door.journal.close()
+
+
+def test_what_is_kept_of_the_journal_at_the_start_does_not_grow_with_it(tmp_path: Path) -> None:
+    peaks = []
+    for length in (200, 4000):
+        account, _, door = opened(tmp_path / str(length), run_plan(), BUDGET)
+        account.charge(0, "training", mechanism(run_plan()).training(10), "")
+        door.journal.append([{"kind": "refusal", "federation": "test", "self": "i", "reason": "any"}] * length)
+        parts = account._ledger, account._plan, account._mechanism, BUDGET, door, account._sealed
+        Account(*parts)
+        tracemalloc.start()
+        Account(*parts)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        door.journal.close()
+    assert peaks[1] < 1.3 * peaks[0]
 
 
 def test_a_ledger_from_a_backup_is_refused_by_the_journal(tmp_path: Path) -> None:
