@@ -346,7 +346,7 @@ class CoordinatorConfig(PartyConfig):
         if run.training.batch_size < 2:
             raise self._wrong("run.training.batch_size", "should be at least 2")
         if run.privacy is not None:
-            check_model(self.build_model(), run.model.name)
+            check_model(self.build_model(), run.model.name, run.model.input_shape)
         if run.max_update_norm is not None and not method.uploads & set(MODEL):
             raise self._wrong("run.max_update_norm", f"is for models, and {method.name} sends none; leave it out")
         masks = None

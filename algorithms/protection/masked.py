@@ -20,6 +20,7 @@ from medsilo.algorithms.families.sharing import COUNT, count_part
 from medsilo.algorithms.method import Method
 from medsilo.algorithms.pfedsim import PFedSim
 from medsilo.algorithms.tensors import BLOCK, MemorySource, Part, Payload, TensorSpec, Workspace
+from medsilo.privacy.budget.accounting import WEAK_DELTA, WEAK_EPSILON
 from medsilo.privacy.consent.plan import RunPlan, SecureAggregationPlan
 from medsilo.privacy.errors import ConfigurationError, RefusedError
 from medsilo.privacy.exposure import Exposure
@@ -90,9 +91,10 @@ def silos_may_change(plan: RunPlan, method: Method) -> bool:
     """Whether a masked run's sums may be of other silos from round to round.
 
     Two sums that differ by a few silos give away what those sent, and their number of images exactly. Differential
-    privacy bounds the one; against the other nothing helps but that silos count alike.
+    privacy bounds the one, where it is more than a name; against the other nothing helps but that silos count alike.
     """
-    return plan.privacy is not None and Exposure.SAMPLE_COUNT not in method.uploads
+    bounded = plan.privacy is not None and not plan.privacy.guarantee.is_weak
+    return bounded and Exposure.SAMPLE_COUNT not in method.uploads
 
 
 def check_participation(plan: RunPlan, method: Method) -> None:
@@ -100,8 +102,9 @@ def check_participation(plan: RunPlan, method: Method) -> None:
     if plan.secure_aggregation is not None and plan.participation < 1 and not silos_may_change(plan, method):
         raise ConfigurationError(
             f"a participation of {plan.participation:g} draws other silos in each round, and two masked sums that "
-            "differ by a few silos give away what those sent. Use `participation: 1`; or a run with `privacy` in which "
-            "silos count alike (`weighting: uniform` where the method has it)"
+            "differ by a few silos give away what those sent. Use `participation: 1`; or a run with `privacy` (an "
+            f"epsilon of at most {WEAK_EPSILON:g}, a delta of at most {WEAK_DELTA:g}) in which silos count alike "
+            "(`weighting: uniform` where the method has it)"
         )
 
 

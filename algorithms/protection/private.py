@@ -11,13 +11,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import nn
+from torch.func import functional_call
 
 from medsilo.algorithms.method import Method
 from medsilo.privacy.budget.promise import steps_of
 from medsilo.privacy.consent.plan import TrainingPlan
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import MODEL, Exposure
+
+_ROUNDING = 1e-4
+"""By how much of the largest logit may one differ."""
 
 NOISED = "noised training (DP-SGD)"
 RELEASED = "clipped and noised average"
@@ -173,10 +178,9 @@ def check(method: Method) -> None:
         raise ConfigurationError(f"{reason}. Use another method, or a run without privacy")
 
 
-def check_model(model: nn.Module, name: str) -> None:
-    """Raises ``ConfigurationError`` for a model with a layer in which one image changes another's gradient.
-
-    Only layers can be checked: code of a user's own module that mixes the images of a batch goes unnoticed.
+def check_model(model: nn.Module, name: str, input_shape: tuple[int, int, int]) -> None:
+    """Raises ``ConfigurationError`` for a model in which one image changes another's gradient: by a layer that is known
+    for it, or by what a try with two images shows. Code of a user's own may mix images so that neither does.
     """
     from opacus.validators import ModuleValidator  # takes seconds to load, and runs without privacy do without it
 
@@ -195,6 +199,27 @@ def check_model(model: nn.Module, name: str) -> None:
         raise ConfigurationError(
             f"model {name} cannot be trained with differential privacy: {errors[0]}; use another architecture"
         )
+    if _mixes(model, input_shape):
+        raise ConfigurationError(
+            f"model {name} cannot be trained with differential privacy: what it says of one image changes with the one "
+            "beside it, or with those that it saw before, so that no image's gradient is its own. Use another model"
+        )
+
+
+def _mixes(model: nn.Module, input_shape: tuple[int, int, int]) -> bool:
+    """Whether with the same draws an image's logits change with the image beside it, or at the next call. The model's
+    state stays as it is."""
+    device = next(model.parameters()).device
+    images = torch.rand(2, *input_shape, generator=torch.Generator().manual_seed(1)) * 2 - 1
+    others = torch.stack([images[0], -images[1]])
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    said = []
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        for batch in (images, others, images):
+            torch.manual_seed(1)  # of dropout
+            said.append(functional_call(model, buffers, batch.to(device))[0])
+    largest = float(said[0].abs().max())
+    return any(float((one - said[0]).abs().max()) > _ROUNDING * largest for one in said)
 
 
 def mechanism(method: Method, exposure: Exposure) -> str:

@@ -9,6 +9,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from medsilo.privacy.audit.times import TOLERANCE_SECONDS, moment
+from medsilo.privacy.budget.accounting import Guarantee
 from medsilo.privacy.errors import ConsentError
 from medsilo.privacy.exposure import Exposure, expand
 from medsilo.privacy.files.canonical import write_canonical
@@ -53,7 +54,7 @@ class _Plan:
     up: frozenset[str]
     down: frozenset[str]
     rounds: int | None
-    private: bool = False
+    bounded: bool = False
     last_round: int = -1
     rounds_begun: int = 0
 
@@ -69,6 +70,7 @@ class Permissions:
     _plans: dict[str, _Plan] = field(default_factory=dict)
     _rosters: dict[tuple[str, int], frozenset[str]] = field(default_factory=dict)
     _sums: dict[str, frozenset[str]] = field(default_factory=dict)
+    _bounded_sums: dict[str, frozenset[str]] = field(default_factory=dict)
     _rounds_with: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -96,7 +98,7 @@ class Permissions:
         up, down = required.union(_ALWAYS, plan["optional"]), _ALWAYS.union(plan["downlink"])
         rounds = plan["rounds"]
         self._plans.setdefault(
-            digest, _Plan(up, down, None if rounds is None else int(rounds), plan.get("privacy") is not None)
+            digest, _Plan(up, down, None if rounds is None else int(rounds), _bounds(plan.get("privacy")))
         )
         if not self._is_silo:
             return
@@ -110,8 +112,9 @@ class Permissions:
     def masked(self, record: Mapping[str, Any]) -> None:
         """Takes a ``roster`` record; raises ``ConsentError`` if a round's update was masked for other silos before.
 
-        So was, in a run without privacy, what began with the same models, or any round of the run. Silos of before
-        did not hold to that, and their records do not name the models.
+        So was, in a run without privacy worth the name, what began with the same models, or any round of the run. In
+        one with it silos may change, but not for models with which a run without it began. Silos of before did not hold
+        to that, and their records do not name the models.
         """
         silos = frozenset(record["silos"])
         before = self._rosters.setdefault((record["plan_sha256"], record["round"]), silos)
@@ -121,14 +124,23 @@ class Permissions:
                 f"{', '.join(sorted(before))}: the difference of the two sums gives single updates away"
             )
         received, plan = record.get("received_sha256"), self._plans.get(record["plan_sha256"] or "")
-        if received is None or plan is None or plan.private:
+        if received is None or plan is None:
             return
-        for key, what in ((f"run {record['run']}", "a round of the run"), (received, "an update from the same models")):
-            before = self._sums.setdefault(key, silos)
-            if before != silos:
+        same_run, same_models = "a round of the run", "an update from the same models"
+        found = [(self._sums.get(received), same_models)]
+        if plan.bounded:
+            self._bounded_sums.setdefault(received, silos)
+        else:
+            self._sums.setdefault(received, silos)
+            found += [
+                (self._bounded_sums.get(received), same_models),
+                (self._sums.setdefault(f"run {record['run']}", silos), same_run),
+            ]
+        for earlier, what in reversed(found):
+            if earlier is not None and earlier != silos:
                 raise ConsentError(
                     f"round {record['round']} of run {record['run']} was masked for {', '.join(sorted(silos))}, and "
-                    f"{what} for {', '.join(sorted(before))}: the difference of the two sums gives single updates away"
+                    f"{what} for {', '.join(sorted(earlier))}: the difference of the two sums gives single updates away"
                 )
 
     def check(self, record: Mapping[str, Any], classes: Iterable[str], *, whole: bool) -> None:
@@ -205,3 +217,10 @@ class Permissions:
         total = None if self._consent is None else self._consent.total_rounds
         if total is not None and taken > total:
             raise ConsentError(f"updates of {taken} rounds left; the consent holds {total} rounds of all runs together")
+
+
+def _bounds(privacy: Mapping[str, Any] | None) -> bool:
+    """Whether a plan's promise of differential privacy bounds what single updates tell."""
+    if privacy is None:
+        return False
+    return not Guarantee(float(privacy["epsilon"]), float(privacy["delta"]), privacy["unit"]).is_weak

@@ -58,6 +58,8 @@ class EvidenceReader:
         self._charges = Charges()
         self._charged: dict[str, tuple[int, dict[str, Any]]] = {}
         """Charges by their hash: the record that told of each when it was made, and what that says."""
+        self._failed: set[str] = set()
+        """Those whose training failed by what came out of it."""
         self._last_update = -1
         """The last record of an update that was sent."""
         self.side: Side = side
@@ -338,6 +340,8 @@ class EvidenceReader:
                     most = record.get("unit_spent")
                     self._charges.say(record["charge"], record["spent"], record["index"], of_unit=most)
                     self._charged[record["charge"]["sha256"]] = record["index"], record["charge"]
+                if "failed" in record:
+                    self._failed.add(record["charge"]["sha256"])
             case "void" if whole:
                 self._void(record)
             case "consent":
@@ -379,6 +383,10 @@ class EvidenceReader:
         told, made = self._charged.get(charge["sha256"], (None, None))
         if told is None or (told, made) != (record["charged"], charge):
             raise BrokenError(self._index, "it voids a charge, and the journal does not tell that this one was made")
+        if charge["sha256"] in self._failed:
+            raise BrokenError(
+                self._index, f"it voids the charge of record {told}, whose training failed by its outcome"
+            )
         if self._last_update > told:
             raise BrokenError(
                 self._index,

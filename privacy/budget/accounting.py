@@ -38,6 +38,9 @@ _LARGEST_GROUP = 32
 WEAK_EPSILON = 8.0
 """Above it a limit is called weak: with one false alarm in a thousand, a test may find out every unit that was used."""
 
+WEAK_DELTA = 1e-3
+"""Above it too: as many units may be given away whole, whatever ε is."""
+
 _HOPELESS = 100.0
 _LARGEST = 1e4
 
@@ -203,7 +206,7 @@ class Guarantee:
     @property
     def is_weak(self) -> bool:
         """Whether it rules hardly anything out about single units."""
-        return self.epsilon > WEAK_EPSILON
+        return self.epsilon > WEAK_EPSILON or self.delta > WEAK_DELTA
 
     @property
     def odds(self) -> str:

@@ -41,6 +41,7 @@ _KEY_BYTES = 32
 _MOST_GROUPS = 12
 """Of more groups of units than this the whole is reckoned as one unit that is in every account: more, never less."""
 _HEX = re.compile(r"[0-9a-f]{16}")
+_HASHED = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,11 +65,15 @@ class Members:
         shape: of each image.
         images: one hash for each, ``S16 [n]``.
         patients: one for each image's patient, ``S16 [n]``, or None where that is unknown.
+        key: the name of the key under which they were made; those of two keys cannot be compared.
+        blank: those of images of one colour throughout, which are nobody's, as far as it was written down.
     """
 
     shape: tuple[int, ...]
     images: npt.NDArray[np.bytes_]
     patients: npt.NDArray[np.bytes_] | None
+    key: str
+    blank: npt.NDArray[np.bytes_]
 
     @functools.cached_property
     def has_groups(self) -> bool:
@@ -108,14 +113,13 @@ class Units:
         either. Raises ``BudgetError`` for a file that cannot be relied on."""
         if (data_sha256, split) not in self._read:
             path = self._path(data_sha256, split)
-            if path.exists():
-                self._read[data_sha256, split] = self._open(path, data_sha256, split)
-            elif content is not None:
-                # Nothing is written by who only looks: without a key there is no other file to be compared with.
-                key = self._key() or self._passing
-                self._read[data_sha256, split] = self._hash(data_sha256, split, content, key)
-            else:
-                return None
+            if not path.exists():
+                # Nothing is written by who only looks: without a key there is no other file to be compared with. It is
+                # not kept either, for another process may make the key.
+                if content is None:
+                    return None
+                return self._hash(data_sha256, split, content, self._key() or self._passing)
+            self._read[data_sha256, split] = self._open(path, data_sha256, split)
         return self._read[data_sha256, split]
 
     def keep(self, data_sha256: str, contents: Mapping[str, Content]) -> None:
@@ -144,6 +148,7 @@ class Units:
                     "images": len(members.images),
                     "shape": list(members.shape),
                     "patients": members.patients is not None,
+                    "blank": [one.hex() for one in _bytes(members.blank)],
                     "sha256": hashlib.sha256(body).hexdigest(),
                 }
                 write_atomically(path, write_canonical(header) + b"\n" + body, mode=0o600)
@@ -189,6 +194,7 @@ class Units:
         line, _, body = path.read_bytes().partition(b"\n")
         header = _header(path, line)
         count, named, shape = header.get("images"), header.get("patients"), header.get("shape")
+        blank = header.get("blank", [])  # not in the first files
         if (
             (header.get("v"), header.get("kind")) != (1, "units")
             or (header.get("data_sha256"), header.get("split")) != (data_sha256, split)
@@ -196,27 +202,30 @@ class Units:
             or type(named) is not bool
             or not (isinstance(shape, list) and all(type(length) is int for length in shape))
             or not _HEX.fullmatch(str(header.get("key")))
+            or not (isinstance(blank, list) and all(_HASHED.fullmatch(str(one)) for one in blank))
             or len(body) != count * _HASH * (1 + named)
             or hashlib.sha256(body).hexdigest() != header.get("sha256")
         ):
             raise _damaged(path)
         rows = np.frombuffer(body, dtype=f"S{_HASH}")
-        return Members(tuple(shape), rows[:count], rows[count:] if named else None)
+        patients = rows[count:] if named else None
+        return Members(tuple(shape), rows[:count], patients, header["key"], _rows(map(bytes.fromhex, blank)))
 
 
 def groups(subject: Subject, accounts: Mapping[Subject, Members | None]) -> list[Group]:
     """The units of a subject, by the accounts in which they are: the groups to which no other adds an account.
 
-    ``accounts`` are all of the folder, the subject's own among them. One whose members are not known, or are images of
-    another shape, counts as holding every unit, apart from the other split of the same version: no accuracy of a
-    private run leaves where a unit is in both. Each group's shares are the largest of any unit's in the account.
+    ``accounts`` are all of the folder, the subject's own among them. One whose members are not known, were hashed under
+    another key, or are images of another shape, counts as holding every unit, apart from the other split of the same
+    version: no accuracy of a private run leaves where a unit is in both. Each group's shares are the largest of any
+    unit's in the account.
     """
     own = accounts[subject]
     others = {other: members for other, members in accounts.items() if other != subject}
     always: dict[Subject, Share] = {subject: Share()}
     known: dict[Subject, Members] = {}
     for other, members in others.items():
-        if own is not None and members is not None and own.shape == members.shape:
+        if own is not None and members is not None and (own.shape, own.key) == (members.shape, members.key):
             known[other] = members
         elif other.data_sha256 != subject.data_sha256 or other.split == subject.split:
             always[other] = _unknown(subject, other)
@@ -235,16 +244,29 @@ def groups(subject: Subject, accounts: Mapping[Subject, Members | None]) -> list
 
 
 def _by_image(own: Members, known: Mapping[Subject, Members]) -> tuple[dict[Subject, Share], npt.NDArray[np.bool_]]:
-    images = np.unique(own.images)
-    held = np.stack([np.isin(images, members.images) for members in known.values()], axis=1)
-    shares = {
-        other: Share(in_groups=other.unit == "patient" and members.has_groups) for other, members in known.items()
-    }
-    return shares, held
+    """An image that stands twice in our version counts as two there; one that stands more often in another bears more
+    there."""
+    images, copies = np.unique(own.images, return_counts=True)
+    shares, held = {}, []
+    for other, members in known.items():
+        theirs, found = np.unique(members.images, return_inverse=True)
+        if other.unit == "patient" and members.patients is not None:
+            names, patient = np.unique(members.patients, return_inverse=True)
+            found = np.unique(found * len(names) + patient) // len(names)
+        units = np.bincount(found, minlength=len(theirs))
+        units[np.isin(theirs, np.concatenate([own.blank, members.blank]))] = 1
+        _, ours, there = np.intersect1d(images, theirs, assume_unique=True, return_indices=True)
+        most = int(np.max(-(-units[there] // copies[ours]), initial=1))
+        held.append(np.isin(images, theirs))
+        shares[other] = Share(units=most, in_groups=other.unit == "patient" and members.has_groups)
+    return shares, np.stack(held, axis=1)
 
 
 def _by_patient(own: Members, known: Mapping[Subject, Members]) -> tuple[dict[Subject, Share], npt.NDArray[np.bool_]]:
-    """A patient is a name and its images together: whoever shares one of them, under whatever name, is the same."""
+    """A patient is a name and its images together: whoever shares one of them, under whatever name, is the same.
+
+    Images of which no version says whose they are may be anybody's, all of them one patient's.
+    """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -252,20 +274,51 @@ def _by_patient(own: Members, known: Mapping[Subject, Members]) -> tuple[dict[Su
     images, place = np.unique(np.concatenate([one.images for one in everyone]), return_inverse=True)
     where = np.split(place, np.cumsum([len(one.images) for one in everyone])[:-1])
     named = [(rows, one.patients) for rows, one in zip(where, everyone, strict=True) if one.patients is not None]
-    count, total = len(images), len(images)
+    count = total = len(images)
     ends: tuple[Any, Any] = (np.empty(0, np.int64), np.empty(0, np.int64))
     if named:
         names, patient = np.unique(np.concatenate([patients for _, patients in named]), return_inverse=True)
         ends, total = (np.concatenate([rows for rows, _ in named]), count + patient), count + len(names)
     graph = coo_array((np.ones(len(ends[0]), bool), ends), shape=(total, total))
     person = connected_components(graph, directed=False)[1]
+    blank = np.isin(images, np.concatenate([one.blank for one in everyone]))
+    nobodys = ~np.isin(person[:count], person[count:]) & ~blank
     ours = np.unique(person[where[0]])
     shares, held = {}, []
-    for (other, _), rows in zip(known.items(), where[1:], strict=True):
-        theirs = np.bincount(person[rows], minlength=person.max() + 1)[ours]
+    for (other, members), rows in zip(known.items(), where[1:], strict=True):
+        theirs = np.bincount(person[rows], minlength=person.max() + 1)[ours] + int(nobodys[rows].sum())
+        most = int(theirs.max())
+        if other.unit == "patient" and own.patients is not None and members.patients is not None:
+            most = _most_names((own.patients, where[0]), (members.patients, rows), person, blank)
         held.append(theirs > 0)
-        shares[other] = Share(units=max(int(theirs.max()), 1) if other.unit == "image" else 1)
+        shares[other] = Share(units=max(most, 1))
     return shares, np.stack(held, axis=1)
+
+
+def _most_names(
+    own: tuple[npt.NDArray[np.bytes_], npt.NDArray[np.int64]],
+    other: tuple[npt.NDArray[np.bytes_], npt.NDArray[np.int64]],
+    person: npt.NDArray[np.int32],
+    blank: npt.NDArray[np.bool_],
+) -> int:
+    """As how many patients one of ours stands in another version: as all of whom our version knows one alone. Of those
+    whom it tells apart, though names and images join them, as all who share an image with that one.
+
+    Each version is given by its rows' patients and images; ``person`` and ``blank`` are those of every image.
+    """
+    from scipy.sparse import coo_array
+
+    here, there = (np.unique(patients, return_inverse=True)[1] for patients, _ in (own, other))
+    named_here, named_there = (
+        np.bincount(np.unique(np.stack([person[rows], patient]), axis=1)[0], minlength=person.max() + 1)
+        for (_, rows), patient in ((own, here), (other, there))
+    )
+    alone = int(np.max(named_there[named_here == 1], initial=0))
+    shape = len(blank)
+    of_ours = coo_array((np.ones(len(here), np.int64), (here, own[1])), shape=(here.max() + 1, shape)).tocsc()
+    of_theirs = coo_array((np.ones(len(there), np.int64), (other[1], there)), shape=(shape, there.max() + 1)).tocsr()
+    shared = of_ours[:, ~blank] @ of_theirs[~blank]
+    return max(alone, int(np.max((shared > 0).sum(axis=1), initial=0)))
 
 
 def _unknown(subject: Subject, other: Subject) -> Share:
@@ -278,14 +331,25 @@ def _hashed(content: Content, key: bytes) -> Members:
     images = _rows(_digest(np.ascontiguousarray(one).data, key, b"image") for one in content.images)
     order = np.argsort(images, kind="stable")  # so that the file does not keep the order
     shape = content.images.shape[1:]
-    if content.patients is None:
-        return Members(shape, images[order], None)
-    names = {name: _digest(name.encode(), key, b"patient") for name in set(content.patients.tolist())}
-    return Members(shape, images[order], _rows(names[name] for name in content.patients.tolist())[order])
+    blank = np.unique(images[[bool((one == one.reshape(-1, one.shape[-1])[0]).all()) for one in content.images]])
+    patients = None
+    if content.patients is not None:
+        names = {
+            name: _digest(name.encode(errors="surrogatepass"), key, b"patient")
+            for name in set(content.patients.tolist())
+        }
+        patients = _rows(names[name] for name in content.patients.tolist())[order]
+    return Members(shape, images[order], patients, _name_of(key), blank)
 
 
 def _digest(data: bytes | memoryview, key: bytes, person: bytes) -> bytes:
     return hashlib.blake2b(data, key=key, person=person, digest_size=_HASH).digest()
+
+
+def _bytes(rows: npt.NDArray[np.bytes_]) -> list[bytes]:
+    """Whole ones: NumPy's own way leaves out zeros at the end."""
+    whole = rows.tobytes()
+    return [whole[at : at + _HASH] for at in range(0, len(whole), _HASH)]
 
 
 def _rows(digests: Iterator[bytes]) -> npt.NDArray[np.bytes_]:

@@ -107,12 +107,13 @@ class Part:
 
 @dataclass(frozen=True)
 class MaskedSum:
-    """For whose sum a silo has masked an update: that of ``silos``, in a round (from 0) of a run.
+    """For whose sum a silo has masked an update: that of ``silos``, in a round (from 0) of a run with that plan.
 
     ``received_sha256``: of the models that all of them were given to train from.
     """
 
     run: str
+    plan_sha256: str
     round: int
     silos: frozenset[str]
     received_sha256: str
@@ -123,7 +124,8 @@ class MaskedSum:
         received = record.get("received_sha256")
         if received is None:  # records of before hold it in the signed statements alone
             received = read_canonical(from_json(record["statements"][0]["statement"]).payload)["received_sha256"]
-        return cls(record["run"], int(record["round"]), frozenset(record["silos"]), str(received))
+        silos = frozenset(record["silos"])
+        return cls(record["run"], str(record["plan_sha256"]), int(record["round"]), silos, str(received))
 
 
 @dataclass

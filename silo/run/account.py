@@ -225,12 +225,23 @@ class Account:
         self._door.note("ledger", charge=entry.describe(), **self._spent(entry))
         return Paid(entry.sha256, key.key)
 
+    def failed(self) -> None:
+        """Tells the journal that the newest round's training failed by what came out of it: whoever leads the run may
+        see that it did, so its charges are never voided."""
+        begun = [entry for entry in self._own() if entry.index in self._taken_up]
+        for entry in begun:
+            if entry.purpose.round == begun[-1].purpose.round:
+                self._door.note("ledger", charge=entry.describe(), failed=True)
+
     def _void(self, earlier: list[Entry]) -> None:
-        """Voids the charges of which the journal told when they were made, and after which no update was sent."""
+        """Voids the charges of which the journal told when they were made, and after which no update was sent, nor a
+        training failed that they paid for."""
         told: dict[str, int] = {}
         for record in read_records(self._door.journal.directory):
             if record["kind"] == "ledger" and "spent" in record:
                 told[record["charge"]["sha256"]] = record["index"]
+            elif record["kind"] == "ledger" and "failed" in record:
+                told.pop(record["charge"]["sha256"], None)
             elif record["kind"] == "message" and record["rpc"] == UPDATE and record["direction"] == "sent":
                 told.clear()
         for entry in earlier:

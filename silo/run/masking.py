@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from medsilo.algorithms.protection.masked import encode_upload, masked_payload, silos_may_change
 from medsilo.algorithms.registry import make
 from medsilo.algorithms.tensors import Payload
+from medsilo.privacy.budget.accounting import WEAK_EPSILON
 from medsilo.privacy.consent.consent import Consent
 from medsilo.privacy.consent.plan import RunPlan, SecureAggregationPlan
 from medsilo.privacy.consent.withdrawal import MaskedSum
@@ -28,8 +29,8 @@ class Masking:
     its journal tells. In one run it masks for one set of silos: two sums that differ by a few silos give away what
     those sent, exactly where the coordinator hands out the same models twice, and their number of images in any case.
     (That sets which differ by many are refused too is no accident: with sums over {1 … 7}, {1, 2, 3} and {4, 5, 6}
-    nobody but 7 could see what is taken from whom.) Where single updates have a bound, silos may change, but never for
-    the same update.
+    nobody but 7 could see what is taken from whom.) Where single updates have a bound, silos may change in a run, but
+    never for the same update; nor, for what other runs sent may have no bound, between runs from the same models.
     """
 
     def __init__(
@@ -91,7 +92,8 @@ class Masking:
         try:
             roster = Roster.read(keys, self._occasion(round_number), ca_pem=self._credentials.ca_pem)
             roster.check(own, minimum=self._minimum, audit_keys=self._audit_keys)
-            wanted = MaskedSum(self._plan.run, round_number, frozenset(roster.silos), own.received_sha256)
+            silos = frozenset(roster.silos)
+            wanted = MaskedSum(self._plan.run, self._plan.sha256.hex(), round_number, silos, own.received_sha256)
             self._check_differences(wanted)
         except RefusedError as error:
             refusal = f"round {round_number + 1} is not masked for the coordinator's roster: {error}"
@@ -112,14 +114,14 @@ class Masking:
             same_run, same_models = before.run == wanted.run, before.received_sha256 == wanted.received_sha256
             if same_run and before.round == wanted.round:
                 what, remedy = "masked the same update", ""
-            elif self._may_change:
+            elif self._may_change and before.plan_sha256 == wanted.plan_sha256:
                 continue
             elif same_run:
                 what = f"masked its update of round {before.round + 1}"
                 what += " (which began with the same models)" if same_models else ""
                 remedy = (
                     ", and numbers of images. One run has masked sums of one set of silos, unless it has differential "
-                    "privacy and silos count alike; for other silos, begin a new run"
+                    f"privacy (ε of at most {WEAK_EPSILON:g}) and silos count alike; for other silos, begin a new run"
                 )
             elif same_models:
                 what = f"masked an update of run {before.run}, which began with the same models,"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,7 @@ class Participation:
     ) -> None:
         self._plan = plan
         self._door = door
+        self._account = account
         self._counts = counts
         self._sealed = sealed_keys(config, plan)
         self._masking = masking
@@ -173,13 +175,14 @@ class Participation:
         given = _without_start(payload)
         if self._masking is not None:
             self._received["round"] = digest(given).hex()
-        with self._processes.together("train", given, round_number=round_number):
-            self._half.train(round_number, given)
-        upload = self._half.upload()
-        try:
-            check_finite(upload)
-        except RefusedError as error:
-            raise TrainingError(f"round {round_number}: {error}; nothing of this round was sent") from None
+        with self._failing_openly():
+            with self._processes.together("train", given, round_number=round_number):
+                self._half.train(round_number, given)
+            upload = self._half.upload()
+            try:
+                check_finite(upload)
+            except RefusedError as error:
+                raise TrainingError(f"round {round_number}: {error}; nothing of this round was sent") from None
         measured = self._measure(round_number)
         self._last = measured or self._last
         self._validated = self._site.validate(self._half.personal())
@@ -188,6 +191,16 @@ class Participation:
         elif given:
             self._rounds = round_number
         return start, measured, upload
+
+    @contextmanager
+    def _failing_openly(self) -> Iterator[None]:
+        """A training that fails by what came out of it is on record: that it failed cannot be hidden."""
+        try:
+            yield
+        except TrainingError:
+            if self._account is not None:
+                self._account.failed()
+            raise
 
     def _save(self, round_number: int, start: dict[int, Measurement | None], measured: Measurement | None) -> None:
         self._state.save(
@@ -204,7 +217,7 @@ class Participation:
         if not self._state.finished:
             start = self._begin(payload)
             given = _without_start(payload)
-            with self._processes.together("finish", given):
+            with self._failing_openly(), self._processes.together("finish", given):
                 self._half.finish(given)
             done = self.early_end.rounds if self.early_end is not None else rounds
             if given and self._measures_received:

@@ -32,12 +32,15 @@ MODEL = "model.safetensors"
 DESCRIPTION = "model.json"
 RESULTS = "results.json"
 _PROGRESS = "progress.json"
+# A model that diverges may have no finite loss, and null would not be read again.
+_ANY_NUMBER = ConfigDict(ser_json_inf_nan="constants")
 
 
 class Measured(BaseModel):
     """The personalised model on the silo's own test images after ``rounds`` rounds; 0: before any training. ``shared``:
     see ``Measurement``."""
 
+    model_config = _ANY_NUMBER
     rounds: int
     accuracy: float
     loss: float
@@ -51,6 +54,7 @@ class Validated(BaseModel):
     """A personalised model with ``rounds`` of the run's rounds behind it, on the silo's own validation images.
     ``data_sha256``: of the shard that they are from."""
 
+    model_config = _ANY_NUMBER
     rounds: int
     accuracy: float
     loss: float

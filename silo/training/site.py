@@ -123,7 +123,7 @@ class LocalSite:
             from medsilo.silo.training.private_average import PrivateAverages
             from medsilo.silo.training.private_training import PrivateTrainer, owners_of  # Opacus takes seconds to load
 
-            check_model(model, plan.model.name)
+            check_model(model, plan.model.name, plan.model.input_shape)
             owners = owners_of(dataset, plan.privacy.unit)
             self._private = PrivateTrainer(plan.privacy, owners, charge, noise=noise)
             self._averages = PrivateAverages(plan.privacy, owners, charge, noise=noise, kept=kept)

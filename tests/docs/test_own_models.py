@@ -54,7 +54,7 @@ def test_the_pages_network_runs_only_where_it_is_trusted() -> None:
 
 def test_the_pages_network_trains_with_differential_privacy_and_its_classifier_can_stay_at_home() -> None:
     model = build(plan(classes=3), seed=1, trusted=(NAME,))
-    check_model(model, NAME)
+    check_model(model, NAME, plan().input_shape)
     images = np.random.default_rng(1).integers(0, 256, (12, 28, 28, 3), dtype=np.uint8)
     split = ImageSplit(images, np.arange(12, dtype=np.int64) % 3)
     run = RunPlan(
@@ -154,6 +154,6 @@ def test_batch_normalisation_is_refused_by_name_under_differential_privacy_and_g
     model = build(plan(name), seed=1, trusted=(name,))
     assert int(model[1].num_batches_tracked) == 0, "to try a model leaves its statistics as they were"
     with pytest.raises(ConfigurationError, match=r"1 \(BatchNorm2d\) mix the images of a batch.*group normalisation"):
-        check_model(model, name)
+        check_model(model, name, plan().input_shape)
     model[1] = nn.GroupNorm(2, 4)
-    check_model(model, name)
+    check_model(model, name, plan().input_shape)

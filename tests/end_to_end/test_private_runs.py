@@ -396,6 +396,29 @@ def test_a_budget_exhausted_in_mid_run_ends_that_silos_part_and_the_others_go_on
     assert len(ledger(one, "hospital1").entries()) == 2
 
 
+def test_a_private_training_that_diverges_is_on_record_and_its_charge_stays(federation: Make) -> None:
+    rate = {"training": {"epochs": 1, "batch_size": 32, "optimizer": "sgd", "learning_rate": 3e38}}
+    one = private(federation, run={**rate, "privacy": {**PRIVACY, "clipping_norm": 1000.0}})
+    promise = {"epsilon": 4.5, "delta": 1e-5}
+    for name in one.silos:
+        one.write_consent(name, privacy=promise, training={"learning_rate": 3e38})
+    coordinator = one.start_coordinator()
+    one.wait_to_say("coordinator", "listening")
+    for names in (one.silos, ["hospital1"]):
+        for silo in [one.start_silo(name) for name in names]:
+            assert silo.wait(120) == 8, one.everything_said()
+            one.processes.remove(silo)
+    assert len(ledger(one, "hospital1").entries()) == 1, "on a CPU it is the same training, and fails alike"
+    told = [record for record in one.records("hospital1") if record["kind"] == "ledger"]
+    assert [("spent" in record, record.get("failed")) for record in told] == [
+        (True, None),
+        (False, True),
+        (False, True),
+    ]
+    coordinator.kill()
+    assert_journals_sound(one, *one.silos)
+
+
 def test_a_run_without_privacy_is_refused_where_the_consent_demands_it(federation: Make) -> None:
     one = private(federation, run={"privacy": None})
     one.start_coordinator()

@@ -511,11 +511,13 @@ def run_record(run: str, **plan: Any) -> Record:
         ({"run": "later", "round": 0, "received_sha256": "bb"}, None),
         ({"round": 1}, None),
         ({"round": 1, "received_sha256": "bb", "private": {"epsilon": 4}}, None),
+        ({"round": 1, "received_sha256": "bb", "private": {"epsilon": 1000}}, "a round of the run for a, b, c, d"),
     ],
-    ids=["another round", "the same models", "another run", "a record of before", "with privacy"],
+    ids=["another round", "the same models", "another run", "a record of before", "with privacy", "in name alone"],
 )
 def test_sums_of_different_hospitals_are_found(again: Record, said: str | None) -> None:
-    privacy = again.pop("private", None)
+    promise = again.pop("private", None)
+    privacy = promise and {"delta": 1e-5, "unit": "image", **promise}
     permissions = Permissions(SILO)
     permissions.consented({"consent": {**CONSENT, "methods": ["fedavg"]}})
     runs = {name: run_record(name, name=name, privacy=privacy) for name in ("r", "later")}
@@ -531,6 +533,23 @@ def test_sums_of_different_hospitals_are_found(again: Record, said: str | None) 
         return
     with pytest.raises(ConsentError, match=said):
         masked("a", "b", "c", **again)
+
+
+@pytest.mark.parametrize("order", [("private", "plain"), ("plain", "private")])
+def test_sums_from_the_same_models_with_and_without_privacy_are_of_the_same_hospitals(order: tuple[str, str]) -> None:
+    permissions = Permissions(SILO)
+    permissions.consented({"consent": {**CONSENT, "methods": ["fedavg"]}})
+    promise = {"epsilon": 4, "delta": 1e-5, "unit": "image"}
+    runs = {"private": run_record("p", privacy=promise), "plain": run_record("q", privacy=None)}
+
+    def masked(run: str, *silos: str) -> None:
+        permissions.joined(runs[run])
+        about = {"run": run, "plan_sha256": runs[run]["plan_sha256"], "received_sha256": "aa"}
+        permissions.masked({**roster(*silos), **about})
+
+    masked(order[0], "a", "b", "c", "d")
+    with pytest.raises(ConsentError, match="an update from the same models for a, b, c, d"):
+        masked(order[1], "a", "b", "c")
 
 
 def test_a_masked_update_leaves_for_a_roster_on_record_alone() -> None:

@@ -109,6 +109,12 @@ def test_a_patient_is_its_name_and_its_images(tmp_path: Path) -> None:
     ), "as an image, d alone was in one of them"
 
 
+def test_any_name_that_a_shard_can_hold_is_a_patients(tmp_path: Path) -> None:
+    images = content("ab").images
+    charge(account(tmp_path, "odd", Content(images, np.array(["\ud800", ""])), unit="patient"))
+    assert spent(account(tmp_path, "other", Content(content("yz").images, np.array(["\ud800", "x"])), unit="patient"))
+
+
 def test_an_image_that_moves_from_test_to_train_brings_along_what_accuracies_cost(tmp_path: Path) -> None:
     former = content("ab"), content("cd")
     measured = account(tmp_path, "former", *former, split="test")
@@ -147,6 +153,75 @@ def test_a_patient_with_several_images_bears_their_charges_together(tmp_path: Pa
     images = account(tmp_path, "v", content("abcde", "11123"))
     assert spent(images) == epsilon([STEPS, RELEASE], delta=DELTA, adjacency=Adjacency.REPLACE_ONE)
     assert spent(images) > epsilon([STEPS, RELEASE], delta=DELTA)
+
+
+def grouped(event: Event, size: int) -> float:
+    found = as_group(event, size)
+    assert found is not None
+    return epsilon([found], delta=DELTA)
+
+
+def blank(count: int) -> Content:
+    return Content(np.concatenate([np.zeros((count, 4, 4, 1), np.uint8), content("ab").images]), None)
+
+
+def test_a_patient_who_is_split_into_several_bears_the_charges_for_all_of_them(tmp_path: Path) -> None:
+    charge(account(tmp_path, "split", content("abc", "678"), unit="patient"))
+    assert spent(account(tmp_path, "whole", content("abcz", "1112"), unit="patient")) == grouped(STEPS, 3)
+    # Of the two halves, each other version's own word says whom it holds.
+    assert spent(account(tmp_path, "split", content("abc", "678"), unit="patient")) == epsilon([STEPS], delta=DELTA)
+
+
+def test_a_patient_is_split_under_names_that_were_anothers_too(tmp_path: Path) -> None:
+    """The names run through everybody, as those of two prepared files do."""
+    charge(account(tmp_path, "split", content("abcde", "23451"), unit="patient"))
+    whole = account(tmp_path, "whole", content("abcde", "11234"), unit="patient")
+    assert spent(whole) == grouped(STEPS, 2)
+    renumbered = account(tmp_path, "renumbered", content("zabcde", "123456"), unit="patient")
+    assert spent(renumbered) == epsilon([STEPS], delta=DELTA), "one patient more at the beginning of the list"
+
+
+def test_an_image_that_stands_several_times_in_another_version_bears_all_of_that(tmp_path: Path) -> None:
+    charge(account(tmp_path / "i", "merged", content("aaab")))
+    assert spent(account(tmp_path / "i", "v", content("ab"))) == grouped(STEPS, 3)
+    assert spent(account(tmp_path / "i", "v", content("aab"))) == grouped(STEPS, 2), "two of ours share three"
+    assert spent(account(tmp_path / "i", "v", content("b"))) == epsilon([STEPS], delta=DELTA), "b is there once"
+    charge(account(tmp_path / "p", "merged", content("aab", "123"), unit="patient"))
+    assert spent(account(tmp_path / "p", "v", content("ab"))) == grouped(STEPS, 2), "under two patients"
+    charge(account(tmp_path / "blank", "v", blank(40)))
+    assert spent(account(tmp_path / "blank", "fewer", blank(1))) == epsilon([STEPS], delta=DELTA), "nobody's"
+
+
+def test_images_of_nobody_known_may_all_be_one_patients(tmp_path: Path) -> None:
+    charge(account(tmp_path, "nameless", content("abc")))
+    patients = account(tmp_path, "named", content("axyz", "1123"), unit="patient")
+    assert spent(patients) == grouped(STEPS, 3), "b and c may be of the same patient as a"
+    charge(patients, RELEASE)
+    strangers = account(tmp_path, "strangers", content("uv", "89"), unit="patient")
+    assert spent(strangers) == grouped(STEPS, 2), "b and c may be theirs, and a is known to be another's"
+    charge(account(tmp_path, "all", content("abc", "111"), unit="patient"), GaussianRelease(40.0))
+    assert spent(account(tmp_path, "strangers", content("uv", "89"), unit="patient")) == 0, "now it is known whose"
+
+
+def test_a_key_that_another_process_makes_meanwhile_hides_no_charge(tmp_path: Path) -> None:
+    """Hashes under a key of one's own, from before there was one in the folder, are like nobody's."""
+    charge(account(tmp_path, "before", content("x", "9")))
+    as_before(tmp_path)
+    former = account(tmp_path, "former", FORMER)
+    assert spent(former) == epsilon([STEPS], delta=DELTA)
+    charge(account(tmp_path, "latter", content("az", "17")))
+    budget = Budget(epsilon([STEPS, STEPS], delta=DELTA) + 0.1, DELTA)
+    with pytest.raises(BudgetError, match="refused: the privacy budget of these images"):
+        charge(former, STEPS, budget)
+
+
+def test_hashes_of_two_keys_are_not_compared(tmp_path: Path) -> None:
+    """A daemon goes on while the folder's key is made anew."""
+    running = account(tmp_path, "former", FORMER)
+    charge(running)
+    as_before(tmp_path)
+    charge(account(tmp_path, "latter", FORMER))
+    assert spent(running) == epsilon([STEPS, STEPS], delta=DELTA)
 
 
 def test_what_one_budget_of_ten_allowed_twice_it_allows_once(tmp_path: Path) -> None:

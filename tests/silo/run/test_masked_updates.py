@@ -17,6 +17,7 @@ import rfc8785
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from medsilo.algorithms.protection.masked import check_participation
 from medsilo.algorithms.registry import make
 from medsilo.algorithms.tensors import Part, Payload
 from medsilo.privacy.audit.verification import verify_evidence
@@ -25,7 +26,7 @@ from medsilo.privacy.consent.consent import Consent
 from medsilo.privacy.consent.plan import RunPlan, SecureAggregationPlan
 from medsilo.privacy.consent.withdrawal import History
 from medsilo.privacy.door.door import Door
-from medsilo.privacy.errors import RefusedError, TrainingError
+from medsilo.privacy.errors import ConfigurationError, RefusedError, TrainingError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.identity.authority import create_authority, issue
 from medsilo.privacy.identity.certificates import load_credentials
@@ -253,6 +254,34 @@ def test_silos_of_sums_change_where_privacy_bounds_single_updates_and_no_number_
             mask(masking, others, "b", "c", number=1, plan=plan)
     with pytest.raises(RefusedError, match="masked the same update"):
         mask(masking, others, "b", "c", "e", plan=plan)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(1000, 1e-5), (4, 0.5)])
+def test_a_promise_that_bounds_nothing_does_not_let_silos_of_sums_change(
+    begin: Callable[..., Masking], others: Others, epsilon: float, delta: float
+) -> None:
+    promise = PrivacyPlan(epsilon=epsilon, delta=delta, clipping_norm=1, noise_multiplier=0.1, sampling_rate=1, steps=9)
+    method = {"name": "fedavg", "parameters": {"weighting": "uniform"}}
+    plan = RunPlan.model_validate({**PLAN.model_dump(), "method": method, "privacy": promise})
+    mask(begin(plan), others, "b", "c", "d", plan=plan)
+    with pytest.raises(RefusedError, match="One run has masked sums of one set of silos"):
+        mask(begin(plan), others, "b", "c", number=1, received=b"n" * 32, plan=plan)
+    with pytest.raises(ConfigurationError, match="epsilon of at most 8"):
+        check_participation(plan.model_copy(update={"participation": 0.5}), make("fedavg", {"weighting": "uniform"}))
+
+
+def test_a_private_run_masks_for_no_other_set_from_the_models_of_a_run_without_privacy(
+    begin: Callable[..., Masking], others: Others
+) -> None:
+    """What the missing silo sent there has no bound: masks are all that it has."""
+    mask(begin(), others, "b", "c", "d")
+    promise = PrivacyPlan(epsilon=4, delta=1e-5, clipping_norm=1, noise_multiplier=2, sampling_rate=0.1, steps=40)
+    method = {"name": "fedavg", "parameters": {"weighting": "uniform"}}
+    later = {**PLAN.model_dump(), "run": "later", "method": method, "privacy": promise}
+    plan = RunPlan.model_validate(later)
+    with pytest.raises(RefusedError, match=r"run r, which began with the same models"):
+        mask(begin(plan), others, "b", "c", plan=plan)
+    assert mask(begin(plan), others, "b", "c", plan=plan, received=b"n" * 32)
 
 
 def test_a_key_masks_one_update_and_is_then_forgotten(begin: Callable[..., Masking], others: Others) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import resource
 import shutil
 import signal
@@ -70,6 +71,15 @@ def test_a_saved_round_is_found_again(tmp_path: Path) -> None:
     last = open_state(tmp_path)
     assert last.finished
     assert len(last.measured) == 2
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_round_whose_loss_is_not_finite_is_found_again(tmp_path: Path, loss: float) -> None:
+    measured = {1: Measurement(0.25, loss)}
+    RunState(tmp_path, plan(), "h", dataset()).save(memory(1), trained_rounds=1, measurements=measured, received={})
+    again = RunState(tmp_path, plan(), "h", dataset())
+    assert again.trained_rounds == 1
+    assert repr(again.measured[-1].loss) == repr(loss)
 
 
 def test_old_rounds_files_are_removed_and_no_partial_ones_left(tmp_path: Path) -> None:

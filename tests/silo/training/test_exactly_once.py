@@ -244,6 +244,24 @@ def test_a_charge_after_which_an_update_was_sent_is_never_voided(tmp_path: Path)
     assert len(one.charges) == 2
 
 
+def test_a_charge_whose_training_failed_by_its_outcome_is_never_voided(tmp_path: Path) -> None:
+    """Whoever leads the run sees that the hospital went, and gives it another model for the same round: as often as he
+    likes, at no cost, if nothing counted that was not sent."""
+    one = Hospital(tmp_path)
+    one.train()
+    (told,) = [record["index"] for record in read_records(tmp_path / "journal") if record["kind"] == "ledger"]
+    (charge,) = one.charges
+    one.account.failed()
+    one.crash()
+    one.train(moved=0.1)
+    assert not one.voids()
+    assert len(one.charges) == 2
+    one.door.note("void", charge=charge.describe(), charged=told)
+    found = one.verified()
+    assert not found.sound
+    assert "whose training failed by its outcome" in found.problem
+
+
 def test_a_charge_that_the_journal_did_not_tell_of_when_it_was_made_is_never_voided(tmp_path: Path) -> None:
     """It is told of at the next start: too late to prove what was sent in between."""
     one = Hospital(tmp_path)

@@ -281,7 +281,52 @@ def test_group_normalisation_keeps_the_parameters_names(private: str, plain: str
     one, other = (ARCHITECTURES[name]((3, 28, 28), 9) for name in (private, plain))
     assert {n: p.shape for n, p in one.named_parameters()} == {n: p.shape for n, p in other.named_parameters()}
     assert not list(one.buffers())
-    check_model(one, private)
+    check_model(one, private, (3, 28, 28))
+
+
+class Centred(nn.Module):
+    """Takes the batch's mean off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flatten, self.layer = nn.Flatten(), nn.Linear(3 * 16 * 16, 3)
+
+    def mean(self, images: Tensor) -> Tensor:
+        return images.mean(dim=0)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.layer(self.flatten(images - self.mean(images)))
+        return logits
+
+
+class Remembering(Centred):
+    """Takes off a mean that goes on from batch to batch, of which nothing is noised."""
+
+    def __init__(self, buffer: bool) -> None:
+        super().__init__()
+        self.seen = torch.zeros(3, 16, 16)
+        if buffer:
+            del self.seen
+            self.register_buffer("seen", torch.zeros(3, 16, 16))
+
+    def mean(self, images: Tensor) -> Tensor:
+        self.seen += 0.1 * images[:1].mean(dim=0)
+        return self.seen
+
+
+@pytest.mark.parametrize("model", [Centred(), Remembering(True), Remembering(False)], ids=["mean", "buffer", "hidden"])
+def test_a_model_whose_code_mixes_images_is_refused(model: nn.Module) -> None:
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with pytest.raises(ConfigurationError, match="changes with the one beside it, or with those that it saw before"):
+        LocalSite("h", dataset(), model, private_plan(), device=CPU, charge=lambda *_: unsealed())
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+
+
+def test_dropout_is_no_mixing() -> None:
+    layers = nn.Sequential(nn.Dropout(0.5), nn.Flatten(), nn.Linear(3 * 16 * 16, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+    state = torch.random.get_rng_state()
+    check_model(layers, "with dropout", (3, 16, 16))
+    assert torch.equal(torch.random.get_rng_state(), state)
 
 
 def test_objectives_modules_and_images_are_refused_with_the_reason() -> None:
