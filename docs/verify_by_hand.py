@@ -114,7 +114,11 @@ def check_proof(proof: dict, known_key: str | None) -> None:
     """Two signed checkpoints of one journal that cannot both be of one history."""
     party, keys = proof["party"], [proof["public_key"]]
     for change in proof["rotations"]:
-        document = open_envelope(change, bytes.fromhex(keys[-1]))
+        # Signed with the key before; towards each of two hospitals that may have been changed otherwise.
+        document = json.loads(base64.b64decode(change["payload"]))
+        known = document.get("old_key", keys[-1])
+        assert known in keys, "a change of keys is from a key that is not the party's"
+        document = open_envelope(change, bytes.fromhex(known))
         assert document["party"] == party
         open_envelope(change, bytes.fromhex(document["new_key"]))
         keys.append(document["new_key"])

@@ -13,6 +13,7 @@ from pydantic import AfterValidator
 from medsilo.privacy.errors import RefusedError
 
 _LONGEST = 2000
+_FORMULA = "=+-@"
 
 
 def printable(text: str, *, lines: bool = False) -> str:
@@ -22,6 +23,13 @@ def printable(text: str, *, lines: bool = False) -> str:
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() or one in kept else ascii(one)[1:-1] for one in text)
+
+
+def cell(text: str) -> str:
+    """``text`` as a table's cell in CSV: printable, and behind an apostrophe where a spreadsheet would take it for a
+    formula (OWASP, "CSV Injection")."""
+    shown = printable(text)
+    return f"'{shown}" if len(shown) > 1 and shown[0] in _FORMULA else shown
 
 
 def from_the_other_side(text: str) -> str:

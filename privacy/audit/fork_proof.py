@@ -21,7 +21,7 @@ from medsilo.privacy.files.configuration import StrictModel
 from medsilo.privacy.files.durable import replacing
 from medsilo.privacy.identity.envelope import from_json, key_id
 from medsilo.privacy.journal.checkpoint import MOST_SIGNS, Checkpoint, verify
-from medsilo.privacy.journal.key_rotation import follow
+from medsilo.privacy.journal.key_rotation import successors
 from medsilo.privacy.journal.merkle import check_consistency, proven_subtrees
 
 FORM = "medsilo-two-histories"
@@ -55,7 +55,8 @@ class View(StrictModel):
 
 
 class ForkProof(StrictModel):
-    """The file. ``public_key``: a key of ``party``; ``rotations``: its signed changes to later ones."""
+    """The file. ``public_key``: a key of ``party``; ``rotations``: its signed changes to later ones, each from that one
+    or from one that is led to before. (Towards each of two hospitals it may have changed its key otherwise.)"""
 
     form: Literal["medsilo-two-histories"] = "medsilo-two-histories"
     v: Literal[1] = 1
@@ -67,9 +68,10 @@ class ForkProof(StrictModel):
     def check(self, key: bytes | None = None) -> Fork:
         """What it proves; raises ``JournalError`` if it proves nothing. ``key``: one that the party is known to have or
         to have had (Ed25519, 32 bytes)."""
-        keys = [bytes.fromhex(self.public_key)]
-        for statement in self.rotations:
-            keys.append(follow(from_json(statement), self.party, keys[-1]))
+        statements = [from_json(statement) for statement in self.rotations]
+        keys, used = successors(statements, self.party, bytes.fromhex(self.public_key))
+        if len(used) < len(statements):
+            raise JournalError("it holds a change of keys that no key of the party has signed")
         if key is not None and key not in keys:
             raise JournalError(
                 f"it is signed with the audit key {key_id(keys[-1])[:16]}…, not with {key_id(key)[:16]}…, the one that "

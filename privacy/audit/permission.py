@@ -18,12 +18,20 @@ _ALWAYS = frozenset({Exposure.PROTOCOL.value, Exposure.IDENTITY.value})
 _MASKED = Exposure.MASKED_UPDATE.value
 _WITHDRAWN_BY_HOSPITAL = "withdrawn by the hospital"
 _FAREWELL = "Withdraw"
-"""The call that tells the coordinator of a consent's end: it may leave when nothing else may."""
+"""The call that tells the coordinator of a consent's end: it may leave when nothing else may,"""
+_SIGNATURE = "Attest"
+"""but the signature for its answer."""
 _UPDATES = ("SubmitUpdate", "PushMessages")
 """The calls that begin a round's update: Medsilo's own and Flower's."""
 _MIDNIGHT = timedelta(minutes=1)
 """The gate is passed a moment before the record is written."""
 _CLOCKS = timedelta(seconds=TOLERANCE_SECONDS)
+
+
+def is_farewell(rpc: str, *, ended: bool) -> bool:
+    """Whether what a call sends of PROTOCOL and IDENTITY may leave without a consent to it. ``ended``: the journal says
+    that the consent has ended."""
+    return rpc == _FAREWELL or (ended and rpc == _SIGNATURE)
 
 
 @dataclass
@@ -38,14 +46,15 @@ class _Consent:
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> _Consent:
         expires = content["expires"]
-        end = None if expires is None else date.fromisoformat(expires)
+        end = date.max if expires is None else date.fromisoformat(expires)
         return cls(
             classes=frozenset(exposure.value for exposure in expand(content["exposures"])),
             coordinator=content["coordinator"],
             methods=frozenset(content["methods"]),
             rounds=int(content["rounds"]),
             total_rounds=content.get("total_rounds"),
-            last_moment=None if end is None else datetime.combine(end, datetime.max.time(), UTC) + _MIDNIGHT,
+            # Nothing can be written after the last day that there is.
+            last_moment=None if end == date.max else datetime.combine(end, datetime.max.time(), UTC) + _MIDNIGHT,
         )
 
 
@@ -171,7 +180,12 @@ class Permissions:
         """What is wrong with a sent message that ``check`` found allowed, if whom it went to has signed that it left
         after that time (seconds since 1970); empty if nothing is."""
         consent = self._consent
-        if not self._is_silo or consent is None or consent.last_moment is None or record["rpc"] == _FAREWELL:
+        if (
+            not self._is_silo
+            or consent is None
+            or consent.last_moment is None
+            or is_farewell(record["rpc"], ended=self._withdrawn)
+        ):
             return ""
         if after <= (consent.last_moment + _CLOCKS).timestamp():
             return ""
@@ -191,7 +205,7 @@ class Permissions:
             if whole:
                 raise ConsentError("it left before there was a consent")
             return
-        if record["rpc"] == _FAREWELL and not telling:
+        if is_farewell(record["rpc"], ended=self._withdrawn) and not telling:
             return
         extra = [name for name in classes if name not in consent.classes]
         if extra:

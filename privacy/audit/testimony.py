@@ -22,8 +22,9 @@ from medsilo.privacy.audit.times import moment
 from medsilo.privacy.door.receipts import Attestation
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.files.canonical import read_canonical
-from medsilo.privacy.identity.envelope import from_json, key_id
+from medsilo.privacy.identity.envelope import from_json, key_id, to_json
 from medsilo.privacy.journal.checkpoint import Checkpoint, read_note, time_of
+from medsilo.privacy.journal.key_rotation import successors
 from medsilo.privacy.journal.merkle import proven_subtrees
 
 _SCHEMA = """
@@ -35,9 +36,9 @@ _REMEMBERED = 256
 _PLAN, _ROSTER, _MEMBER, _GIVEN = "plan", "roster", "member", "given"
 
 _FORK = """
-    SELECT a.party, a.start, a.end, a.position, b.position FROM stretch a JOIN stretch b
+    SELECT a.position, b.position FROM stretch a JOIN stretch b
         ON b.side = 'peer' AND b.party = a.party AND b.start = a.start AND b.end = a.end AND b.hash != a.hash
-    WHERE a.side = 'own' ORDER BY a.end, a.end - a.start LIMIT 1
+    WHERE a.side = 'own' AND a.party = ? ORDER BY a.end, a.end - a.start LIMIT 1
 """
 _SAME_ROOT = """
     SELECT MAX(a.end) FROM stretch a JOIN stretch b ON b.side = 'peer' AND b.party = a.party AND b.start = 0
@@ -159,10 +160,10 @@ class Testimony:
         own, peers = ({party for side, party in self.shown if side == wanted} for wanted in ("own", "peer"))
         return sorted(own & peers)
 
-    def fork(self) -> ForkFound | None:
-        """A party that has signed two histories: the first place where they differ."""
-        found = self._connection.execute(_FORK).fetchone()
-        return None if found is None else ForkFound(found[0], found[3], found[4])
+    def fork(self, party: str) -> ForkFound | None:
+        """Where a party has signed two histories: the first place where they differ; None if it has not."""
+        found = self._connection.execute(_FORK, (party,)).fetchone()
+        return None if found is None else ForkFound(party, *found)
 
     def agreed(self, party: str) -> int:
         """Of how many records of a party's journal, from the first, both were shown the same."""
@@ -171,10 +172,19 @@ class Testimony:
 
     def public_key(self, party: str, own: bytes, peer: bytes) -> tuple[bytes, list[Mapping[str, Any]]] | None:
         """The earliest key from which signed changes lead to both keys, and these changes; None if there is none."""
-        for shown in (self.shown["own", party], self.shown["peer", party]):
-            if own in shown.keys and peer in shown.keys:
-                return next(iter(shown.keys)), list(shown.rotations) if own != peer or len(shown.keys) > 1 else []
+        statements = self._rotations(party)
+        for first in dict.fromkeys([*self.shown["own", party].keys, *self.shown["peer", party].keys]):
+            keys, used = successors(map(from_json, statements), party, first)
+            if own in keys and peer in keys:
+                return first, [to_json(statement) for statement in used]
         return None
+
+    def _rotations(self, party: str) -> list[Mapping[str, Any]]:
+        """The signed changes of a party's key that either has been shown, each once."""
+        found: list[Mapping[str, Any]] = []
+        for shown in (self.shown["own", party], self.shown["peer", party]):
+            found += [statement for statement in shown.rotations if statement not in found]
+        return found
 
     def contradictions(self, own: Witness, peer: Witness) -> tuple[list[Finding], list[str]]:
         """Where one's word stands against the other's, or against the third party's; and remarks."""
@@ -224,9 +234,22 @@ class Testimony:
 
     def _compare_keys(self, party: str, own: Witness, peer: Witness, found: list[Finding], remarks: list[str]) -> None:
         mine, theirs = self.shown["own", party].keys, self.shown["peer", party].keys
-        if not mine or not theirs or set(mine) & set(theirs):
+        if not mine or not theirs:
             return
         one, other = next(reversed(mine)), next(reversed(theirs))
+        if common := set(mine) & set(theirs):
+            statements = [from_json(statement) for statement in self._rotations(party)]
+            led = [successors(statements, party, key)[0] for key in (one, other)]
+            if one not in led[1] and other not in led[0]:
+                found.append(
+                    Finding(
+                        "contradiction",
+                        f"{party} has signed two changes of its audit key {key_id(min(common))[:16]}…, or of one that "
+                        f"came of it: {own.party} knows it by {key_id(one)[:16]}… now, {peer.party} by "
+                        f"{key_id(other)[:16]}…, and neither was changed to the other",
+                    )
+                )
+            return
         keys = f"{own.party} knows {party} by the audit key {key_id(one)[:16]}…, {peer.party} by {key_id(other)[:16]}…"
         # After a change of keys nothing is signed with the earlier one.
         (a, b), (c, d) = mine[one], theirs[other]

@@ -7,6 +7,7 @@ that brought it was written after.
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -16,7 +17,9 @@ from datetime import UTC, datetime
 TOLERANCE_SECONDS = 300
 """How far two machines' clocks may be apart without anything being made of it."""
 _EXPLAINED = 1000
-_UNKNOWN, _CONFIRMED, _CONTRADICTED = range(3)
+_MOST = 255
+_ONE_MORE = bytes(min(count + 1, _MOST) for count in range(256))
+"""Counts of other sides, for ``bytes.translate``."""
 
 
 @dataclass
@@ -25,8 +28,9 @@ class Times:
 
     Confirmed: not before what the record follows, nor after what follows it, within ``tolerance_seconds``; ``widest``
     is the longest time, in seconds, between such two. ``first_contradicted`` is a record's index; ``contradiction``
-    says it in words. ``alone``: other sides whose clock contradicts what the clock of another one confirms; they count
-    for nothing. ``signed``: whether the times are signed ones; if not, they are those of the other side's journal.
+    says it in words. ``alone``: other sides whose clock contradicts what others confirm, where no more of them
+    contradict it than confirm it; they count for nothing. ``signed``: whether the times are signed ones; if not, they
+    are those of the other side's journal.
     """
 
     confirmed: int = 0
@@ -76,8 +80,8 @@ class _Words:
 
 
 class Clockwork:
-    """Takes a journal's records and the other sides' signed times as they come. Keeps nine bytes a record, and eight
-    more where its time is contradicted.
+    """Takes a journal's records and the other sides' signed times as they come. Keeps nine bytes a record, at the end
+    eleven, and eight more for each other side that contradicts its time.
 
     ``first``: index of the first record.
     """
@@ -85,7 +89,8 @@ class Clockwork:
     def __init__(self, first: int = 0) -> None:
         self._first = first
         self._times = array("d")
-        self._state = bytearray()
+        self._confirming = bytearray()
+        """By how many other sides a record's time is confirmed."""
         self._words: dict[str, _Words] = {}
         self._explained: dict[int, str] = {}
         self._widest = 0.0
@@ -103,7 +108,7 @@ class Clockwork:
     def take(self, time: str) -> None:
         """Takes the next record's time."""
         self._times.append(datetime.fromisoformat(time).timestamp())
-        self._state.append(_UNKNOWN)
+        self._confirming.append(0)
 
     def signed(self, peer: str, size: int, time: int) -> None:
         """The record taken last brought another party's word that it saw the first ``size`` records by that time."""
@@ -124,19 +129,38 @@ class Clockwork:
         end = self._first + len(self._times)
         for peer, words in self._words.items():
             self._judge(peer, words, end, None)
-        alone = []
-        for peer, words in self._words.items():
-            if any(self._state[index - self._first] == _CONFIRMED for index in words.contradicted):
-                alone.append(peer)
+        contradicting = bytearray(len(self._confirming))
+        for words in self._words.values():
+            for index in words.contradicted:
+                place = index - self._first
+                contradicting[place] = _ONE_MORE[contradicting[place]]
+        alone = [peer for peer, words in self._words.items() if self._is_outvoted(words, contradicting)]
+        doubted = bytearray(len(self._confirming))
         for peer, words in self._words.items():
             for index in words.contradicted if peer not in alone else ():
-                self._state[index - self._first] = _CONTRADICTED
-        unconfirmed, confirmed, contradicted = (self._state.count(state) for state in range(3))
+                doubted[index - self._first] = 1
+        contradicted = doubted.count(1)
+        confirmed = sum(map(bool, self._confirming)) - sum(map(bool, itertools.compress(self._confirming, doubted)))
+        unconfirmed = len(self._times) - confirmed - contradicted
         found = Times(confirmed, contradicted, unconfirmed, widest=round(self._widest), alone=alone)
         if found.contradicted:
-            found.first_contradicted = self._first + self._state.find(_CONTRADICTED)
+            found.first_contradicted = self._first + doubted.find(1)
             found.contradiction = self._explained.get(found.first_contradicted, "its time is contradicted")
         return found
+
+    def _is_outvoted(self, words: _Words, contradicting: bytearray) -> bool:
+        """Whether one other side's clock is against the record's own and as many others' at least.
+
+        One that confirms what several contradict silences nobody: it may belong to whoever wrote the record.
+        """
+        outvoted = joined = 0
+        for index in words.contradicted:
+            against = contradicting[index - self._first]
+            if self._confirming[index - self._first] >= against:
+                outvoted += 1
+            elif against > 1:
+                joined += 1
+        return outvoted > joined
 
     def _judge(self, peer: str, words: _Words, end: int, before: int | None) -> None:
         """Judges the records up to ``end`` by what ``peer`` has signed: ``before`` is the time that they precede."""
@@ -150,7 +174,7 @@ class Clockwork:
             times = self._times[span]
             if earliest <= min(times) and max(times) <= latest:
                 if before is not None and after:
-                    self._state[span] = bytes([_CONFIRMED]) * len(times)
+                    self._confirming[span] = self._confirming[span].translate(_ONE_MORE)
                     self._widest = max(self._widest, before - after)
             else:
                 for index, time in enumerate(times, start):
@@ -169,7 +193,8 @@ class Clockwork:
                 what = what or f"had been seen by {peer} at {moment(before or 0)}, as that has signed"
                 self._explained[index] = f"it says that it was written at {moment(time)}, and it {what}"
         elif before is not None and after:
-            self._state[index - self._first] = _CONFIRMED
+            place = index - self._first
+            self._confirming[place] = _ONE_MORE[self._confirming[place]]
             self._widest = max(self._widest, before - after)
 
 

@@ -106,11 +106,9 @@ def _verify_witnesses(
             f"{theirs.source}: {result.party} and {theirs.party} have exchanged with nobody in common"
         )
     result.peer = theirs.party
-    fork = testimony.fork()
-    if fork is not None:
-        result.findings.append(_conviction(fork, own, other, testimony))
     for party in parties:
-        if fork is not None and fork.party == party:
+        if (fork := testimony.fork(party)) is not None:
+            result.findings.append(_conviction(fork, own, other, testimony))
             continue
         result.remarks.append(
             f"{result.party} and {theirs.party} were shown one and the same journal of {party} in all that its signed "
@@ -141,7 +139,8 @@ def _conviction(fork: ForkFound, own: EvidenceReader, other: EvidenceReader, tes
     proof = ForkProof(
         party=fork.party, public_key=first.hex(), rotations=tuple(map(dict, rotations)), views=(views[0], views[1])
     )
-    own.result.proof = proof.model_dump(mode="json")
+    if own.result.proof is None:
+        own.result.proof = proof.model_dump(mode="json")
     return Finding("proof", f"{proof.check().sentence()}; {said}", fork.own, fork.peer)
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from medsilo.privacy.budget.accounting import Guarantee, Unit, epsilon
-from medsilo.privacy.budget.promise import steps_of
+from medsilo.privacy.budget.promise import PrivacyPlan, steps_of
 from medsilo.privacy.consent.plan import Proposal
 from medsilo.privacy.errors import ConsentError, IdentityError
 from medsilo.privacy.exposure import Exposure, expand
@@ -69,6 +69,19 @@ class PrivacyConsent(StrictModel):
         if cost > self.epsilon:
             guarantee = Guarantee(cost, self.delta, found.unit)
             lines.append(f"a privacy loss of {guarantee} (`privacy: epsilon: {shown(cost)}`)")
+        return tuple(lines)
+
+    def lowered_from(self, before: PrivacyConsent | None, plan: PrivacyPlan) -> tuple[str, ...]:
+        """What a run that began under ``before`` goes by until it ends, and this gives less of, each in words."""
+        if before is None:
+            return ("a run that began without a budget (take `privacy:` out of the consent)",)
+        lines = [
+            f"the {name} that the run began with (`privacy: {name}: {given:g}`)"
+            for name, given, now in (("epsilon", before.epsilon, self.epsilon), ("delta", before.delta, self.delta))
+            if now < given
+        ]
+        if plan.releases and self.least_units > before.least_units:
+            lines.append(f"averages of {before.least_units} units (`privacy: least_units: {before.least_units}`)")
         return tuple(lines)
 
 
@@ -203,6 +216,13 @@ class Consent(StrictModel):
     def classes(self) -> frozenset[Exposure]:
         """The exposure classes that may leave."""
         return expand(self.exposures)
+
+    def lowered_from(self, before: Consent, plan: Proposal) -> tuple[str, ...]:
+        """What of the privacy that a run began with this gives less of than ``before``: the run's part goes by it until
+        it ends, and begins anew with less."""
+        if plan.privacy is None or self.privacy is None:
+            return ()
+        return self.privacy.lowered_from(before.privacy, plan.privacy)
 
     @property
     def masks_with_anyone(self) -> bool:

@@ -10,7 +10,8 @@ import dataclasses
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import date
 from pathlib import Path
 
@@ -67,6 +68,7 @@ class ConsentGate:
         self._steps: dict[int, int] = {}
         self._day = day
         self._lock = threading.RLock()
+        self._holding = 0
         self._current = file
         self._problem: str | None = None
         self._mark = self._first_mark()
@@ -89,6 +91,8 @@ class ConsentGate:
         asked = {Exposure.PROTOCOL, Exposure.IDENTITY}
         if self.plan:
             asked.update(self.plan.required, self.plan.optional)
+        if self._accuracies_cost_too_much():
+            asked.discard(Exposure.LOCAL_METRICS)
         return frozenset(asked) & self.file.consent.classes & self._current.consent.classes
 
     def check(self, classes: Iterable[Exposure]) -> None:
@@ -103,6 +107,18 @@ class ConsentGate:
             if missing or lacking:
                 everything = Missing(lacking or missing.classes, None, missing.coordinator, None, missing.expired)
                 raise self._current.refusal(everything, "this message")
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Meanwhile the consent is the one that the journal told of last: what is decided here is recorded before a
+        file that has been changed since is read, and recorded."""
+        with self._lock:
+            self._read_again()
+            self._holding += 1
+            try:
+                yield
+            finally:
+                self._holding -= 1
 
     def begin_round(self, number: int) -> None:
         """Counts a round of the run, once however often it is tried.
@@ -122,7 +138,7 @@ class ConsentGate:
                     f"taken part in {len(self._rounds)}; nothing of round {number + 1} is sent",
                 )
             taken = self._earlier_rounds + len(self._rounds)
-            total = min((t for c in self._consents if (t := c.total_rounds) is not None), default=None)
+            total = min((t for c in self.consents if (t := c.total_rounds) is not None), default=None)
             if total is not None and taken >= total:
                 raise EndedError(
                     Cause.ROUNDS,
@@ -139,7 +155,7 @@ class ConsentGate:
         with self._lock:
             self.check(())
             taken = self._steps.get(round_number, 0) + steps
-            most = min(consent.training.steps for consent in self._consents)
+            most = min(consent.training.steps for consent in self.consents)
             if taken > most:
                 raise EndedError(
                     Cause.NARROWED,
@@ -149,9 +165,16 @@ class ConsentGate:
             self._steps[round_number] = taken
 
     @property
-    def _consents(self) -> tuple[Consent, Consent]:
+    def consents(self) -> tuple[Consent, Consent]:
         """As it was read first, and as it is now; of each bound the smaller holds."""
         return self.file.consent, self._current.consent
+
+    def _accuracies_cost_too_much(self) -> bool:
+        """Whether the consent gives less for the run's noised accuracies than when it began."""
+        before, now = (consent.privacy for consent in self.consents)
+        if self.plan is None or self.plan.privacy is None or before is None or now is None:
+            return False
+        return (now.metrics_epsilon or 0.0) < (before.metrics_epsilon or 0.0)
 
     def _check_withdrawal(self) -> None:
         if self._withdrawal is not None and self._withdrawal.exists():
@@ -169,14 +192,16 @@ class ConsentGate:
                 raise EndedError(Cause.EXPIRED, str(file.refusal(Missing(expired=expired), "this message")))
         if self.plan is not None and self._current.sha256 != self.file.sha256:
             missing = self._current.missing_for(self.plan, day=day)
-            missing = dataclasses.replace(missing, rounds=None, total_rounds=None)  # these end it when they are reached
+            lowered = self._current.consent.lowered_from(self.file.consent, self.plan)
+            # Rounds end it when they are reached.
+            missing = dataclasses.replace(missing, rounds=None, total_rounds=None, privacy=missing.privacy + lowered)
             if missing:
                 error = self._current.refusal(missing, f"run {self.plan.run} any more")
                 raise EndedError(Cause.NARROWED, str(error))
 
     def _read_again(self) -> None:
         path = self.file.path
-        if path is None or (mark := _mark(path)) == self._mark:
+        if path is None or self._holding or (mark := _mark(path)) == self._mark:
             return
         before = self._current.sha256, self._problem
         self._current, self._problem = _settled(path)
@@ -196,6 +221,8 @@ class ConsentGate:
 class FarewellGate:
     """Lets a withdrawal pass, which ends what there was consent to: PROTOCOL and IDENTITY, nothing else."""
 
+    held = nullcontext
+
     def check(self, classes: Iterable[Exposure]) -> None:
         """Raises ``EndedError`` for any other class."""
         if extra := set(classes) - {Exposure.PROTOCOL, Exposure.IDENTITY}:
@@ -207,6 +234,8 @@ class PlanGate:
 
     def __init__(self, downlink: Iterable[Exposure]) -> None:
         self._allowed = frozenset(downlink) | {Exposure.PROTOCOL, Exposure.IDENTITY}
+
+    held = nullcontext
 
     def check(self, classes: Iterable[Exposure]) -> None:
         """Raises ``ConsentError`` for a class outside the plan."""

@@ -140,6 +140,7 @@ class History:
     parts: dict[str, Part] = field(default_factory=dict)
     withdrawal: Mapping[str, Any] | None = None
     approved: set[str] = field(default_factory=set)
+    let_in: set[str] = field(default_factory=set)
     first_plans: dict[str, str] = field(default_factory=dict)
     masked: dict[MaskedSum, None] = field(default_factory=dict)
     _consent: str | None = None
@@ -179,6 +180,7 @@ class History:
                 self.first_plans.setdefault(self._consent, plan)
             part.withdrawal, part.told = None, False
             self.parts[plan] = part
+            self.let_in.add(plan)
         elif kind == "message" and record["plan_sha256"] in self.parts:  # None outside runs
             self._take_message(self.parts[record["plan_sha256"]], record)
         elif kind == "roster":
@@ -189,9 +191,11 @@ class History:
             if record["plan_sha256"] in self.parts:
                 part = self.parts[record["plan_sha256"]]
                 part.withdrawal, part.told = record, False
+            self.let_in.discard(record["plan_sha256"])
             if record["cause"] == Cause.WITHDRAWN:
                 self.withdrawal = record
                 self.approved.clear()
+                self.let_in.clear()
         elif kind == "consent":
             self._consent = record.get("consent", {}).get("sha256")
             if record.get("given"):

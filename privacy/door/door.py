@@ -13,7 +13,7 @@ import copy
 import hashlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -38,9 +38,12 @@ _LARGEST_SIZE = 2**53  # beyond it, JSON has no exact numbers
 
 
 class Gate(Protocol):
-    """Decides whether bytes of the given classes may leave now; raises ``ConsentError`` if not."""
+    """Decides whether bytes of the given classes may leave now; raises ``ConsentError`` if not. While it is ``held``,
+    all that it decides is of one moment, which is that of the records made meanwhile."""
 
     def check(self, classes: Iterable[Exposure]) -> None: ...
+
+    def held(self) -> AbstractContextManager[None]: ...
 
 
 @dataclass
@@ -204,22 +207,23 @@ class Door:
         """
         sealed, records = [], []
         version = self.correspondence(call.peer).version
-        for message in messages:
-            data = message.SerializeToString()
-            try:
-                if (older := fitted(message, version, call.peer, call.rpc)) is not message:
-                    message, data = older, older.SerializeToString()
-                attribution = attribute(data, message.DESCRIPTOR)
-                self.gate.check(attribution.classes)
-                records.append(self._record(data, message, attribution, call, "sent"))
-            except (ConsentError, RefusedError) as error:
-                self._refuse(data, message, call, "sent", error)
-                error.recorded = True
-                raise
-            sealed.append(data)
-        with self.correspondence(call.peer).lock:
-            _check_not_over(call)
-            self._append(records, call)
+        with self.gate.held():
+            for message in messages:
+                data = message.SerializeToString()
+                try:
+                    if (older := fitted(message, version, call.peer, call.rpc)) is not message:
+                        message, data = older, older.SerializeToString()
+                    attribution = attribute(data, message.DESCRIPTOR)
+                    self.gate.check(attribution.classes)
+                    records.append(self._record(data, message, attribution, call, "sent"))
+                except (ConsentError, RefusedError) as error:
+                    self._refuse(data, message, call, "sent", error)
+                    error.recorded = True
+                    raise
+                sealed.append(data)
+            with self.correspondence(call.peer).lock:
+                _check_not_over(call)
+                self._append(records, call)
         if self._archive is not None:
             for record, data in zip(records, sealed, strict=True):
                 self._archive.keep(record["call_id"], record["frame"], data)

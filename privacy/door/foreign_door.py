@@ -119,21 +119,22 @@ class ForeignDoor:
         Raises ``ConsentError`` or ``RefusedError`` if it may not leave; then the refusal is a record.
         """
         data = message.SerializeToString(deterministic=True)
-        try:
-            _, attribution = self.schema.read(data, message.DESCRIPTOR.full_name)
-            if parts is not None:
-                attribution = _split(attribution, *parts)
-            gate.check(attribution.classes)
-        except (ConsentError, RefusedError) as error:
-            self.refuse(data, message.DESCRIPTOR.full_name, call, "sent", str(error))
-            error.recorded = True
-            raise
-        record = self._record(data, message.DESCRIPTOR.full_name, attribution, call, "sent")
-        if tensors:
-            record["tensors"] = list(tensors)
-        begin = head(len(data))
-        record["head_sha256"], record["head_length"] = hashlib.sha256(begin).hexdigest(), len(begin)
-        self.journal.append([record])
+        with gate.held():
+            try:
+                _, attribution = self.schema.read(data, message.DESCRIPTOR.full_name)
+                if parts is not None:
+                    attribution = _split(attribution, *parts)
+                gate.check(attribution.classes)
+            except (ConsentError, RefusedError) as error:
+                self.refuse(data, message.DESCRIPTOR.full_name, call, "sent", str(error))
+                error.recorded = True
+                raise
+            record = self._record(data, message.DESCRIPTOR.full_name, attribution, call, "sent")
+            if tensors:
+                record["tensors"] = list(tensors)
+            begin = head(len(data))
+            record["head_sha256"], record["head_length"] = hashlib.sha256(begin).hexdigest(), len(begin)
+            self.journal.append([record])
         self._sign(telling=not attribution.classes.keys() <= _SILENT)
         return begin + data
 

@@ -148,6 +148,8 @@ class Correspondence:
         """Size of the own journal as of the last checkpoint that the other side is known to have verified."""
         self.cosignature = ""
         """The other's line under that checkpoint."""
+        self._cosigned_with = b""
+        """The audit key that the other had then."""
         self._notes: dict[int, str] = {}
         self.lock = threading.RLock()
         """Held from ``check`` to ``take``, so that no other attestation comes between."""
@@ -307,7 +309,7 @@ class Correspondence:
         with self.lock:
             if self.cosignature:
                 note = self._notes[self.acknowledged]
-                verify_cosignature(self.cosignature, note, self.seen.origin, self.peer_key or b"")
+                verify_cosignature(self.cosignature, note, self.seen.origin, self._cosigned_with)
 
     def check_signed(self, envelope: dsse.Envelope) -> Attestation:
         """The attestation of an envelope that the other side signed for this party; raises ``ReceiptError``."""
@@ -372,6 +374,7 @@ class Correspondence:
             if kept["seen"]:
                 self.seen, self.seen_note = read_note(kept["seen"]), kept["seen"]
             self.acknowledged, self.cosignature = kept["acknowledged"], kept["cosignature"]
+            self._cosigned_with = self.peer_key or b""
             self._notes = {read_note(note).size: note for note in kept["notes"]}
             self._open = {(call, direction): _Messages.restore(one) for call, direction, one in kept["open"]}
             self._complete = {(call, direction): size for call, direction, size in kept["complete"]}
@@ -492,7 +495,7 @@ class Correspondence:
         if witnessed.size < self.acknowledged:
             return []
         self.acknowledged = witnessed.size
-        self.cosignature = witnessed.cosignature
+        self.cosignature, self._cosigned_with = witnessed.cosignature, self.peer_key or b""
         self._notes = {size: note for size, note in self._notes.items() if size >= witnessed.size}
         done = [key for key, size in self._complete.items() if size <= witnessed.size]
         for key in done:

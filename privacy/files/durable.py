@@ -117,7 +117,8 @@ def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     partial = path.with_name(f".{path.name}.partial")
     try:
         partial.unlink(missing_ok=True)  # one that a crash left has the mode that it was made with
-        with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        # Made here, and not what somebody who may write to the folder has put there meanwhile: a link leads elsewhere.
+        with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -64,12 +64,14 @@ def readable_by_others(folder: Path) -> list[Path]:
 
 def name_some(paths: list[Path], folder: Path) -> str:
     """The first few of many paths in a folder, for a message."""
+    folder = folder.resolve()
     shown = ", ".join(str(path.relative_to(folder)) if path != folder else "the folder" for path in paths[:_SHOWN])
     return shown if len(paths) <= _SHOWN else f"{shown} and {len(paths) - _SHOWN} more"
 
 
 def _readable(folder: Path) -> Iterator[tuple[Path, int]]:
     """Files and folders to which others have any right, with their modes."""
+    folder = folder.resolve()  # the link to a folder says nothing of who may read it
     for place, folders, files in os.walk(folder):
         inside = [Path(place, name) for name in (*folders, *files) if not name.endswith(_SECRET)]
         for path in [folder, *inside] if Path(place) == folder else inside:

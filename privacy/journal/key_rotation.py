@@ -6,7 +6,10 @@ Whoever knows the earlier key follows the record to the new one; without it a ne
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from securesystemslib import dsse
@@ -35,6 +38,28 @@ def follow(statement: dsse.Envelope, party: str, known: bytes) -> bytes:
     if document.get("old_key", known.hex()) != known.hex():
         raise JournalError("the signed change of keys is from another key")
     return bytes.fromhex(new)
+
+
+def successors(
+    statements: Iterable[dsse.Envelope], party: str, first: bytes
+) -> tuple[list[bytes], list[dsse.Envelope]]:
+    """The audit keys to which a party's signed changes lead from the first one, that among them, and these changes.
+
+    A party that signs two changes of one key has two keys from then on: who knows the earlier one follows it to either.
+    """
+    keys, left = [first], list(statements)
+    used: list[dsse.Envelope] = []
+    while True:
+        for statement, known in itertools.product(left, keys):
+            with suppress(JournalError):
+                new = follow(statement, party, known)
+                break
+        else:
+            return keys, used
+        left.remove(statement)
+        used.append(statement)
+        if new not in keys:
+            keys.append(new)
 
 
 def rotate(keys: Path, journal: Path, *, origin: str, identity: Identity) -> str:

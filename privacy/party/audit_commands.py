@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ import typer
 
 from medsilo.privacy.audit.fork_proof import ForkProof, read_fork_proof
 from medsilo.privacy.errors import ConfigurationError, JournalError, MedsiloError
-from medsilo.privacy.files.state_folder import keep_private
+from medsilo.privacy.files.state_folder import keep_private, writing_privately
 from medsilo.privacy.identity.keys import load_audit_public
 from medsilo.privacy.party.console import out, say
 from medsilo.privacy.party.party import PartyConfig
@@ -103,11 +104,13 @@ def audit_app(read: Callable[[Path], PartyConfig]) -> typer.Typer:
         own = read(config)
         first, last = _rounds(rounds)
         select = Selection(run, first, last) if run is not None or rounds is not None else None
-        if target is None and crate is None:
-            keep_private(own.state)
         path = target or own.state / f"{own.name}-evidence.json"
         try:
-            header = export(own.journal, path, select=select)
+            # A crate is made as the user has it, like whatever the user names; what is in the state folder is not.
+            with writing_privately() if target is None else nullcontext():
+                if target is None:
+                    keep_private(own.state)
+                header = export(own.journal, path, select=select)
         except OSError as error:
             raise MedsiloError(f"{path}: cannot be written: {error.strerror}") from None
         if crate is not None:

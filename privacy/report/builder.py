@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from medsilo.privacy.audit.permission import is_farewell
 from medsilo.privacy.audit.verification import verify_evidence
 from medsilo.privacy.budget.loss import privacy_losses
 from medsilo.privacy.consent.withdrawal import Cause
@@ -199,6 +200,8 @@ class _Sums:
         self.allowed: frozenset[Exposure] = frozenset()
         self.data = ""
         self.told: dict[str, set[str]] = {}
+        self.parted = False
+        """Whether the consent that was told of last has ended."""
         self.outside_consent: dict[Exposure, int] = {}
         self.in_force_from: str | None = None
         self.withdrawn: tuple[str, str] | None = None
@@ -234,6 +237,7 @@ class _Sums:
         elif kind == "consent":
             self._consent(record)
         elif kind in ("approval", "withdrawal"):
+            self.parted = self.parted or kind == "withdrawal"
             if kind == "withdrawal" and record.get("cause") == Cause.WITHDRAWN and self.in_force_from:
                 self.withdrawn, self.in_force_from = (self.in_force_from, record["time"]), None
                 self.consents[-1].setdefault("until", record["time"])
@@ -260,6 +264,7 @@ class _Sums:
         if record.get("synthetic"):
             self._note_synthetic(self.party)
         self.allowed = expand(record["consent"].get("exposures") or ())
+        self.parted = False
         self.data = str(record.get("data_sha256") or "")
         anew = {"given_anew_after": self.withdrawn[1]} if record.get("given") and self.withdrawn else {}
         if not self.consents or self.consents[-1]["consent"] != record["consent"] or anew:
@@ -316,8 +321,11 @@ class _Sums:
         else:
             peer.bytes_came_back += record["length"]
         if leaving and self.of_silo:
+            allowed = self.allowed
+            if is_farewell(record["rpc"], ended=self.parted):
+                allowed |= {Exposure.PROTOCOL, Exposure.IDENTITY}
             for name, count in record["classes"].items():
-                if _exposure(name) not in self.allowed:
+                if _exposure(name) not in allowed:
                     add_counts(self.outside_consent, {_exposure(name): count})
 
     def _flows(self, flows: _Flows, run: str, record: Mapping[str, Any]) -> None:

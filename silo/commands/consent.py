@@ -10,7 +10,7 @@ from rich.table import Table
 
 from medsilo.privacy.consent.consent import ConsentFile
 from medsilo.privacy.consent.withdrawal import History
-from medsilo.privacy.errors import ConfigurationError
+from medsilo.privacy.errors import ConfigurationError, MedsiloError
 from medsilo.privacy.files.state_folder import keep_private
 from medsilo.privacy.party.console import application, out, say
 from medsilo.privacy.report.words import updates_arrived
@@ -74,8 +74,7 @@ def withdraw(
     once more, if it could not be told."""
     settings = SiloConfig.read(config)
     keep_private(settings.state)
-    history = History.read(settings.journal)
-    if not (settings.withdrawal.exists() or history.withdrawal):
+    if not (settings.withdrawal.exists() or _is_withdrawn(settings)):
         out.print(
             "After this, nothing leaves any more: a message that is just being sent is the last one. The coordinator "
             "is told, with a signed statement, and uses no further update of this hospital. Models that were made of "
@@ -88,6 +87,15 @@ def withdraw(
     out.print("Withdrawn: nothing leaves any more.")
     if told := tell_coordinator(settings, say):
         say(told)
+
+
+def _is_withdrawn(settings: SiloConfig) -> bool:
+    """Whether the journal says so. One that cannot be read keeps nobody from taking the consent back: a daemon that
+    runs has read it before, and goes on."""
+    try:
+        return History.read(settings.journal).withdrawal is not None
+    except MedsiloError:
+        return False
 
 
 @consent_app.command()

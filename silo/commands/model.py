@@ -15,6 +15,7 @@ from rich.table import Table
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.files.state_folder import keep_private
 from medsilo.privacy.party.console import out, say
+from medsilo.privacy.printable import cell
 from medsilo.silo.commands.options import Config, Round, Run
 from medsilo.silo.commands.prepare import read_window
 from medsilo.silo.model.export_format import ExportFormat
@@ -121,7 +122,8 @@ def predict(
     writer.writerow(["image", "class", "name", "probability", "truth"])
     for item in found:
         truth = "" if item.truth is None else item.truth
-        writer.writerow([item.image, item.label, item.class_name, f"{item.probability:.4f}", truth])
+        names = cell(item.image), cell(item.class_name)  # whoever named the pictures
+        writer.writerow([names[0], item.label, names[1], f"{item.probability:.4f}", truth])
     if output:
         target.close()
     known = [item for item in found if item.truth is not None]

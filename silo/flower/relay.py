@@ -384,10 +384,11 @@ class Relay:
             raise self._gate.file.refusal(missing, f"run {run}")
         earlier = sum(len(rounds) for name, rounds in self._door.rounds.items() if name != run)
         gate = self._gate.joining(plan, rounds=self._door.rounds.get(run, ()), earlier_rounds=earlier)
-        gate.check(())
         content = plan.describe()
         digest = hashlib.sha256(write_canonical(content)).hexdigest()
-        self._door.note("run", run=run, plan_sha256=digest, plan=content)
+        with gate.held():  # the file may have been changed since it was held against the plan
+            gate.check(())
+            self._door.note("run", run=run, plan_sha256=digest, plan=content)
         part = self._parts[run] = _Part(digest, gate)
         return part
 

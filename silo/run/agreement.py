@@ -130,7 +130,7 @@ def open_masking(
     plan: RunPlan,
     credentials: Credentials | None,
     audit_key: Ed25519PrivateKey,
-    consent: ConsentFile,
+    gate: ConsentGate,
     door: Door,
     history: History,
 ) -> Masking | None:
@@ -144,7 +144,7 @@ def open_masking(
         plan.secure_aggregation,
         credentials=credentials,
         audit_key=audit_key,
-        consent=consent.consent,
+        consents=lambda: gate.consents,
         door=door,
         earlier=history.masked,
     )

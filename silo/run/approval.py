@@ -28,7 +28,7 @@ def waits(consent: ConsentFile, plan: RunPlan, history: History) -> bool:
 
     With ``approval: changes`` that is so for another plan than the one that the consent was given for: which one that
     is the file says (``plan_sha256``), or the journal, where it is the first one that was joined with the file as it
-    stands. A plan that was joined before has been let in already.
+    stands. A run that was joined before has been let in already, unless the consent to it has ended since.
     """
     digest = plan.sha256.hex()
     approval = consent.consent.approval
@@ -37,7 +37,7 @@ def waits(consent: ConsentFile, plan: RunPlan, history: History) -> bool:
     if approval == "required":
         return True
     given_for = consent.consent.plan_sha256 or history.first_plans.get(consent.sha256)
-    return given_for not in (None, digest) and digest not in history.parts
+    return given_for not in (None, digest) and digest not in history.let_in
 
 
 def await_approval(

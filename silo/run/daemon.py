@@ -110,16 +110,16 @@ def _train(config: SiloConfig, display: Display, day: Callable[[], date]) -> Out
             run = plan.run
             uplink.needed = done is None or plan.sha256.hex() != done.plan_sha256
             gate, account, counts = agree(config, plan, uplink, gate, dataset, door, history, display)
-            masking = open_masking(
-                plan, credentials.current if credentials else None, audit_key, consent, door, history
-            )
+            masking = open_masking(plan, credentials.current if credentials else None, audit_key, gate, door, history)
             with Processes(config, devices, plan, dataset) as processes:
                 participation = Participation(
                     config, plan, gate, dataset, processes, uplink, display, account, counts, masking, door
                 )
                 with _watching(gate, uplink):
                     await_approval(config, plan, gate, door, history, display.notice)
-                    door.note("run", **summary(plan))
+                    with gate.held():  # the file may have been changed since it was held against the plan
+                        gate.check(())
+                        door.note("run", **summary(plan))
                     joined = True
                     with _ending_with_the_budget():
                         participation.run()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -25,9 +25,10 @@ class Masking:
     """Masks a silo's updates of one run.
 
     A key lives in memory alone, until the coordinator has acknowledged what was masked with it; a silo that starts
-    again states a new one. ``earlier``: all sums, of this and other runs, that this silo has masked an update for, as
-    its journal tells. In one run it masks for one set of silos: two sums that differ by a few silos give away what
-    those sent, exactly where the coordinator hands out the same models twice, and their number of images in any case.
+    again states a new one. ``consents``: all that hold at the moment, for the file may be changed while the run goes
+    on. ``earlier``: all sums, of this and other runs, that this silo has masked an update for, as its journal tells.
+    In one run it masks for one set of silos: two sums that differ by a few silos give away what those sent, exactly
+    where the coordinator hands out the same models twice, and their number of images in any case.
     (That sets which differ by many are refused too is no accident: with sums over {1 … 7}, {1, 2, 3} and {4, 5, 6}
     nobody but 7 could see what is taken from whom.) Where single updates have a bound, silos may change in a run, but
     never for the same update; nor, for what other runs sent may have no bound, between runs from the same models.
@@ -40,7 +41,7 @@ class Masking:
         *,
         credentials: Credentials,
         audit_key: Ed25519PrivateKey,
-        consent: Consent,
+        consents: Callable[[], Iterable[Consent]],
         door: Door,
         earlier: Iterable[MaskedSum],
     ) -> None:
@@ -49,9 +50,7 @@ class Masking:
         self._credentials = credentials
         self._audit_key = audit_key
         self._voucher = vouch(credentials, audit_key)
-        demanded = consent.secure_aggregation
-        self._minimum = max(masks.minimum, demanded.minimum if demanded else 0)
-        self._audit_keys = demanded.audit_keys if demanded else {}
+        self._consents = consents
         self._door = door
         self._earlier = list(earlier)
         self._may_change = silos_may_change(plan, make(plan.method.name, plan.method.parameters))
@@ -91,7 +90,10 @@ class Masking:
         about = {"run": self._plan.run, "plan_sha256": self._plan.sha256.hex(), "round": round_number}
         try:
             roster = Roster.read(keys, self._occasion(round_number), ca_pem=self._credentials.ca_pem)
-            roster.check(own, minimum=self._minimum, audit_keys=self._audit_keys)
+            roster.check(own, minimum=self._masks.minimum, audit_keys={})
+            for demanded in (consent.secure_aggregation for consent in self._consents()):
+                if demanded is not None:
+                    roster.check(own, minimum=demanded.minimum, audit_keys=demanded.audit_keys)
             silos = frozenset(roster.silos)
             wanted = MaskedSum(self._plan.run, self._plan.sha256.hex(), round_number, silos, own.received_sha256)
             self._check_differences(wanted)

@@ -274,3 +274,34 @@ def test_killed_at_any_step_on_disk_a_consent_is_withdrawn_or_it_is_not(federati
         one.command("silo", *words)
     assert len(of_kind(one, "hospital1", "withdrawal")) == 1
     assert_journals_sound(one, "hospital1")
+
+
+def test_a_file_that_is_narrowed_while_the_coordinator_is_awaited_lets_no_run_begin(federation: Make) -> None:
+    """What the hospital joined would else stand in its journal beside a consent that does not hold it."""
+    one = federation(run={"rounds": 1})
+    silo = one.start_silo("hospital1")
+    one.wait_to_say("hospital1", "does not answer")
+    one.write_consent("hospital1", methods=[])
+    one.wait_for("the changed file", lambda: len(of_kind(one, "hospital1", "consent")) > 1)
+    one.start_coordinator()
+    one.ends_with(silo, 4)
+    assert of_kind(one, "hospital1", "run") == []
+    assert {r["rpc"] for r in one.messages("hospital1", "sent")} == {"GetPlan"}
+    one.command("silo", "audit", "verify", "--config", "hospital1.yaml")
+
+
+def test_evidence_is_sound_when_the_consent_file_has_gone_in_the_middle_of_a_run(federation: Make) -> None:
+    """What leaves after that is the withdrawal and the signature for its answer, to whom the consent was for."""
+    one = federation(run={"rounds": 30, "training": {"epochs": 8, "batch_size": 16}})
+    one.start_coordinator()
+    one.wait_to_say("coordinator", "listening")
+    first, second = one.start_silo("hospital1"), one.start_silo("hospital2")
+    one.start_silo("hospital3")
+    one.wait_to_say("coordinator", "round 2 of 30 is open")
+    (one.folder / "hospital1.consent.yaml").unlink()
+    one.write_consent("hospital2", coordinator="spiffe://test/coordinator/other")
+    for name, silo in (("hospital1", first), ("hospital2", second)):
+        one.ends_with(silo, 4)
+        (record,) = of_kind(one, name, "withdrawal")
+        assert_only_the_withdrawal_left_after(one, name, record)
+        one.command("silo", "audit", "verify", "--config", f"{name}.yaml")

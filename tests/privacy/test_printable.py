@@ -14,7 +14,7 @@ from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import RefusedError
 from medsilo.privacy.party import logs
 from medsilo.privacy.party.console import PlainConsole
-from medsilo.privacy.printable import check_texts, from_the_other_side, printable
+from medsilo.privacy.printable import cell, check_texts, from_the_other_side, printable
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.medsilo.v1 import plan_pb2
 
@@ -86,3 +86,19 @@ def test_a_log_has_one_line_for_each_record_whatever_its_words(
     assert "fine" in begun[0]
     assert r"x\ny" in begun[1]
     assert "ValueError" in written
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("tumour 1.png", "tumour 1.png"),
+        ("+", "+"),
+        ("=HYPERLINK(A1).png", "'=HYPERLINK(A1).png"),
+        ("@SUM(1).png", "'@SUM(1).png"),
+        ("-1+1", "'-1+1"),
+        ("\t=1.png", r"\t=1.png"),
+        ("a\x1b[2J.png", r"a\x1b[2J.png"),
+    ],
+)
+def test_a_cell_is_no_formula_and_no_escape_sequence(text: str, shown: str) -> None:
+    assert cell(text) == shown

@@ -146,6 +146,35 @@ def test_one_hospitals_wrong_clock_does_not_contradict_a_coordinator_whom_others
     assert verify_evidence(right.silo.folder).sound
 
 
+def test_one_hospital_that_confirms_a_coordinators_wrong_dates_silences_none_of_several_that_do_not(
+    tmp_path: Path,
+) -> None:
+    """Whoever writes other dates needs one friend among the hospitals, or invents one."""
+    coordinator = Party(COORDINATOR, tmp_path / "coordinator", key_of(200))
+    live_at(coordinator, -YEAR)
+    honest = [
+        Exchange(
+            Party(f"spiffe://test/silo/hospital{number}", tmp_path / f"hospital{number}", key_of(number)), coordinator
+        )
+        for number in (1, 2)
+    ]
+    friend = Exchange(Party("spiffe://test/silo/friend", tmp_path / "friend", key_of(9)), coordinator)
+    live_at(friend.silo, -YEAR)
+    coordinator.door.note("run", **friend.summary())
+    for exchange in (friend, *honest):
+        exchange.begin()
+    for number in range(3):
+        for exchange in (*honest, friend):
+            exchange.rounds([number])
+    for exchange in (*honest, friend):
+        exchange.attest()
+    coordinator.journal.close()
+    found = verify_evidence(coordinator.folder)
+    assert not found.sound
+    assert found.times.contradicted > found.records / 2
+    assert not set(found.times.alone) & {exchange.silo.identity for exchange in honest}
+
+
 def test_a_stretch_has_no_signed_times_and_is_held_against_the_other_sides_journal(tmp_path: Path) -> None:
     for shift in (timedelta(0), -YEAR):
         exchange = parted(tmp_path / str(shift.days), shift)
@@ -211,3 +240,17 @@ def test_a_report_says_that_the_times_are_contradicted_and_not_that_something_wa
     assert not any("NOT sound" in warning for warning in warnings(report))
     (answer,) = [answer for answer in answers(report) if answer.question == "Is the record sound?"]
     assert answer.tone == "attention"
+
+
+@pytest.mark.parametrize("expires", ["9999-12-31", "9999-12-30", "0001-01-01"])
+def test_a_consent_may_end_on_any_day_that_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expires: str
+) -> None:
+    """Some write the last one for "never"."""
+    monkeypatch.setitem(CONSENT, "expires", expires)
+    exchange = parted(tmp_path, timedelta(0))
+    found = verify_evidence(exchange.silo.folder)
+    if expires > "2000":
+        assert found.sound, found.sentences()
+    else:
+        assert "it left after the consent had expired" in found.problem

@@ -24,11 +24,12 @@ from medsilo.privacy.audit.fork_proof import ForkProof, View, read_fork_proof
 from medsilo.privacy.audit.testimony import Witness
 from medsilo.privacy.audit.verification import verify_evidence
 from medsilo.privacy.consent.plan import RunPlan
+from medsilo.privacy.door.receipts import Attestation
 from medsilo.privacy.errors import JournalError
 from medsilo.privacy.identity.envelope import seal, to_json
 from medsilo.privacy.identity.keys import _write_audit_public
 from medsilo.privacy.journal.checkpoint import Checkpoint
-from medsilo.privacy.journal.merkle import ProvingTree, leaf_hash, proven_subtrees
+from medsilo.privacy.journal.merkle import EMPTY_ROOT, ProvingTree, leaf_hash, proven_subtrees
 from medsilo.privacy.party.audit_commands import audit_app
 from medsilo.privacy.party.party import PartyConfig
 from medsilo.privacy.secure_aggregation.mask_keys import VOUCHER
@@ -136,6 +137,57 @@ def test_a_coordinator_that_keeps_two_journals_is_convicted_by_two_hospitals(
         assert COORDINATOR in found.findings[0].what
         assert found.proof is not None
         assert ForkProof.model_validate(found.proof).check().party == COORDINATOR
+
+
+@pytest.mark.parametrize("changing", [(0,), (1,), (0, 1)], ids=["towards one", "towards the other", "towards both"])
+def test_a_coordinator_that_changes_its_key_otherwise_towards_each_is_convicted_all_the_same(
+    tmp_path: Path, changing: tuple[int, ...]
+) -> None:
+    """Each change is signed with the key before, so that both hospitals follow it: to two keys from one."""
+    exchanges = forked_run(tmp_path, padding=3, rounds=(0, 0))
+    for number, exchange in enumerate(exchanges):
+        if number in changing:
+            exchange.coordinator.rotate(tmp_path / f"keys{number}")
+            exchange.begin()
+        exchange.rounds([2, 3])
+    first, second = bundles(*exchanges)
+    found = verify_evidence(first, peer=second)
+    assert found.findings[0].kind == "proof", found.sentences()
+    assert not [finding for finding in found.findings[1:] if finding.kind == "proof"]
+    proof = ForkProof.model_validate(found.proof)
+    assert proof.check().party == COORDINATOR
+    proof.write(tmp_path / "proof.json")
+    shutil.copy(DOCS / "verify_by_hand.py", tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-I", "verify_by_hand.py", "proof.json"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_two_changes_of_one_key_are_a_contradiction_before_the_histories_are_seen_to_differ(tmp_path: Path) -> None:
+    one, other = forked_run(tmp_path, rounds=(0, 0))
+    for number, exchange in enumerate((one, other)):
+        exchange.coordinator.rotate(tmp_path / f"keys{number}")
+        exchange.silo.door.enrol(COORDINATOR, exchange.coordinator.public, exchange.coordinator.door.rotations())
+        exchange.silo.journal.checkpoint()
+        exchange.silo.journal.close()
+    found = verify_evidence(one.silo.folder, peer=other.silo.folder)
+    assert kinds(found) == ["contradiction"], found.sentences()
+    assert "has signed two changes of its audit key" in found.findings[0].what
+
+
+def test_each_of_several_coordinators_is_judged_by_itself(tmp_path: Path) -> None:
+    """That one is convicted says nothing of another, nor that another showed both hospitals one journal."""
+    parties = (COORDINATOR, "spiffe://test/coordinator/second")
+    told = testimony.Testimony(sqlite3.connect(":memory:"))
+    for party in parties:
+        origin = "medsilo/" + party.removeprefix("spiffe://")
+        for side, root in (("own", bytes(32)), ("peer", b"\1" * 32)):
+            document = Attestation.model_construct(
+                checkpoint=Checkpoint(origin, 5, root).sign(key_of(200)), witnessed=None
+            )
+            told.checkpoint("own" if side == "own" else "peer", party, Checkpoint("", 0, EMPTY_ROOT), document, 7)
+    assert [found.party for party in parties if (found := told.fork(party)) is not None] == list(parties)
 
 
 def test_a_fork_is_found_wherever_it_lies() -> None:

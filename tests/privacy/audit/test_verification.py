@@ -484,6 +484,26 @@ def test_after_a_withdrawal_only_the_farewell_leaves(cause: str | None, again: d
             permissions.check(record, classes, whole=False)
 
 
+@pytest.mark.parametrize(
+    "ended",
+    [{"expires": "2025-12-30"}, {"exposures": []}, {"coordinator": "spiffe://test/coordinator/other"}],
+    ids=["expired", "nothing left of it", "for another"],
+)
+def test_the_farewell_may_leave_however_the_consent_has_ended_and_nothing_else(ended: dict[str, Any]) -> None:
+    permissions = Permissions(SILO)
+    permissions.consented({"kind": "consent", "consent": {**CONSENT, **ended}})
+    farewell = sending("PROTOCOL", "IDENTITY", rpc="Withdraw"), sending("PROTOCOL", "IDENTITY", rpc="Attest")
+    with pytest.raises(ConsentError):
+        permissions.check(*farewell[1], whole=True)
+    permissions.withdrawn(withdrawal("consent narrowed"))
+    for record, classes in farewell:
+        permissions.check(record, classes, whole=True)
+        assert not permissions.outlived({**record, "index": 7}, after=4e9)
+    for forbidden in (sending("PROTOCOL", "IDENTITY", rpc="GetTask"), sending("LOCAL_METRICS", rpc="Attest")):
+        with pytest.raises(ConsentError):
+            permissions.check(*forbidden, whole=True)
+
+
 def roster(*silos: str, number: int = 0) -> Record:
     return {"kind": "roster", "plan_sha256": None, "round": number, "silos": list(silos)}
 
@@ -801,3 +821,16 @@ def records(folder: Path) -> list[Record]:
 
 def test_the_reader_tells_whose_evidence_it_is_before_it_reads_on(signed: tuple[Path, Exchange]) -> None:
     assert EvidenceReader(open_evidence(signed[0]), "own").announced == SILO
+
+
+def test_evidence_is_sound_when_the_other_side_has_changed_its_key_and_said_nothing_since(tmp_path: Path) -> None:
+    """A hospital whose next run waits for a person, say, after it has asked for the plan."""
+    exchange = meet(tmp_path)
+    exchange.rounds([0])
+    exchange.attest()
+    exchange.coordinator.rotate(tmp_path / "keys")
+    exchange.get_plan()
+    exchange.close()
+    for peer in (None, exchange.coordinator.folder):
+        found = verify_evidence(exchange.silo.folder, peer=peer)
+        assert found.sound, found.sentences()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,19 @@ import pytest
 import yaml
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from medsilo.privacy.budget.promise import PrivacyPlan
 from medsilo.privacy.consent import gate as gate_module
 from medsilo.privacy.consent.consent import ConsentFile
 from medsilo.privacy.consent.gate import ConsentGate, FarewellGate
 from medsilo.privacy.consent.withdrawal import WITHDRAWAL, Cause, EndedError, History, Tombstone
+from medsilo.privacy.door.door import Call, Door
 from medsilo.privacy.errors import ConsentError, RefusedError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.identity.envelope import from_json, seal, to_json
 from medsilo.privacy.identity.identity import Identity
+from medsilo.privacy.journal.journal import Journal
+from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.protos.nonces import nonce
 from tests.support.evidence.planning import make_plan
 
 COORDINATOR = Identity("test", "coordinator", "c")
@@ -355,3 +361,81 @@ def test_the_journal_tells_which_plan_a_consent_was_joined_with_first() -> None:
     again = {"kind": "consent", "consent": {"sha256": "b"}}
     history = History.of([given, joined("r", "p"), joined("s", "q"), again, joined("t", "o")])
     assert history.first_plans == {"a": "p", "b": "o"}
+
+
+PROMISE = {
+    **{"epsilon": 4, "delta": 1e-5, "clipping_norm": 1, "noise_multiplier": 2, "sampling_rate": 0.1, "steps": 40},
+    "releases": [{"content": "identifier", "bound": 1, "noise_multiplier": 20, "times": 1}],
+    "metrics": {"epsilon": 0.1, "releases": 6},
+}
+BUDGET = {"epsilon": 8, "delta": 1e-4, "least_units": 20, "metrics_epsilon": 2}
+
+
+@pytest.fixture
+def private(living: Living) -> Living:
+    """The plan alone would fit all that the file says on the way: other runs have been paid for as well."""
+    living.write(privacy=BUDGET)
+    plan = make_plan(privacy=PrivacyPlan.model_validate(PROMISE))
+    living.gate = living.start().joining(plan, rounds=[])
+    living.gate.check([MODEL, Exposure.LOCAL_METRICS])
+    return living
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"epsilon": 6}, "the epsilon that the run began with (`privacy: epsilon: 8`)"),
+        ({"delta": 1e-5}, "the delta that the run began with (`privacy: delta: 0.0001`)"),
+        ({"least_units": 30}, "averages of 20 units (`privacy: least_units: 20`)"),
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_privacy_budget_that_is_lowered_on_the_way_ends_the_part(private: Living, change: Any, words: str) -> None:
+    private.write(privacy={**BUDGET, **change})
+    cause, text = private.ended()
+    assert (cause, words in text) == (Cause.NARROWED, True), text
+
+
+def test_a_privacy_budget_that_is_new_on_the_way_ends_the_part(private: Living) -> None:
+    private.write()
+    private.gate = private.start().joining(make_plan(privacy=PrivacyPlan.model_validate(PROMISE)), rounds=[])
+    private.gate.check([MODEL])
+    private.write(privacy=BUDGET)
+    assert private.ended()[0] == Cause.NARROWED
+
+
+@pytest.mark.parametrize("change", [{"metrics_epsilon": 1}, {"metrics_epsilon": None}])
+def test_accuracies_whose_budget_is_lowered_on_the_way_stay_and_the_rest_goes_on(private: Living, change: Any) -> None:
+    private.write(privacy={**BUDGET, **change})
+    private.gate.check([MODEL])
+    with pytest.raises(ConsentError, match="LOCAL_METRICS"):
+        private.gate.check([Exposure.LOCAL_METRICS])
+
+
+def test_a_privacy_budget_that_is_raised_on_the_way_changes_nothing(private: Living) -> None:
+    private.write(privacy={**BUDGET, "epsilon": 9, "least_units": 10, "metrics_epsilon": 3})
+    private.gate.check([MODEL, Exposure.LOCAL_METRICS])
+
+
+def test_a_message_that_passed_stands_in_the_journal_before_the_file_that_would_have_held_it_back(
+    living: Living, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread looks at the consent all the time; whoever reads the journal goes by the consent last told of."""
+    with Journal(tmp_path / "journal", key=Ed25519PrivateKey.generate(), origin="medsilo/test/silo/a") as journal:
+        door = Door(journal, identity="spiffe://test/silo/a", federation="test", gate=living.gate)
+        living.gate._changed = lambda file, _: door.note("consent", consent=file.describe())
+        watch = threading.Thread(target=living.gate.check, args=((),))
+        record = door._record
+
+        def slowly(*arguments: Any) -> Any:
+            """It has passed, and is not recorded yet, when the file is changed and the other thread looks."""
+            living.write(exposures=CLASSES[:-1])
+            watch.start()
+            watch.join(1)
+            return record(*arguments)
+
+        monkeypatch.setattr(door, "_record", slowly)
+        door.release([wire.AttestRequest(nonce=nonce())], Call("Attest", COORDINATOR.uri, "ab" * 32, "test"))
+        watch.join()
+        kinds = [record["kind"] for record in journal.records()]
+    assert kinds[-2:] == ["message", "consent"]

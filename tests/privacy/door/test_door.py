@@ -7,6 +7,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ class Only:
     def check(self, classes: Iterable[Exposure]) -> None:
         if extra := set(classes) - set(self.classes):
             raise ConsentError(f"not {sorted(extra)}")
+
+    held = nullcontext
 
 
 @pytest.fixture

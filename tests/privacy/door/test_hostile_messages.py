@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ class NoCounts:
     def check(self, classes: Iterable[Exposure]) -> None:
         if Exposure.SAMPLE_COUNT in set(classes):
             raise ConsentError("SAMPLE_COUNT may not leave")
+
+    held = nullcontext
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from medsilo.privacy.errors import DiskError
-from medsilo.privacy.files.durable import Appender, on_disk
+from medsilo.privacy.files.durable import Appender, on_disk, write_atomically
 from medsilo.privacy.party.console import run
 
 
@@ -81,3 +81,22 @@ def test_any_command_on_a_full_disk_ends_with_its_own_code(capsys: pytest.Captur
             run(app)
     assert ending.value.code == 13
     assert "what this command writes: the disk is full" in capsys.readouterr().err
+
+
+def test_nobody_can_put_a_link_in_the_way_of_a_file_that_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder that others may write to, such as /tmp, between making room and writing."""
+    other = tmp_path / "other"
+    other.write_bytes(b"precious")
+    unlink = Path.unlink
+
+    def planting(path: Path, *, missing_ok: bool = False) -> None:
+        unlink(path, missing_ok=missing_ok)
+        if path.name == ".bundle.json.partial":
+            path.symlink_to(other)
+
+    monkeypatch.setattr(Path, "unlink", planting)
+    with pytest.raises(FileExistsError):
+        write_atomically(tmp_path / "bundle.json", b"evidence")
+    assert other.read_bytes() == b"precious"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +183,19 @@ def test_rounds_or_runs_that_there_are_not(audit: Audit) -> None:
         done = audit("export", "--config", "any", *words)
         assert isinstance(done.exception, ConfigurationError)
         assert "that run and those rounds" in str(done.exception)
+
+
+@pytest.mark.parametrize("crate", [False, True], ids=["alone", "with a crate"])
+def test_what_is_exported_into_the_state_folder_is_for_this_account_alone(
+    audit: Audit, tmp_path: Path, crate: bool
+) -> None:
+    before = os.umask(0)
+    try:
+        words = ("--ro-crate", tmp_path / "crate") if crate else ()
+        assert audit("export", "--config", "any", *words).exit_code == 0
+        assert os.umask(0) == 0, "the rest of the process is as it was"
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "state" / "hospital1-evidence.json").stat().st_mode) == 0o600
+    if crate:
+        assert stat.S_IMODE((tmp_path / "crate" / "ro-crate-metadata.json").stat().st_mode) == 0o666

@@ -256,6 +256,20 @@ class TestConsent:
         assert set(report.outside_consent) == {EXTRACTOR, CLASSIFIER}
         assert "NOT all that left was covered" in answered(report, "On which consent?")
 
+    def test_the_farewell_of_a_consent_that_lists_nothing_any_more_is_not_shouted(self, tmp_path: Path) -> None:
+        with Recorded(tmp_path) as recorded:
+            recorded.consent("MODEL_PARAMETERS")
+            recorded.run("spring")
+            recorded.upload("spring", 0, MODELS)
+            recorded.consent(exposures=[])
+            recorded.door.note(
+                "withdrawal", run="spring", plan_sha256="12" * 32, cause=Cause.NARROWED.value, rounds_acknowledged=[0]
+            )
+            recorded.farewell("spring")
+            assert recorded.report().outside_consent == {}
+            recorded.upload("spring", 1, MODELS)
+            assert set(recorded.report().outside_consent) >= {EXTRACTOR, CLASSIFIER, Exposure.PROTOCOL}
+
     def test_approvals_and_withdrawals_are_told_and_unknown_kinds_do_no_harm(self, tmp_path: Path) -> None:
         with ordinary(tmp_path) as recorded:
             recorded.door.note("approval", run="spring", plan_sha256="12" * 32)

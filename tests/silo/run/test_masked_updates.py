@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,8 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Others:
 class Everything:
     def check(self, classes: Any) -> None: ...
 
+    held = nullcontext
+
 
 @pytest.fixture
 def begin(others: Others, tmp_path: Path) -> Iterator[Callable[..., Masking]]:
@@ -125,7 +128,7 @@ def begin(others: Others, tmp_path: Path) -> Iterator[Callable[..., Masking]]:
                 expected=Identity("test", "silo", "a"),
             ),
             audit_key=audit_key,
-            consent=Consent.model_validate(consent),
+            consents=lambda: [Consent.model_validate(consent)],
             door=door,
             earlier=history.masked,
         )
@@ -320,6 +323,18 @@ def test_the_consent_has_its_say_in_who_may_be_in_the_sum(
 def test_named_audit_keys_let_those_hospitals_in(begin: Callable[..., Masking], others: Others) -> None:
     known = {name: key_id(others.key(name, 0).audit_key) for name in ("b", "c")}
     assert mask(begin(secure_aggregation={"audit_keys": known}), others, "b", "c")
+
+
+def test_audit_keys_that_the_consent_names_on_the_way_count_from_then_on(
+    begin: Callable[..., Masking], others: Others
+) -> None:
+    demanded: dict[str, Any] = {"minimum": 3}
+    masking = begin(secure_aggregation=demanded)
+    assert mask(masking, others, "b", "c")
+    masking.used()
+    demanded["audit_keys"] = {"b": "00" * 32}
+    with pytest.raises(RefusedError, match="which the consent does not name"):
+        mask(masking, others, "b", "c", number=1)
 
 
 def test_an_update_that_does_not_fit_leaves_no_trace_of_a_roster(

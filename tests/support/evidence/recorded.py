@@ -116,6 +116,10 @@ class Recorded:
         messages = [wire.JoinRequest(nonce=nonce(), silo=silo.name, accepted=True, synthetic=synthetic)]
         self._pass("Join", run, None, messages, silo, 1, outward=self.party.role == "silo")
 
+    def farewell(self, run: str) -> None:
+        self._pass("Withdraw", run, None, [wire.WithdrawRequest(nonce=nonce())], SILO, 1, outward=True)
+        self._pass("Attest", run, None, [wire.AttestRequest(nonce=nonce())], SILO, 1, outward=True)
+
     def report(self, **options: Any) -> Report:
         if options.pop("signed", True):
             self.journal.checkpoint()
