@@ -7,7 +7,15 @@ from __future__ import annotations
 
 
 class MedsiloError(Exception):
-    """Base of every error that is the user's to mend; anything else is a defect and exits with 1."""
+    """Base of every error that is the user's to mend; anything else is a defect and exits with 1.
+
+    >>> from medsilo import MedsiloError, load_model
+    >>> try:
+    ...     load_model("nowhere")
+    ... except MedsiloError as error:
+    ...     print(error)
+    nowhere...
+    """
 
     exit_code = 1
     recorded = False

@@ -118,6 +118,10 @@ class ExperimentConfig(StrictModel):
             bits; "lanes" (for CPUs; needs the extra of that name) does the same, and small convolutional networks in
             about six tenths of its time, equal up to rounding; "stacked" all silos as one program, equal up to
             rounding, which is faster for small models and on GPUs.
+
+    >>> from medsilo import ExperimentConfig
+    >>> ExperimentConfig.read("configs/experiments/synthetic-small.yaml").name
+    'synthetic-small'
     """
 
     name: Name
@@ -163,7 +167,7 @@ class ExperimentConfig(StrictModel):
     @classmethod
     def read(cls, path: Path) -> ExperimentConfig:
         """Raises ``ConfigurationError`` naming the file and every key that is wrong."""
-        return _checked(load(path, cls), str(path))
+        return _checked(load(Path(path), cls), str(path))
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> ExperimentConfig:

@@ -180,6 +180,11 @@ def read_evidence(path: str | Path) -> Iterator[dict[str, Any]]:
     ``verify_evidence`` says whether they are what was signed.
 
     Raises ``UnreadableError`` for what is neither, or a line that is no record.
+
+    >>> from medsilo import read_evidence
+    >>> sent = [r for r in read_evidence("demo/hospital1-evidence.json") if r.get("direction") == "sent"]
+    >>> sum(r["length"] for r in sent) == sum(n for r in sent for n in r["classes"].values())  # each byte has its class
+    True
     """
     for number, line in enumerate(open_evidence(Path(path)).lines):
         try:

@@ -53,6 +53,10 @@ class Verification:
     sound or ends too early, while nothing was found against this one. ``times``: what the other side's signed times say
     of the records'. ``findings``: what is proven, or contradicted, while the evidence itself is as it was signed;
     ``proof``: of a finding that is proven, what anyone can check (``ForkProof``).
+
+    >>> from medsilo import verify_evidence
+    >>> verify_evidence("demo/hospital1-evidence.json").problem
+    ''
     """
 
     source: str

@@ -41,6 +41,11 @@ def verify_evidence(
             ``path`` as it is read. What was taken is as sound as the result of the last reading.
 
     Raises ``UnreadableError`` for what is no evidence at all, or cannot be compared; everything else is in the result.
+
+    >>> from medsilo import load_audit_public, verify_evidence
+    >>> key = load_audit_public("demo/state/hospital1/keys/audit.pub")
+    >>> verify_evidence("demo/hospital1-evidence.json", peer="demo/coordinator-evidence.json", key=key).sound
+    True
     """
     return with_second_process(lambda checks: _verify(Path(path), peer, key, checks, along))
 

@@ -89,7 +89,12 @@ def load_audit_key(path: Path) -> Ed25519PrivateKey:
 
 
 def load_audit_public(path: str | Path) -> bytes:
-    """A public audit key (``audit.pub``, PEM): Ed25519, 32 bytes; raises ``IdentityError`` if it is not one."""
+    """A public audit key (``audit.pub``, PEM): Ed25519, 32 bytes; raises ``IdentityError`` if it is not one.
+
+    >>> from medsilo import load_audit_public
+    >>> len(load_audit_public("demo/state/hospital1/keys/audit.pub"))
+    32
+    """
     try:
         key = serialization.load_pem_public_key(Path(path).read_bytes())
     except OSError as error:

@@ -70,6 +70,10 @@ def make_report(
 
     Raises ``JournalError`` if there is no journal or a record cannot be read, ``IdentityError`` for a missing key,
     ``ConfigurationError`` for a run that is not on record. A journal that is not sound is no error: the report says so.
+
+    >>> from medsilo import make_report
+    >>> make_report("demo/state/hospital1/journal").outside_consent
+    {}
     """
     journal = Path(journal)
     if party is None:

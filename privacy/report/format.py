@@ -6,7 +6,12 @@ from enum import StrEnum
 
 
 class Format(StrEnum):
-    """A report's file format, spelled as in ``--format``."""
+    """A report's file format, spelled as in ``--format``.
+
+    >>> from medsilo import Format
+    >>> [str(format) for format in Format]
+    ['html', 'pdf', 'json']
+    """
 
     HTML = "html"
     PDF = "pdf"

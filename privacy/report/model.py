@@ -320,6 +320,11 @@ class Report:
     and whether on the same version of the images. ``rehearsals``: their last results, which stand beside the record,
     not in it. ``withdrawn``: from when to when (UTC) the consent was in force that the hospital has withdrawn and not
     given anew.
+
+    >>> from medsilo import make_report
+    >>> report = make_report("demo/state/hospital1/journal")
+    >>> report.verification.sound, report.runs[0].name
+    (True, 'tissue-1')
     """
 
     party: Identity

@@ -24,7 +24,12 @@ _NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def write_report(report: Report, folder: str | Path, formats: Iterable[Format] = tuple(Format)) -> list[Path]:
-    """Writes ``report.html``, ``report.pdf`` and ``report.json``, or some of them; returns their paths."""
+    """Writes ``report.html``, ``report.pdf`` and ``report.json``, or some of them; returns their paths.
+
+    >>> from medsilo import Format, make_report, write_report
+    >>> write_report(make_report("demo/state/hospital1/journal"), "report", [Format.HTML])
+    [PosixPath('report/report.html')]
+    """
     makers = {Format.HTML: to_html, Format.PDF: to_pdf, Format.JSON: to_json}
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,13 @@ _BATCH = 256
 
 @dataclass(frozen=True)
 class Prediction:
-    """The most likely class of one image and its probability; ``truth`` where a data set tells it."""
+    """The most likely class of one image and its probability; ``truth`` where a data set tells it.
+
+    >>> from medsilo import load_model
+    >>> found = load_model("demo/state/hospital1/runs/tissue-1").classify("demo/shards/hospital1.npz")
+    >>> 0 <= found[0].probability <= 1
+    True
+    """
 
     image: str
     label: int
@@ -49,6 +55,12 @@ class PersonalisedModel:
     order.
     ``description``: all that ``model.json`` says: silo, federation, run, method, data set and its fingerprint, whether
     the images that it was trained on are ``synthetic``.
+
+    >>> import numpy as np
+    >>> from medsilo import load_model
+    >>> model = load_model("demo/state/hospital1/runs/tissue-1")
+    >>> model.probabilities(np.zeros((2, 28, 28, 3), dtype=np.uint8)).shape
+    torch.Size([2, 9])
     """
 
     module: nn.Module
@@ -186,6 +198,10 @@ def load_model(folder: str | Path, *, file: str | Path = MODEL, trusted: tuple[s
     ``file``: the last model by default. ``trusted``: modules that may define an architecture, as a silo's
     ``trusted_models``. Raises ``DataError`` for files that are missing or do not fit, ``ConfigurationError`` for an
     architecture that is not known or not trusted.
+
+    >>> from medsilo import load_model
+    >>> load_model("demo/state/hospital1/runs/tissue-1").description["method"]["name"]
+    'diversifed'
     """
     folder = Path(folder)
     description = _description(folder)

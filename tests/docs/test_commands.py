@@ -397,6 +397,7 @@ def follow_the_pages_after_a_run(everyone: Reader, source: Path, shards: list[Im
             top.types(command)
         follow_the_tutorial(top, reader)
         run_examples(source)
+        run_docstrings(source)
         shutil.copy(reader.folder / "state/hospital3/keys/audit.pub", reader.folder)
         for page in ("docs/audit.md", "docs/report.md", "docs/rehearsal.md"):
             for command in reader.reads(page):
@@ -493,3 +494,9 @@ def run_examples(folder: Path) -> None:
     shutil.copy(ROOT / "docs" / "python.md", folder)
     said = folder / "examples.out"
     assert Forked(["one_process", "python.md"], folder, said).wait(PATIENCE) == 0, said.read_text()
+
+
+def run_docstrings(folder: Path) -> None:
+    """The example of each public name of ``medsilo``."""
+    said = folder / "docstrings.out"
+    assert Forked(["one_process", "medsilo"], folder, said).wait(PATIENCE) == 0, said.read_text()

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from medsilo import read_results
 from medsilo.algorithms.datasets import save_npz
 from medsilo.privacy.errors import ConfigurationError, DataError
 from medsilo.silo.data.synthetic import generate_tissue
 from medsilo.simulation.execution import execute
 from medsilo.simulation.experiment import ExperimentConfig
 from medsilo.simulation.experiment import runs as runs_of
-from medsilo.simulation.notebook import read_results
 from medsilo.simulation.results.writing import write_results
 
 FIELDS: dict[str, Any] = {

@@ -1,17 +1,21 @@
 """Experiments in the command's own process, which is forked with PyTorch loaded: ``one_process simulation run …``, or
-``one_process PAGE.md`` for the examples of a page. That runs have processes of their own is tested elsewhere."""
+``one_process PAGE.md`` for the examples of a page, ``one_process medsilo`` for those of the public names. That runs
+have processes of their own is tested elsewhere."""
 
 from __future__ import annotations
 
 import contextlib
 import doctest
 import importlib
+import inspect
 import re
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import NoReturn
 
+import medsilo
 from medsilo.algorithms.datasets import ImageDataset
 from medsilo.simulation import scheduling
 from medsilo.simulation.execution import Outcome, execute
@@ -31,14 +35,22 @@ def _here(_workers: int) -> Iterator[scheduling.Submit]:
 def main() -> None:
     sys.argv.pop(0)
     scheduling._processes = _here
-    if not sys.argv[0].endswith(".md"):
+    if sys.argv[0].endswith(".md"):
+        _run({sys.argv[0]: re.sub(r"^```.*$", "", Path(sys.argv[0]).read_text(), flags=re.MULTILINE)})
+    elif sys.argv[0] == "medsilo":
+        public = {name: getattr(medsilo, name) for name in medsilo.__all__}
+        _run({name: inspect.getdoc(thing) or "" for name, thing in {"medsilo": medsilo, **public}.items()})
+    else:
         importlib.import_module(f"medsilo.{sys.argv[0]}.cli").main()
-        return
-    page = Path(sys.argv[0])
-    text = page.read_text()
-    text = re.sub(r"^```.*$", "", text, flags=re.MULTILINE)
-    examples = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
-    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
-    runner.run(examples)
-    found = runner.summarize()
-    sys.exit(0 if found.attempted and not found.failed else 1)
+
+
+def _run(texts: dict[str, str]) -> NoReturn:
+    """The examples of pages or docstrings; one without an example is a failure."""
+    failed = []
+    for name, text in texts.items():
+        runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+        runner.run(doctest.DocTestParser().get_doctest(text, {}, name, name, 0))
+        found = runner.summarize()
+        if not found.attempted or found.failed:
+            failed.append(name)
+    sys.exit(f"no example, or one that fails: {', '.join(failed)}" if failed else 0)
