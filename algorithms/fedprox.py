@@ -45,6 +45,7 @@ class FedProxSilo(PartialSharingSilo):
         self.finish(download)
         start = self.memory[PERSONAL]
         self.site.load(start)
+        self.memory.pop(TRAINED, None)
         centre = subset(start, self.site.layout.parameters)
         self.site.fit(round_number, correction=Correction(self.method.proximal_weight, centre))
         self.memory[TRAINED] = state_of(self.site.model)

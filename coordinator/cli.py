@@ -14,7 +14,7 @@ from medsilo.coordinator.commands.joining import doctor, init, invite
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.coordinator.pages.status import status_of
 from medsilo.coordinator.store.store import Store
-from medsilo.privacy.consent.withdrawal import Cause
+from medsilo.privacy.consent.early_end import Cause
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.pages.wording import minute, ranges, rounds_and_end

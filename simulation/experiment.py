@@ -165,7 +165,7 @@ class ExperimentConfig(StrictModel):
         return tuple(str(beside_file(spec, info)) if spec.endswith(".npz") else spec for spec in specs)
 
     @classmethod
-    def read(cls, path: Path) -> ExperimentConfig:
+    def read(cls, path: str | Path) -> ExperimentConfig:
         """Raises ``ConfigurationError`` naming the file and every key that is wrong."""
         return _checked(load(Path(path), cls), str(path))
 

@@ -122,6 +122,7 @@ class PartialSharingSilo(SiloHalf):
         """One round; without a download from where the silo was."""
         self.take(download)
         self.site.load(self.memory[PERSONAL])
+        self.memory.pop(TRAINED, None)  # its buffers are in the personal model; while training there is no room for it
         self.fit(round_number)
         averaged = self.method.personal_model == "averaged"
         self.memory[TRAINED if averaged else PERSONAL] = state_of(self.site.model)

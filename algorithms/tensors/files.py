@@ -121,6 +121,7 @@ _numbers = itertools.count()
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Writes tensors to a safetensors file, durably, without a copy of them all in memory."""
     part = Part.of(tensors)
+    path.unlink(missing_ok=True)  # not written over: it may be mapped, or have another name
     with path.open("wb") as file:
         file.write(_header((spec.name, spec) for spec in part.specs))
         for chunk in part.chunks(1 << 20):

@@ -89,6 +89,26 @@ class MemorySource:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
+class BufferSource:
+    """Bytes ``uint8 [n]`` as they came over the wire; a part's tensors lie in them, without a copy."""
+
+    def __init__(self, data: Tensor) -> None:
+        self._data = data
+        self._view = memoryview(cast("Any", data.numpy()))
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """See ``Source``."""
+        return self._view[start:stop]
+
+    def tensor(self, start: int, spec: TensorSpec) -> Tensor | None:
+        """The tensor at ``start``; None where its numbers do not lie as the processor wants them."""
+        dtype = DTYPES[spec.dtype]
+        stretch = self._data[start : start + spec.nbytes]
+        if stretch.storage_offset() % dtype.itemsize:
+            return None
+        return stretch.view(dtype).reshape(spec.shape)
+
+
 @dataclass(frozen=True)
 class FileSource:
     """A stretch of a file, from ``offset``."""
@@ -131,17 +151,21 @@ class Part:
         return sum(spec.nbytes for spec in self.specs)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors by name, read into memory."""
+        """The tensors by name, read into memory; of a ``BufferSource`` the very bytes, which are not to be changed."""
         found = {}
         start = 0
         for spec in self.specs:
-            tensor = torch.empty(spec.shape, dtype=DTYPES[spec.dtype])
-            tensor.reshape(-1).view(torch.uint8).numpy()[:] = np.frombuffer(
-                self.source.read(start, start + spec.nbytes), dtype=np.uint8
-            )
-            found[spec.name] = tensor
+            held = self.source.tensor(start, spec) if isinstance(self.source, BufferSource) else None
+            found[spec.name] = self._read(start, spec) if held is None else held
             start += spec.nbytes
         return found
+
+    def _read(self, start: int, spec: TensorSpec) -> Tensor:
+        tensor = torch.empty(spec.shape, dtype=DTYPES[spec.dtype])
+        tensor.reshape(-1).view(torch.uint8).numpy()[:] = np.frombuffer(
+            self.source.read(start, start + spec.nbytes), dtype=np.uint8
+        )
+        return tensor
 
     def chunks(self, size: int) -> Iterator[bytes | memoryview]:
         """The bytes in pieces of at most ``size``."""

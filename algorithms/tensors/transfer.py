@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 from google.protobuf.message import Message
 
-from medsilo.algorithms.tensors.payload import DTYPES, MemorySource, Part, Payload, TensorSpec, all_finite
+from medsilo.algorithms.tensors.payload import DTYPES, BufferSource, Part, Payload, TensorSpec, all_finite
 from medsilo.privacy.errors import RefusedError
 from medsilo.privacy.exposure import TENSOR_CLASSES, Exposure
 from medsilo.protos.medsilo.v1 import tensor_pb2
@@ -186,6 +186,6 @@ class MemorySink:
         start = 0
         for exposure, specs in self._parts.items():
             size = sum(spec.nbytes for spec in specs)
-            found[exposure] = Part(tuple(specs), MemorySource([self._data[start : start + size]]))
+            found[exposure] = Part(tuple(specs), BufferSource(self._data[start : start + size]))
             start += size
         return found

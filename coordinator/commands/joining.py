@@ -5,23 +5,21 @@ from __future__ import annotations
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from medsilo.coordinator.config import CoordinatorConfig
-from medsilo.coordinator.joining.invitations import Invitations
-from medsilo.coordinator.joining.setting_up import Federation, set_up
-from medsilo.coordinator.joining.setting_up import invite as make_invitation
 from medsilo.privacy.consent.plan import ModelPlan, TrainingPlan
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.files.state_folder import keep_private, writing_privately
-from medsilo.privacy.identity.certificates import fingerprint
-from medsilo.privacy.identity.invitation import Invitation
 from medsilo.privacy.party.console import ask, out
-from medsilo.privacy.party.examination import show
+
+if TYPE_CHECKING:
+    from medsilo.coordinator.joining.setting_up import Federation
+    from medsilo.privacy.identity.invitation import Invitation
 
 aside = Console(stderr=True, highlight=False)
 """For what is not the invitation itself."""
@@ -61,6 +59,10 @@ def init(
 
     Asks for what is missing. Overwrites nothing; after an interruption the same command goes on.
     """
+    from medsilo.coordinator.joining.invitations import Invitations
+    from medsilo.coordinator.joining.setting_up import Federation, set_up
+    from medsilo.coordinator.joining.setting_up import invite as make_invitation
+
     asking = sys.stdin.isatty()
     wanted = Federation(
         name=federation or ask(asking, "The federation's name", "--federation"),
@@ -103,6 +105,10 @@ def invite(
     as_list: Annotated[bool, typer.Option("--list", help="Show all invitations and the CA's fingerprint.")] = False,
 ) -> None:
     """Print the line with which a hospital enrols (`silo init`); it is shown once, and good for one hospital."""
+    from medsilo.coordinator.joining.invitations import Invitations
+    from medsilo.coordinator.joining.setting_up import invite as make_invitation
+    from medsilo.privacy.identity.certificates import fingerprint
+
     settings = CoordinatorConfig.read(config)
     keep_private(settings.state)
     invitations = Invitations(settings.invitations)
@@ -137,6 +143,7 @@ def doctor(
 ) -> None:
     """Look whether the coordinator can serve, and say what to do if not."""
     from medsilo.coordinator.joining.doctor import examine
+    from medsilo.privacy.party.examination import show
 
     with writing_privately():
         name, findings = examine(config)

@@ -73,8 +73,9 @@ class Invitations:
         except (OSError, ValueError) as error:
             problem = str(error)
         raise ConfigurationError(
-            f"{self._path}: the invitations cannot be read: {problem}; restore the file, or move it away and invite "
-            "anew"
+            f"{self._path}: the invitations cannot be read: {problem}. If the disk is well and this account may read "
+            "the file, move it away and invite anew (`coordinator invite`): hospitals that have enrolled stay "
+            "enrolled, and no backup is needed"
         )
 
     def add(self, silo: str, public_key: bytes, expires: datetime) -> None:

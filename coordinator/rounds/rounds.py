@@ -34,11 +34,11 @@ from medsilo.coordinator.rounds.masked_round import MaskedRound
 from medsilo.coordinator.rounds.round_files import named, read_memory
 from medsilo.coordinator.store.records import EVERYONE, Change, RoundState, Withdrawal
 from medsilo.coordinator.store.store import Store
+from medsilo.privacy.consent.early_end import EarlyEnd, EndReason
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import DiskError, LateError, RefusedError, StoreError
 from medsilo.privacy.exposure import MODEL, Exposure
 from medsilo.privacy.files.durable import on_disk
-from medsilo.privacy.party.early_end import EarlyEnd, EndReason
 from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 

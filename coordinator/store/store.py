@@ -20,8 +20,8 @@ from medsilo.coordinator.store import schema, tables
 from medsilo.coordinator.store.engine import database_disk_error, make_engine
 from medsilo.coordinator.store.lease import AWAY, Lease, folder_id
 from medsilo.coordinator.store.records import Change, Member, Participation, Refusal, RoundState, Withdrawal, now
+from medsilo.privacy.consent.early_end import EarlyEnd, EndReason
 from medsilo.privacy.errors import ConfigurationError, LeaseLostError, StoreError
-from medsilo.privacy.party.early_end import EarlyEnd, EndReason
 
 
 class Store:

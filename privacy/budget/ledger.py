@@ -64,6 +64,10 @@ _SUFFIX = ".jsonl"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SPLITS = ("train", "test")
 _LOCK = "ledger.lock"
+_WAY_OUT = (
+    "Look whether the disk is well, and where the newest one may be: in the folder that `ledger:` named before, on a "
+    "disk that is not mounted, where it was moved to. Only if it is lost, take its newest copy from a backup"
+)
 _held = threading.local()
 """The folders whose lock this thread holds."""
 UPDATE = "SubmitUpdate"
@@ -320,8 +324,8 @@ class Ledger:
                 if entries.get(index) != charge["sha256"]:
                     raise BudgetError(
                         f"{account.path}: the journal tells of charge {index} (run {charge['run']}), which this "
-                        "ledger does not hold: it is an older copy, or another one. Restore the newest; without it, "
-                        "what these images have cost is not known, and nothing is trained on them"
+                        "ledger does not hold: it is an older copy, or another one. What these images have cost is not "
+                        f"known, and nothing is trained on them. {_WAY_OUT}"
                     )
 
     @property
@@ -476,8 +480,7 @@ class Ledger:
 
     def _damaged(self, why: str) -> BudgetError:
         return BudgetError(
-            f"{self.path}: {why}. What these images have cost is not known, so nothing is trained on them; restore the "
-            "ledger's newest copy"
+            f"{self.path}: {why}. What these images have cost is not known, so nothing is trained on them. {_WAY_OUT}"
         )
 
 
@@ -514,7 +517,7 @@ def _subject_of(path: Path) -> Subject | None:
     try:
         subject = Subject.read(json.loads(header))
     except (ValueError, KeyError, TypeError):
-        raise BudgetError(f"{path}: line 1 is damaged; restore the ledger's newest copy") from None
+        raise BudgetError(f"{path}: line 1 is damaged. {_WAY_OUT}") from None
     if path.name != _name_of(subject):
         raise BudgetError(
             f"{path}: by its first line it is {_name_of(subject)}; give it that name back, or move a copy elsewhere"

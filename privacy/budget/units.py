@@ -166,8 +166,9 @@ class Units:
         path = self._folder / KEY
         made_with = set(self._names())
         way_out = (
-            f"Restore the newest copy of {KEY}. If there is none, delete the files *{SUFFIX} there: then every account "
-            "that has none counts for all images, until its version's shard is shown again (`silo budget --shard FILE`)"
+            f"Look whether {KEY} was only moved, and put that one there. If it is lost, delete the files *{SUFFIX} "
+            "there, and show each version's shard again (`silo budget --shard FILE`): until then its account counts "
+            "for all images. For a version whose shard is lost as well, only a backup of the key helps"
         )
         try:
             key = path.read_bytes()
@@ -372,7 +373,7 @@ def _header(path: Path, line: bytes) -> dict[str, Any]:
 
 def _damaged(path: Path) -> BudgetError:
     return BudgetError(
-        f"{path}: it is damaged, so which images and patients its version of the data set has is not known. Restore "
-        "its newest copy, or delete it: then that version's charges count for all images, until its shard is shown "
-        "again (`silo budget --shard FILE`)"
+        f"{path}: it is damaged, so which images and patients its version of the data set has is not known. Delete it, "
+        "and show that version's shard again (`silo budget --shard FILE`): until then its charges count for all "
+        "images. If the shard is lost as well, a backup of the file, with the key beside it, helps"
     )

@@ -16,8 +16,9 @@ from datetime import date
 from pathlib import Path
 
 from medsilo.privacy.consent.consent import Consent, ConsentFile, Missing, today
+from medsilo.privacy.consent.early_end import Cause
 from medsilo.privacy.consent.plan import Proposal
-from medsilo.privacy.consent.withdrawal import Cause, EndedError
+from medsilo.privacy.consent.withdrawal import EndedError
 from medsilo.privacy.errors import ConfigurationError, ConsentError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.identity.identity import Identity

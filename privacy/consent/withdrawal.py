@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import Field, ValidationError
 from securesystemslib import dsse
 
+from medsilo.privacy.consent.early_end import Cause
 from medsilo.privacy.errors import ConsentError, JournalError, RefusedError
 from medsilo.privacy.files.canonical import read_canonical
 from medsilo.privacy.files.configuration import StrictModel, explain
@@ -25,16 +25,6 @@ from medsilo.privacy.journal.journal import RECORDS, read_records, understanding
 
 WITHDRAWAL = "application/vnd.medsilo.withdrawal+json"
 """The tombstone's payload type."""
-
-
-class Cause(StrEnum):
-    """Why a hospital's part in a run ended early. These words travel; a hospital's own reasons do not."""
-
-    WITHDRAWN = "withdrawn by the hospital"
-    EXPIRED = "consent expired"
-    NARROWED = "consent narrowed"
-    ROUNDS = "round cap reached"
-    BUDGET = "privacy budget used up"
 
 
 class EndedError(ConsentError):

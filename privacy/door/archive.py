@@ -42,7 +42,10 @@ class SentArchive:
             raise IdentityError(f"{key_file}: others can read it; `chmod 600 {key_file}`")
         key = key_file.read_bytes()
         if len(key) != 32:
-            raise IdentityError(f"{key_file}: is not a key of 32 bytes; restore it from a backup")
+            raise IdentityError(
+                f"{key_file}: is not a key of 32 bytes. Move it away, and the same command makes another. What was "
+                "kept so far cannot be opened then (the journal still tells of it), unless a backup has the old key"
+            )
         self._cipher = AESGCM(key)
 
     def keep(self, call_id: str, frame: int, data: bytes) -> None:

@@ -33,6 +33,10 @@ from medsilo.protos.versions import OLDEST_VERSION
 
 MOST_CALLS = 500
 """Calls in one attestation; what is left waits for the next."""
+_WAY_OUT = (
+    "look for the newer one where it was moved to, or in the folder that `state:` named before, and go on with that; a "
+    "backup that holds no more records than this one does not help"
+)
 _OF_A_ROUND = ("GetTask", "SubmitUpdate")
 _Hex32 = Field(pattern=r"^[0-9a-f]{64}$")
 Direction = Literal["sent", "received"]
@@ -254,7 +258,7 @@ class Correspondence:
                 if since > size:
                     raise ReceiptError(
                         f"{self.peer} has seen {since} records of this journal, which holds {size}: it was put back to "
-                        "an earlier state; restore the newest copy"
+                        f"an earlier state; {_WAY_OUT}"
                     )
                 self.acknowledged = since
             exchanges: list[Exchange] = []
@@ -428,7 +432,7 @@ class Correspondence:
                 if witnessed.size > (shown := max(self._notes, default=0)):
                     raise ReceiptError(
                         f"{self.peer} has seen {witnessed.size} records of this journal, from which it was shown no "
-                        f"more than {shown}: it was put back to an earlier state; restore the newest copy"
+                        f"more than {shown}: it was put back to an earlier state; {_WAY_OUT}"
                     )
                 raise ReceiptError(
                     f"{self.peer} witnesses a checkpoint over {witnessed.size} records that it was not shown from here"
@@ -443,8 +447,7 @@ class Correspondence:
                 raise ReceiptError(
                     f"{self.peer} acknowledges {item.rpc} (call {item.call_id}), which was not sent to it by this "
                     "journal: it was put back to an earlier state, or another has sent under this name. Nothing more "
-                    f"is sent. If it was put back, restore the newest copy; else ask the operator of {self.peer}, and "
-                    "keep both journals"
+                    f"is sent. Ask the operator of {self.peer}, and keep both journals. If it was put back, {_WAY_OUT}"
                 )
         return document
 

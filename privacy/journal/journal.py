@@ -431,7 +431,8 @@ class Journal:
         if self._tree.size and keys[-1][1] != self.public_key:
             raise JournalError(
                 f"{self.directory}: this journal is signed with another audit key. If a change of keys was "
-                "interrupted, give the same command (`keys --rotate`) again; if not, restore the key that belongs to it"
+                "interrupted, give the same command (`keys --rotate`) again; if not, look where audit.key of this "
+                "journal was moved to, and put it in its place. Only if it is lost, take it from a backup"
             )
         for name in (RECORDS, CHECKPOINTS):
             _cut_torn_line(self.directory / name)

@@ -8,16 +8,18 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from medsilo.privacy.audit.fork_proof import ForkProof, read_fork_proof
 from medsilo.privacy.errors import ConfigurationError, JournalError, MedsiloError
 from medsilo.privacy.files.state_folder import keep_private, writing_privately
 from medsilo.privacy.identity.keys import load_audit_public
 from medsilo.privacy.party.console import out, say
 from medsilo.privacy.party.party import PartyConfig
+
+if TYPE_CHECKING:
+    from medsilo.privacy.audit.fork_proof import ForkProof
 
 SOUND, BROKEN, UNREADABLE = 0, 1, 2
 _ROUND = re.compile(r"[1-9][0-9]{0,8}")
@@ -53,6 +55,7 @@ def audit_app(read: Callable[[Path], PartyConfig]) -> typer.Typer:
         # What reads evidence takes a while to load; other commands need none.
         from medsilo.privacy.audit.bundle import UnreadableError
         from medsilo.privacy.audit.findings import Verification
+        from medsilo.privacy.audit.fork_proof import read_fork_proof
         from medsilo.privacy.audit.verification import verify_evidence
 
         own = read(config) if config is not None else None
@@ -141,6 +144,8 @@ def _check_proof(claim: ForkProof, source: Path, key: bytes | None, *, as_json: 
 
 
 def _write_proof(content: dict[str, Any], path: Path) -> None:
+    from medsilo.privacy.audit.fork_proof import ForkProof
+
     try:
         ForkProof.model_validate(content).write(path)
     except OSError as error:

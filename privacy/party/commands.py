@@ -11,7 +11,6 @@ import typer
 from medsilo.privacy.errors import JournalError
 from medsilo.privacy.files.state_folder import keep_private
 from medsilo.privacy.identity.keys import KeyPaths, create_keys, load_audit_key
-from medsilo.privacy.journal.key_rotation import rotate
 from medsilo.privacy.party.console import out, say
 from medsilo.privacy.party.logs import LogFormat
 from medsilo.privacy.party.party import PartyConfig
@@ -33,6 +32,8 @@ Log = Annotated[LogFormat, typer.Option("--log", help="Lines for people, or JSON
 
 def rotate_key(party: PartyConfig) -> None:
     """Changes a party's audit key and says so; raises as ``key_rotation.rotate`` does."""
+    from medsilo.privacy.journal.key_rotation import rotate  # loads what journals need
+
     keep_private(party.state)
     found = rotate(party.keys, party.journal, origin=party.journal_origin, identity=party.identity)
     out.print(f"The audit key is a new one ({found[:16]}…), and the journal says so, signed with both keys.")

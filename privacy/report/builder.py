@@ -12,7 +12,7 @@ from typing import Any
 from medsilo.privacy.audit.permission import is_farewell
 from medsilo.privacy.audit.verification import verify_evidence
 from medsilo.privacy.budget.loss import privacy_losses
-from medsilo.privacy.consent.withdrawal import Cause
+from medsilo.privacy.consent.early_end import Cause
 from medsilo.privacy.errors import ConfigurationError, JournalError
 from medsilo.privacy.exposure import Exposure, expand
 from medsilo.privacy.identity.identity import Identity

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from medsilo.privacy.consent.withdrawal import Cause
+from medsilo.privacy.consent.early_end import Cause
 from medsilo.privacy.exposure import MODEL, Exposure
 from medsilo.privacy.pages.blocks import Answered, Tone
 from medsilo.privacy.pages.wording import (

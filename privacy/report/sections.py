@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from medsilo.privacy.consent.withdrawal import Cause
+from medsilo.privacy.consent.early_end import Cause
 from medsilo.privacy.exposure import MEANING, Exposure
 from medsilo.privacy.pages.blocks import Block, Fold, Heading, Paragraph, Picture, Section, Steps, Table
 from medsilo.privacy.pages.plots import Strip, bars_by_round

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from medsilo.privacy.consent.consent import ConsentFile, Missing
+from medsilo.privacy.consent.early_end import Cause
 from medsilo.privacy.consent.gate import ConsentGate
 from medsilo.privacy.consent.plan import MethodPlan
-from medsilo.privacy.consent.withdrawal import Cause, EndedError
+from medsilo.privacy.consent.withdrawal import EndedError
 from medsilo.privacy.door.foreign_door import ForeignDoor, ForeignSchema
 from medsilo.privacy.errors import ConsentError, MedsiloError, RefusedError, UnreachableError
 from medsilo.privacy.exposure import Exposure

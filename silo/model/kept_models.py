@@ -105,7 +105,12 @@ def models_of(folder: Path) -> list[KeptModel]:
     plan = read_plan(folder)
     progress = read_progress(folder)
     if progress is None:
-        raise DataError(f"{folder}: progress.json is missing or damaged; restore it from a backup")
+        raise DataError(
+            f"{folder}: progress.json is missing or cannot be read, so it is not known what its models are. Look "
+            "whether the disk is well and this account may read the file. Other runs' models can be used all the "
+            "same (--run). If the run goes on, move its folder away, and `silo train` starts it anew; else only "
+            "a backup has the file"
+        )
     early = progress.early_end.read() if progress.early_end else None
     rounds = _rounds_behind(progress, plan)
     last = KeptModel(
@@ -249,7 +254,11 @@ def read_plan(folder: Path) -> RunPlan:
     try:
         return RunPlan.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
-        raise DataError(f"{path}: does not hold the run's plan ({error}); restore it from a backup") from None
+        raise DataError(
+            f"{path}: does not hold the run's plan ({error}). Look whether the disk is well and this account may read "
+            "the file. If the run goes on, `silo train` writes it again; else ask the coordinator's operator, who "
+            "prints it with `coordinator plan` and that run's configuration, and put it there. A backup has it too"
+        ) from None
 
 
 def as_json(models: list[KeptModel], in_use: KeptModel | None) -> str:

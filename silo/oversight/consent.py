@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from medsilo.privacy.consent.consent import ConsentFile, today
-from medsilo.privacy.consent.withdrawal import Cause, EndedError, History, timestamp
+from medsilo.privacy.consent.early_end import Cause
+from medsilo.privacy.consent.withdrawal import EndedError, History, timestamp
 from medsilo.privacy.errors import ConsentError, JournalInUseError
 from medsilo.privacy.exposure import MEANING, Exposure
 from medsilo.silo.state.config import SiloConfig

@@ -304,7 +304,8 @@ class Account:
                 raise BudgetError(
                     f"{self._ledger.path}: charge {index} is voided by record {void.record} of this journal, which is "
                     "no such record: one of them is an older copy, or was changed. What these images have cost is not "
-                    "known, and nothing is trained on them; restore the newest of both"
+                    "known, and nothing is trained on them. `silo audit verify` says whether the journal is whole; "
+                    "look where the newest of the other one was moved to. Only if it is lost, take it from a backup"
                 )
         for sha256, number in proven.items():
             if sha256 in entries:

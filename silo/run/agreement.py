@@ -12,9 +12,10 @@ from medsilo.algorithms.protection.masked import check_masks, required
 from medsilo.algorithms.registry import make
 from medsilo.privacy.budget.ledger import Ledger, Subject
 from medsilo.privacy.consent.consent import ConsentFile, Missing
+from medsilo.privacy.consent.early_end import Cause
 from medsilo.privacy.consent.gate import ConsentGate
 from medsilo.privacy.consent.plan import RunPlan
-from medsilo.privacy.consent.withdrawal import Cause, EndedError, History
+from medsilo.privacy.consent.withdrawal import EndedError, History
 from medsilo.privacy.door.door import Door
 from medsilo.privacy.errors import BudgetError, DataError, RefusedError
 from medsilo.privacy.exposure import Exposure

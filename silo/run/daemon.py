@@ -12,8 +12,9 @@ from pathlib import Path
 from medsilo.algorithms.datasets import load_npz
 from medsilo.algorithms.tensors.memory import reuse_freed_memory
 from medsilo.privacy.consent.consent import ConsentFile, today
+from medsilo.privacy.consent.early_end import Cause
 from medsilo.privacy.consent.gate import ConsentGate
-from medsilo.privacy.consent.withdrawal import Cause, EndedError, History
+from medsilo.privacy.consent.withdrawal import EndedError, History
 from medsilo.privacy.door.archive import SentArchive
 from medsilo.privacy.door.door import Door
 from medsilo.privacy.errors import (

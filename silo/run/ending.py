@@ -7,8 +7,9 @@ from contextlib import contextmanager
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from medsilo.privacy.consent.early_end import Cause
 from medsilo.privacy.consent.gate import FarewellGate
-from medsilo.privacy.consent.withdrawal import Cause, EndedError, History, Part, Tombstone, timestamp
+from medsilo.privacy.consent.withdrawal import EndedError, History, Part, Tombstone, timestamp
 from medsilo.privacy.door.door import Door
 from medsilo.privacy.errors import ConsentError, DiskError, IdentityError, JournalError, JournalInUseError, MedsiloError
 from medsilo.privacy.identity.envelope import from_json, to_json

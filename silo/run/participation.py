@@ -18,13 +18,14 @@ from medsilo.algorithms.models import build
 from medsilo.algorithms.protection.masked import digest
 from medsilo.algorithms.registry import make
 from medsilo.algorithms.tensors import Part, Payload, payload_tensors
+from medsilo.algorithms.tensors.memory import return_freed_memory
 from medsilo.algorithms.tensors.transfer import check_finite
+from medsilo.privacy.consent.early_end import EarlyEnd, EndReason
 from medsilo.privacy.consent.gate import ConsentGate
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.door.door import Door
 from medsilo.privacy.errors import BudgetError, ConsentError, LateError, RefusedError, TrainingError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.party.early_end import EarlyEnd, EndReason
 from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.silo.run.account import Account, sealed_keys
@@ -122,6 +123,13 @@ class Participation:
             else:
                 self._train(task.round, payload)
             payload = {}  # as large as the model, and the next one is on its way
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """While the silo waits, its memory is what its files hold: pages that the system may take back. What training
+        and sending took goes back too."""
+        take_up(self._state.memory(), self._half, self._site)
+        return_freed_memory()
 
     def _mask_key(self) -> CertifiedKey | None:
         """The mask key for the last round trained here, if that is a masked one."""

@@ -21,10 +21,10 @@ from torch import Tensor
 from medsilo.algorithms.datasets import ImageDataset
 from medsilo.algorithms.method import PERSONAL, Memory
 from medsilo.algorithms.tensors.files import write_tensors
+from medsilo.privacy.consent.early_end import EarlyEnd, EndReason
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import DataError
 from medsilo.privacy.files.durable import write_atomically
-from medsilo.privacy.party.early_end import EarlyEnd, EndReason
 from medsilo.silo.data.image_files import is_grey
 from medsilo.silo.training.measuring import Measurement
 
@@ -230,8 +230,9 @@ class RunState:
 
     def _damaged(self, path: Path, why: str) -> DataError:
         return DataError(
-            f"{path}: cannot be read ({why}); restore the state folder from a backup, or move {self.folder} away to "
-            "start this run anew at this silo"
+            f"{path}: cannot be read ({why}). Look whether the disk is well and this account may read the file. If it "
+            f"is lost, move {self.folder} away: the same command starts this run anew at this silo (what is trained "
+            "again under differential privacy is charged again). Only a backup of that folder has what was learnt here"
         )
 
     def _show(self) -> None:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from medsilo.algorithms.diversifed import DiversiFed, attract_repel
 from medsilo.algorithms.fedavg import FedAvg
+from medsilo.algorithms.fedprox import FedProx
 from medsilo.algorithms.local import Local
-from medsilo.algorithms.method import PERSONAL, Downloads, Federation
+from medsilo.algorithms.method import PERSONAL, TRAINED, Downloads, Federation
 from medsilo.algorithms.models import Layout, state_of
 from medsilo.algorithms.tensors import BLOCK, MemoryWorkspace, Part, Payload, Stack, payload_tensors
 from medsilo.privacy.errors import RefusedError
@@ -43,6 +44,26 @@ def flat(model: nn.Module) -> Tensor:
 
 def federation(model: nn.Module) -> Federation:
     return Federation(Layout.of(model), rounds=3, seed=1)
+
+
+@pytest.mark.parametrize("method", [FedAvg(), FedProx()])
+def test_the_last_update_is_let_go_of_while_the_next_is_trained(method: Any) -> None:
+    class Watched(SmallSite):
+        def fit(self, round_number: int, **options: Any) -> int:
+            held.append(TRAINED in half.memory)
+            return super().fit(round_number, **options)
+
+    held: list[bool] = []
+    site = Watched()
+    half = half_at(method, site)
+    half.train(0, {})
+    first = dict(half.memory[TRAINED])
+    half.train(1, peer({spec.name: torch.ones(spec.shape) for spec in site.layout.parameters}))
+    assert held == [False, False]
+    # What the silo keeps to itself goes on from the first round's all the same.
+    buffers = [spec.name for spec in site.layout.buffers]
+    assert buffers
+    assert all(torch.equal(half.memory[PERSONAL][name], first[name]) for name in buffers)
 
 
 def test_diversifed_without_a_centre_trains_plainly() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from medsilo.privacy.party.early_end import EndReason
+from medsilo.privacy.consent.early_end import EndReason
 from tests.support.runs.federation import Federation
 from tests.support.runs.masked import masked
 

@@ -17,7 +17,8 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from medsilo.privacy.consent.withdrawal import Cause, Tombstone
+from medsilo.privacy.consent.early_end import Cause
+from medsilo.privacy.consent.withdrawal import Tombstone
 from medsilo.privacy.identity.envelope import seal, to_message
 from medsilo.privacy.identity.keys import load_audit_key
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire

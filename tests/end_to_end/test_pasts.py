@@ -96,7 +96,7 @@ def test_a_coordinator_whose_journal_was_put_back_is_refused_by_its_hospitals(fe
     if grown:
         assert "its past was rewritten" in said
     else:
-        assert "was put back to an earlier state; restore the newest copy" in said
+        assert "was put back to an earlier state; look for the newer one" in said
     assert not [r for r in one.messages("hospital1", "sent") if r["rpc"] == "SubmitUpdate"]
     # With the newest copy back in its place the hospital goes on.
     stop(again)
@@ -137,7 +137,7 @@ def test_a_hospital_whose_journal_was_put_back_is_stopped_before_anything_else_l
     stop(silo)
     restore(one, "hospital1", copy)
     said = one.command("silo", "train", "--config", "hospital1.yaml", expect=9).replace("\n", " ")
-    assert "was put back to an earlier state; restore the newest copy" in said
+    assert "was put back to an earlier state; look for the newer one" in said
     assert [r["rpc"] for r in one.messages("hospital1", "sent")][-1] == "Join"
     # What the coordinator said stays in the hospital's journal, as evidence of what is missing from it.
     (refusal,) = (r for r in one.records("hospital1") if r["kind"] == "refusal")

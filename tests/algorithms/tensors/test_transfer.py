@@ -86,6 +86,18 @@ def test_what_arrives_is_what_was_sent_in_messages_below_a_mebibyte(door: Door) 
     assert max(map(len, sent)) <= 1 << 20
 
 
+def test_tensors_that_arrive_lie_in_the_received_bytes_unless_these_are_out_of_step(door: Door) -> None:
+    marks = {"marks": torch.tensor([1, 2, 3], dtype=torch.uint8)}
+    weights = {"w": torch.randn(9, 84, generator=torch.Generator().manual_seed(1)), "b": torch.tensor(0.5)}
+    _, arrived = transfer(door, {CLASSIFIER: Part.of(weights), Exposure.PARAMETER_MASK: Part.of(marks)})
+    tensors = arrived[CLASSIFIER].tensors()
+    assert all(torch.equal(tensors[name], weights[name]) for name in weights)
+    assert {tensor.untyped_storage().data_ptr() for tensor in tensors.values()} == {tensors["w"].data_ptr()}
+    # After three bytes the numbers would lie across the processor's words.
+    _, arrived = transfer(door, {Exposure.PARAMETER_MASK: Part.of(marks), CLASSIFIER: Part.of(weights)})
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in arrived[CLASSIFIER].tensors().items())
+
+
 def test_a_payload_without_tensors_arrives_too(door: Door) -> None:
     assert transfer(door, {})[1] == {}
 

@@ -23,13 +23,13 @@ from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.coordinator.rounds import rounds
 from medsilo.coordinator.rounds.rounds import Order, Rounds
 from medsilo.coordinator.store.store import Store
+from medsilo.privacy.consent.early_end import EarlyEnd, EndReason
 from medsilo.privacy.errors import ConfigurationError, LateError, RefusedError, StoreError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.identity.authority import create_authority, issue
 from medsilo.privacy.identity.certificates import Credentials, load_credentials
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.identity.keys import create_keys, load_audit_key
-from medsilo.privacy.party.early_end import EarlyEnd, EndReason
 from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey, Occasion, Roster, certify, vouch
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 

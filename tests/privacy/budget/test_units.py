@@ -283,7 +283,7 @@ def test_a_damaged_file_of_hashes_is_refused_with_a_way_out(tmp_path: Path, how:
     damaged = {"cut": whole[:-1], "changed": whole[:-1] + b"?", "swapped": another.read_bytes(), "empty": b""}[how]
     path.write_bytes(damaged)
     for ledger in (account(tmp_path, "former", FORMER), account(tmp_path, "new", content("zz"))):
-        with pytest.raises(BudgetError, match=r"damaged.*Restore its newest copy, or delete it"):
+        with pytest.raises(BudgetError, match=r"damaged.*Delete it.*--shard.*lost as well, a backup"):
             spent(ledger)
         with pytest.raises(BudgetError, match="damaged"):
             charge(ledger)
@@ -300,7 +300,7 @@ def test_a_lost_key_is_refused_and_never_a_fresh_budget(tmp_path: Path, how: str
     else:
         (tmp_path / KEY).write_bytes(bytes(32) if how == "another" else b"")
     new = account(tmp_path, "new", content("ab"))
-    with pytest.raises(BudgetError, match=f"{KEY}.*Restore the newest copy"):
+    with pytest.raises(BudgetError, match=f"{KEY}.*was only moved.*--shard.*lost as well, only a backup"):
         charge(new)
     with pytest.raises(BudgetError, match=KEY):
         charge(account(tmp_path, "former", FORMER))

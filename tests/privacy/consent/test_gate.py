@@ -15,8 +15,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from medsilo.privacy.budget.promise import PrivacyPlan
 from medsilo.privacy.consent import gate as gate_module
 from medsilo.privacy.consent.consent import ConsentFile
+from medsilo.privacy.consent.early_end import Cause
 from medsilo.privacy.consent.gate import ConsentGate, FarewellGate
-from medsilo.privacy.consent.withdrawal import WITHDRAWAL, Cause, EndedError, History, Tombstone
+from medsilo.privacy.consent.withdrawal import WITHDRAWAL, EndedError, History, Tombstone
 from medsilo.privacy.door.door import Call, Door
 from medsilo.privacy.errors import ConsentError, RefusedError
 from medsilo.privacy.exposure import Exposure

@@ -417,7 +417,7 @@ def test_a_hospital_whose_journal_was_put_back_notices_at_once(joined: Line) -> 
     assert joined.task()
     assert joined.upload()
     joined.restart_silo(earlier)
-    with pytest.raises(ReceiptError, match="was put back to an earlier state; restore the newest copy"):
+    with pytest.raises(ReceiptError, match="was put back to an earlier state; look for the newer one"):
         joined.join()
 
 

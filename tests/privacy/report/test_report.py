@@ -14,7 +14,7 @@ from medsilo.privacy.audit.findings import Verification
 from medsilo.privacy.audit.verification import verify_evidence
 from medsilo.privacy.budget.accounting import SampledGaussian, describe
 from medsilo.privacy.budget.ledger import Subject
-from medsilo.privacy.consent.withdrawal import Cause
+from medsilo.privacy.consent.early_end import Cause
 from medsilo.privacy.errors import ConfigurationError, DataError, JournalError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.journal.journal import RECORDS, read_checkpoints, read_records

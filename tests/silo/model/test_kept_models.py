@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from medsilo.algorithms.method import PERSONAL
 from medsilo.algorithms.models import build, state_of
+from medsilo.privacy.consent.early_end import EarlyEnd, EndReason
 from medsilo.privacy.errors import DataError
-from medsilo.privacy.party.early_end import EarlyEnd, EndReason
 from medsilo.silo import cli
 from medsilo.silo.model.kept_models import (
     choose_model,
@@ -197,8 +197,20 @@ def test_a_run_whose_files_cannot_be_read_hides_no_other(tmp_path: Path) -> None
     keep(tmp_path, "summer", [0.2], when=200)
     (tmp_path / "summer" / "progress.json").write_text("{")
     assert [model.run for model in kept_models(tmp_path)] == ["spring"]
-    with pytest.raises(DataError, match=r"summer.*progress\.json is missing or damaged"):
+    with pytest.raises(
+        DataError, match=r"summer.*progress\.json is missing or cannot be read.*the disk.*--run.*only a backup"
+    ):
         find_model(tmp_path, "summer")
+
+
+def test_a_lost_plan_can_be_had_again_from_the_coordinator_and_the_message_says_so(tmp_path: Path) -> None:
+    keep(tmp_path, "summer", [None])
+    path = tmp_path / "summer" / "plan.json"
+    path.unlink()
+    with pytest.raises(DataError, match=r"the disk.*`silo train`.*`coordinator plan`.*A backup has it too"):
+        models_of(path.parent)
+    path.write_text(json.dumps(plan(run="summer", rounds=5).model_dump(mode="json"), indent=2))  # what that prints
+    assert [model.which for model in models_of(path.parent)] == ["last"]
 
 
 @pytest.mark.parametrize("source", ["validation split", "set aside by the method", "none"])

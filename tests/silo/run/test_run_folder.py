@@ -213,8 +213,18 @@ def test_after_a_refused_plan_the_folder_still_holds_the_plan_of_its_run(tmp_pat
 def test_damaged_progress_says_what_to_do(tmp_path: Path, content: bytes) -> None:
     save(open_state(tmp_path), 1)
     (tmp_path / "progress.json").write_bytes(content)
-    with pytest.raises(DataError, match=r"(?s)progress\.json.*backup"):
+    with pytest.raises(DataError, match=r"(?s)progress\.json.*the disk is well.*move .* away.*backup"):
         open_state(tmp_path)
+
+
+def test_what_is_written_anew_stays_what_it_was_for_who_reads_it_still(tmp_path: Path) -> None:
+    state = open_state(tmp_path)
+    save(state, 1)
+    held = state.memory()[PERSONAL]  # a mapping of the file
+    before = {name: tensor.clone() for name, tensor in held.items()}
+    state.save(memory(2), trained_rounds=1, measurements={})
+    assert same(state.memory(), memory(2))
+    assert all(torch.equal(held[name], tensor) for name, tensor in before.items())
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut short"])
@@ -226,7 +236,7 @@ def test_a_damaged_memory_says_what_to_do(tmp_path: Path, damage: str, group: st
     path.unlink()
     if damage == "cut short":
         path.write_bytes(content[:-1])
-    with pytest.raises(DataError, match=f"(?s){group}-000001.*backup"):
+    with pytest.raises(DataError, match=f"(?s){group}-000001.*the disk is well.*move .* away.*backup"):
         open_state(tmp_path).memory()
 
 

@@ -1,13 +1,14 @@
-"""Why a run has ended before its plan's last round, in words that name no hospital."""
+"""Why a run, or a hospital's part in one, has ended before its plan's last round, in words that travel."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 
 
 class EndReason(Enum):
-    """What ended a run: the name is the wire's and the database's, the value is what people read."""
+    """What ended a run: the name is the wire's and the database's; the value is what people read, and names no
+    hospital."""
 
     WITHDRAWN = "every hospital has withdrawn"
     TOO_FEW_FOR_MASKS = "so many hospitals have withdrawn that too few are left for a masked sum"
@@ -29,3 +30,13 @@ class EarlyEnd:
     def when(self, planned: int) -> str:
         """``after 2 of 30 rounds``."""
         return f"after {self.rounds} of {planned} round{'' if planned == 1 else 's'}"
+
+
+class Cause(StrEnum):
+    """Why a hospital's part in a run ended early. These words travel; a hospital's own reasons do not."""
+
+    WITHDRAWN = "withdrawn by the hospital"
+    EXPIRED = "consent expired"
+    NARROWED = "consent narrowed"
+    ROUNDS = "round cap reached"
+    BUDGET = "privacy budget used up"
