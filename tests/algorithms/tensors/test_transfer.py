@@ -13,9 +13,9 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.torch import load_file
 
-from medsilo.algorithms import tensors
 from medsilo.algorithms.families.tethered import pairwise_distances, squared_distances
 from medsilo.algorithms.tensors import BLOCK, MemoryWorkspace, Part, Payload, Stack, combine
+from medsilo.algorithms.tensors import stack as stacks
 from medsilo.algorithms.tensors.files import FileWorkspace, PayloadWriter, Spares, read_payload, write_payload
 from medsilo.algorithms.tensors.transfer import (
     MemorySink,
@@ -234,14 +234,14 @@ def test_a_mixture_has_the_same_bits_whatever_the_block(silos: int, monkeypatch:
     expected = (weights @ models.to(torch.float64)).to(torch.float32)
     distances = pairwise_distances([squared_distances(models.to(torch.float64))], silos)
     for block in (1 << 17, 4999, 77):
-        monkeypatch.setattr(tensors, "BLOCK", block)
+        monkeypatch.setattr(stacks, "BLOCK", block)
         assert torch.equal(torch.stack(mixed(models, weights)), expected)
         stack = Stack([[Part.of({"w": row})] for row in models])
         assert torch.equal(pairwise_distances(stack.map(squared_distances), silos), distances)
 
 
 def test_a_block_takes_no_more_memory_with_a_thousand_silos_than_with_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensors, "_THREADS", 1)  # each works on one block
+    monkeypatch.setattr(stacks, "_THREADS", 1)  # each works on one block
     one = Part.of({"w": torch.ones(BLOCK)})
     for silos in (1, 32, 33, 250, 1000):
         stack = Stack([[one]] * silos)
