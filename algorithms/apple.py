@@ -28,15 +28,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from medsilo.algorithms.declarations import HANDED_ON, Protected, Sums
 from medsilo.algorithms.families.peers import PeerCoordinator, peer_models
 from medsilo.algorithms.families.sharing import model_upload
 from medsilo.algorithms.method import (
     PERSONAL,
     CoordinatorHalf,
-    Federation,
     Method,
     SiloHalf,
-    Site,
     State,
     derive_seed,
     require,
@@ -51,59 +50,10 @@ _PEERS = "peers"
 _RELATIONSHIPS = "relationships"
 
 
-@dataclass(frozen=True)
-class Apple(Method):
-    """APPLE's hyper-parameters. Core model and relationships share the plan's optimiser, each with its learning rate.
-
-    Attributes:
-        models: M ≥ 0, how many other silos' cores a silo gets in a round, drawn at random (the paper's silo asks for
-            those it has the strongest relationship to, which would tell the coordinator p); 0 for all, the paper's
-            default. With a limit, a silo keeps the last core that it got of each, as the paper's does.
-        penalty: μ ≥ 0, of the term that holds p at p_0; 0.1 is the default of the authors' published code (which
-            leaves out Eq. 4's ½, so that their 0.1 acts as 0.2 does here).
-        penalty_share: L as a share of the run's rounds, 0 … 1; 0 leaves the term out. 0.1 is the default of the
-            authors' published code (in which λ falls exponentially by default, along the cosine as an option).
-        relationship_rate: the learning rate of p as a share of the plan's, above 0. The authors' published code takes
-            0.001 and 0.01: a tenth.
-    """
-
-    name: ClassVar[str] = "apple"
-    models: int = 0
-    penalty: float = 0.1
-    penalty_share: float = 0.1
-    relationship_rate: float = 0.1
-
-    def __post_init__(self) -> None:
-        require(self.models >= 0, f"apple: models is {self.models}; it must be 0 (all) or more")
-        require(self.penalty >= 0, f"apple: penalty is {self.penalty}; it must be 0 or more")
-        require(0 <= self.penalty_share <= 1, f"apple: penalty_share is {self.penalty_share}; it must lie in 0 … 1")
-        require(self.relationship_rate > 0, f"apple: relationship_rate is {self.relationship_rate}; it must be above 0")
-
-    @property
-    def uploads(self) -> frozenset[Exposure]:
-        """Core models only."""
-        return frozenset(MODEL)
-
-    @property
-    def downlink(self) -> frozenset[Exposure]:
-        """Other silos' core models, unmixed."""
-        return frozenset({Exposure.PEER_MODELS})
-
-    def silo_half(self, site: Site) -> SiloHalf:
-        """Trains a core model and its relationships to the others'."""
-        return AppleSilo(self, site)
-
-    def coordinator_half(self, federation: Federation) -> CoordinatorHalf:
-        """Hands out core models."""
-        return AppleCoordinator(self, federation)
-
-
 class AppleSilo(SiloHalf):
     """Its personal model is the combination; its core goes up."""
 
-    def __init__(self, method: Apple, site: Site) -> None:
-        super().__init__(site)
-        self.method = method
+    method: Apple
 
     def begin(self, initial: State) -> None:
         """Core and personal model start alike."""
@@ -217,9 +167,7 @@ def penalty_weight(round_number: int, rounds: float) -> float:
 class AppleCoordinator(PeerCoordinator):
     """Hands out core models: all of them, or some drawn at random."""
 
-    def __init__(self, method: Apple, federation: Federation) -> None:
-        super().__init__(federation)
-        self.method = method
+    method: Apple
 
     def choose(self, round_number: int, silo: str, available: Sequence[str]) -> list[str]:
         """All others, or M of them, drawn anew in each round."""
@@ -228,3 +176,42 @@ class AppleCoordinator(PeerCoordinator):
         generator = torch.Generator().manual_seed(derive_seed(self.federation.seed, "peers", silo, round_number))
         order = torch.randperm(len(available), generator=generator)[: self.method.models].tolist()
         return [available[index] for index in sorted(order)]
+
+
+@dataclass(frozen=True)
+class Apple(Method):
+    """APPLE's hyper-parameters. Core model and relationships share the plan's optimiser, each with its learning rate.
+
+    Attributes:
+        models: M ≥ 0, how many other silos' cores a silo gets in a round, drawn at random (the paper's silo asks for
+            those it has the strongest relationship to, which would tell the coordinator p); 0 for all, the paper's
+            default. With a limit, a silo keeps the last core that it got of each, as the paper's does.
+        penalty: μ ≥ 0, of the term that holds p at p_0; 0.1 is the default of the authors' published code (which
+            leaves out Eq. 4's ½, so that their 0.1 acts as 0.2 does here).
+        penalty_share: L as a share of the run's rounds, 0 … 1; 0 leaves the term out. 0.1 is the default of the
+            authors' published code (in which λ falls exponentially by default, along the cosine as an option).
+        relationship_rate: the learning rate of p as a share of the plan's, above 0. The authors' published code takes
+            0.001 and 0.01: a tenth.
+    """
+
+    name: ClassVar[str] = "apple"
+    silo: ClassVar[type[SiloHalf]] = AppleSilo
+    coordinator: ClassVar[type[CoordinatorHalf]] = AppleCoordinator
+    sends: ClassVar[str] = "model"
+    gets: ClassVar[str] = "**other silos' models as they are**"
+    uploads: ClassVar[frozenset[Exposure]] = frozenset(MODEL)
+    downlink: ClassVar[frozenset[Exposure]] = frozenset({Exposure.PEER_MODELS})
+    under_privacy: ClassVar[Protected | str] = (
+        "it learns its weights of other silos' models on a loss of its own, which nothing clips or noises"
+    )
+    under_masks: ClassVar[Sums | str] = HANDED_ON
+    models: int = 0
+    penalty: float = 0.1
+    penalty_share: float = 0.1
+    relationship_rate: float = 0.1
+
+    def __post_init__(self) -> None:
+        require(self.models >= 0, f"apple: models is {self.models}; it must be 0 (all) or more")
+        require(self.penalty >= 0, f"apple: penalty is {self.penalty}; it must be 0 or more")
+        require(0 <= self.penalty_share <= 1, f"apple: penalty_share is {self.penalty_share}; it must lie in 0 … 1")
+        require(self.relationship_rate > 0, f"apple: relationship_rate is {self.relationship_rate}; it must be above 0")

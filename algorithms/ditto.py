@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from medsilo.algorithms.declarations import Protected, Sums
 from medsilo.algorithms.families.two_models import GLOBAL, TwoModelSilo
 from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.method import (
@@ -13,40 +14,11 @@ from medsilo.algorithms.method import (
     TRAINED,
     Correction,
     SiloHalf,
-    Site,
     require,
     subset,
 )
 from medsilo.algorithms.models import state_of
 from medsilo.algorithms.tensors import Payload
-
-
-@dataclass(frozen=True)
-class Ditto(FedAvg):
-    """Ditto's hyper-parameters.
-
-    Attributes:
-        proximal_weight: λ ≥ 0 of the personal loss CE(v) + λ/2 ‖v − w^t‖² (Eq. 2); 0 trains v alone, large values
-            hold it at the global model. The paper lets a device choose among 0.1, 1 and 2 on validation data, and
-            uses 1 where it has too few of them (no attacks assumed; less under strong ones).
-        personal_epochs: of v's training in a round, at least 1, or 0 for the plan's: the authors' published code
-            takes as many steps on v as on w.
-    """
-
-    name: ClassVar[str] = "ditto"
-    downloads_last: ClassVar[bool] = False
-    measures_received: ClassVar[bool] = False
-    proximal_weight: float = 1.0
-    personal_epochs: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.proximal_weight >= 0, f"ditto: proximal_weight is {self.proximal_weight}; it must be 0 or more")
-        require(self.personal_epochs >= 0, f"ditto: personal_epochs is {self.personal_epochs}; it must be 0 or more")
-
-    def silo_half(self, site: Site) -> SiloHalf:
-        """Trains the global model and a personal one."""
-        return DittoSilo(self, site)
 
 
 class DittoSilo(TwoModelSilo):
@@ -70,3 +42,31 @@ class DittoSilo(TwoModelSilo):
             phase="personal",
         )
         self.memory[PERSONAL] = state_of(site.model)
+
+
+@dataclass(frozen=True)
+class Ditto(FedAvg):
+    """Ditto's hyper-parameters.
+
+    Attributes:
+        proximal_weight: λ ≥ 0 of the personal loss CE(v) + λ/2 ‖v − w^t‖² (Eq. 2); 0 trains v alone, large values
+            hold it at the global model. The paper lets a device choose among 0.1, 1 and 2 on validation data, and
+            uses 1 where it has too few of them (no attacks assumed; less under strong ones).
+        personal_epochs: of v's training in a round, at least 1, or 0 for the plan's: the authors' published code
+            takes as many steps on v as on w.
+    """
+
+    name: ClassVar[str] = "ditto"
+    silo: ClassVar[type[SiloHalf]] = DittoSilo
+    sends: ClassVar[str] = "model, number of images; the personal one stays"
+    downloads_last: ClassVar[bool] = False
+    measures_received: ClassVar[bool] = False
+    under_privacy: ClassVar[Protected | str] = Protected(each_round=(None, "personal_epochs"))
+    under_masks: ClassVar[Sums | str] = Sums()
+    proximal_weight: float = 1.0
+    personal_epochs: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.proximal_weight >= 0, f"ditto: proximal_weight is {self.proximal_weight}; it must be 0 or more")
+        require(self.personal_epochs >= 0, f"ditto: personal_epochs is {self.personal_epochs}; it must be 0 or more")

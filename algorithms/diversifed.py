@@ -23,30 +23,45 @@ A silo's a_ij sum to 1 − ρ, their sizes to at most 1 + ρ, and d has no unit:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from medsilo.algorithms.families.tethered import SAME, TetheredSilo, columns, pairwise_distances, squared_distances
+from medsilo.algorithms.declarations import MIXTURES, Protected, Sums
+from medsilo.algorithms.families.tethered import SAME, Tethered, columns, pairwise_distances, squared_distances
 from medsilo.algorithms.method import (
     CoordinatorHalf,
     Downloads,
-    Federation,
-    Method,
-    SiloHalf,
+    Round,
     SiloWeights,
-    Site,
     require,
 )
-from medsilo.algorithms.tensors import Payload, Stack, TensorSpec, Workspace, combine
+from medsilo.algorithms.tensors import Payload, Stack, combine
 from medsilo.privacy.exposure import MODEL, Exposure
 
 
+class DiversiFedCoordinator(CoordinatorHalf):
+    """Computes each participant's z from this round's uploads; the others of the round are its a(i)."""
+
+    method: DiversiFed
+
+    def aggregate(self, ended: Round) -> Downloads:
+        """One z a participant."""
+        models = Stack.of(list(ended.uploads.values()), MODEL)
+        weights = self.method.weights(pairwise_distances(models.map(squared_distances), models.shape[0]))
+        rows = combine(models, weights, ended.workspace)
+        fresh: dict[str, Payload] = {
+            silo: {Exposure.PEER_DERIVED: row} for silo, row in zip(ended.uploads, rows, strict=True)
+        }
+        if self.method.stale == "none":
+            fresh = {silo: {} for silo in ended.latest} | fresh
+        return Downloads(own=fresh, weights=SiloWeights(tuple(ended.uploads), weights))
+
+
 @dataclass(frozen=True)
-class DiversiFed(Method):
+class DiversiFed(Tethered):
     """DiversiFed's hyper-parameters.
 
     Attributes:
@@ -64,6 +79,10 @@ class DiversiFed(Method):
     """
 
     name: ClassVar[str] = "diversifed"
+    coordinator: ClassVar[type[CoordinatorHalf]] = DiversiFedCoordinator
+    gets: ClassVar[str] = "its own mixture of all models: drawn to similar, pushed from dissimilar ones"
+    under_privacy: ClassVar[Protected | str] = Protected()
+    under_masks: ClassVar[Sums | str] = MIXTURES
     variant: Literal["paper", "bounded"] = "paper"
     temperature: float = 0.5
     proximal_weight: float = 2.0
@@ -79,28 +98,17 @@ class DiversiFed(Method):
             self.proximal_weight >= 0,
             f"diversifed: proximal_weight is {self.proximal_weight}; it must be 0 or more",
         )
-        require(self.variant in ("paper", "bounded"), f"diversifed: variant is {self.variant!r}; use paper or bounded")
         require(0 <= self.repulsion < 1, f"diversifed: repulsion is {self.repulsion}; it must lie in [0, 1)")
-        require(self.start in ("own", "z"), f"diversifed: start is {self.start!r}; use own or z")
-        require(self.stale in ("reuse", "none"), f"diversifed: stale is {self.stale!r}; use reuse or none")
 
     @property
-    def uploads(self) -> frozenset[Exposure]:
-        """Models only."""
-        return frozenset(MODEL)
+    def tether(self) -> float:
+        """λ/α (Eq. 7, Algorithm 1)."""
+        return self.proximal_weight / self.step_size
 
     @property
-    def downlink(self) -> frozenset[Exposure]:
-        """z, a combination of all participants' models."""
-        return frozenset({Exposure.PEER_DERIVED})
-
-    def silo_half(self, site: Site) -> SiloHalf:
-        """Local training towards z, on CE + λ/(2α) ‖w − z‖² (Eq. 7, Algorithm 1)."""
-        return TetheredSilo(site, self.proximal_weight / self.step_size, start=self.start)
-
-    def coordinator_half(self, federation: Federation) -> CoordinatorHalf:
-        """Attraction and repulsion."""
-        return DiversiFedCoordinator(self, federation)
+    def starts_at_centre(self) -> bool:
+        """Whether local training starts from z."""
+        return self.start == "z"
 
     def weights(self, distances: Tensor) -> Tensor:
         """``Tensor[N, N]`` of distances between models to the weights of which z is made."""
@@ -112,42 +120,9 @@ class DiversiFed(Method):
 
     def warnings(self, silos: int, model: str, optimizer: str) -> list[str]:
         """Too few silos."""
-        del model, optimizer
         if silos < 3 and self.variant == "paper":
             return ["diversifed does nothing with fewer than three silos: z equals each silo's own model"]
         return []
-
-
-class DiversiFedCoordinator(CoordinatorHalf):
-    """Computes each participant's z from this round's uploads; the others of the round are its a(i)."""
-
-    def __init__(self, method: DiversiFed, federation: Federation) -> None:
-        super().__init__(federation)
-        self.method = method
-
-    def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
-        """The whole model."""
-        del round_number, silo
-        return self.federation.layout.model_parts()
-
-    def aggregate(
-        self,
-        round_number: int,
-        uploads: Mapping[str, Payload],
-        latest: Mapping[str, Payload],
-        workspace: Workspace,
-    ) -> Downloads:
-        """One z a participant."""
-        del round_number
-        models = Stack.of(list(uploads.values()), MODEL)
-        weights = self.method.weights(pairwise_distances(models.map(squared_distances), models.shape[0]))
-        rows = combine(models, weights, workspace)
-        fresh: dict[str, Payload] = {
-            silo: {Exposure.PEER_DERIVED: row} for silo, row in zip(uploads, rows, strict=True)
-        }
-        if self.method.stale == "none":
-            fresh = {silo: {} for silo in latest} | fresh
-        return Downloads(own=fresh, weights=SiloWeights(tuple(uploads), weights))
 
 
 def model_distance_loss(models: Tensor, *, temperature: float) -> Tensor:

@@ -11,30 +11,42 @@ A silo then trains its own model on CE + λ/(2α) ‖w − u‖² (Eq. 6). Norms
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from medsilo.algorithms.families.tethered import TetheredSilo, pairwise_distances, squared_distances
+from medsilo.algorithms.declarations import MIXTURES, Protected, Sums
+from medsilo.algorithms.families.tethered import Tethered, pairwise_distances, squared_distances
 from medsilo.algorithms.method import (
     CoordinatorHalf,
     Downloads,
-    Federation,
-    Method,
-    SiloHalf,
+    Round,
     SiloWeights,
-    Site,
     require,
 )
-from medsilo.algorithms.tensors import Payload, Stack, TensorSpec, Workspace, combine
+from medsilo.algorithms.tensors import Stack, combine
 from medsilo.privacy.exposure import MODEL, Exposure
 
 
+class FedAMPCoordinator(CoordinatorHalf):
+    """Computes u from every silo's last model, and for every silo: one that was absent keeps its place."""
+
+    method: FedAMP
+
+    def aggregate(self, ended: Round) -> Downloads:
+        """One u a silo."""
+        models = Stack.of(list(ended.latest.values()), MODEL)
+        distances = pairwise_distances(models.map(squared_distances), len(ended.latest))
+        weights = attention(distances.square(), sigma=self.method.sigma, step_size=self.method.step_size)
+        rows = combine(models, weights, ended.workspace)
+        own = {silo: {Exposure.PEER_DERIVED: row} for silo, row in zip(ended.latest, rows, strict=True)}
+        return Downloads(own=own, weights=SiloWeights(tuple(ended.latest), weights))
+
+
 @dataclass(frozen=True)
-class FedAMP(Method):
+class FedAMP(Tethered):
     """FedAMP's hyper-parameters.
 
     The paper needs u to be a convex combination, which it gets from a small α (section 4); where Σ_{j≠i} ξ_ij would
@@ -56,6 +68,10 @@ class FedAMP(Method):
     """
 
     name: ClassVar[str] = "fedamp"
+    coordinator: ClassVar[type[CoordinatorHalf]] = FedAMPCoordinator
+    gets: ClassVar[str] = "its own mixture of similar models"
+    under_privacy: ClassVar[Protected | str] = Protected()
+    under_masks: ClassVar[Sums | str] = MIXTURES
     step_size: float = 1.0
     proximal_weight: float = 1.0
     sigma: float = 10.0
@@ -66,56 +82,13 @@ class FedAMP(Method):
         require(self.sigma > 0, f"fedamp: sigma is {self.sigma}; it must be above 0")
 
     @property
-    def uploads(self) -> frozenset[Exposure]:
-        """Models only."""
-        return frozenset(MODEL)
-
-    @property
-    def downlink(self) -> frozenset[Exposure]:
-        """u, a combination of all silos' models."""
-        return frozenset({Exposure.PEER_DERIVED})
-
-    def silo_half(self, site: Site) -> SiloHalf:
-        """Local training towards u."""
-        return TetheredSilo(site, self.proximal_weight / self.step_size)
-
-    def coordinator_half(self, federation: Federation) -> CoordinatorHalf:
-        """Attentive message passing."""
-        return FedAMPCoordinator(self, federation)
+    def tether(self) -> float:
+        """λ/α (Eq. 6)."""
+        return self.proximal_weight / self.step_size
 
     def warnings(self, silos: int, model: str, optimizer: str) -> list[str]:
         """Too few silos."""
-        del model, optimizer
         return ["fedamp does nothing with one silo: u equals its own model"] if silos < 2 else []
-
-
-class FedAMPCoordinator(CoordinatorHalf):
-    """Computes u from every silo's last model, and for every silo: one that was absent keeps its place."""
-
-    def __init__(self, method: FedAMP, federation: Federation) -> None:
-        super().__init__(federation)
-        self.method = method
-
-    def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
-        """The whole model."""
-        del round_number, silo
-        return self.federation.layout.model_parts()
-
-    def aggregate(
-        self,
-        round_number: int,
-        uploads: Mapping[str, Payload],
-        latest: Mapping[str, Payload],
-        workspace: Workspace,
-    ) -> Downloads:
-        """One u a silo."""
-        del round_number, uploads
-        models = Stack.of(list(latest.values()), MODEL)
-        distances = pairwise_distances(models.map(squared_distances), len(latest))
-        weights = attention(distances.square(), sigma=self.method.sigma, step_size=self.method.step_size)
-        rows = combine(models, weights, workspace)
-        own = {silo: {Exposure.PEER_DERIVED: row} for silo, row in zip(latest, rows, strict=True)}
-        return Downloads(own=own, weights=SiloWeights(tuple(latest), weights))
 
 
 def attention(squared: Tensor, *, sigma: float, step_size: float) -> Tensor:

@@ -21,12 +21,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from medsilo.algorithms.declarations import MIXTURES, Protected, Sums
 from medsilo.algorithms.method import (
     PERSONAL,
     CoordinatorHalf,
     Downloads,
     Federation,
     Method,
+    Round,
     SiloHalf,
     Site,
     State,
@@ -35,7 +37,7 @@ from medsilo.algorithms.method import (
     subset,
 )
 from medsilo.algorithms.models import Layout, state_of
-from medsilo.algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace
+from medsilo.algorithms.tensors import Part, Payload, Stack, TensorSpec
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import MODEL, Exposure
 
@@ -47,56 +49,6 @@ _MEAN = ".input_mean"
 _VARIANCE = ".input_variance"
 SAME = 1e-12
 """Silos at most this far apart count as equally close."""
-
-
-@dataclass(frozen=True)
-class FedAP(Method):
-    """f-FedAP's hyper-parameters.
-
-    Attributes:
-        warmup_share: in [0, 1], the share of the rounds (at least one) that are warm-up; 1 leaves nothing but
-            warm-up, which is FedBN. 0.5 is customary: it is FL-bench's default. The authors published no code of
-            f-FedAP.
-        own_weight: λ in [0, 1], the weight of the own model; 1 is separate training after the warm-up, 0 leaves the
-            own model out. 0.5 is the default of the authors' published code, whose runs on medical images use 0.3.
-
-    Read as: warm-up is averaging, uniform (no number of images is exposed), with batch normalisation kept at the
-    silos, as it is in all later rounds. At its next training after the warm-up a silo is asked for its statistics,
-    which it takes before it trains, in evaluation mode, from the averaged model with its own batch normalisation: all
-    silos' then belong to the same weights. It is asked once (again only if its answer came too late). Until it has
-    answered, a silo gets the uniform average. Others count with this round's models, a silo itself with its last one.
-    """
-
-    name: ClassVar[str] = "fedap"
-    warmup_share: float = 0.5
-    own_weight: float = 0.5
-
-    def __post_init__(self) -> None:
-        for name in ("warmup_share", "own_weight"):
-            value = getattr(self, name)
-            require(0 <= value <= 1, f"fedap: {name} is {value}; it must lie in 0 … 1")
-
-    @property
-    def uploads(self) -> frozenset[Exposure]:
-        """The model without batch normalisation, and once what goes into it."""
-        return frozenset({*MODEL, Exposure.RUNNING_STATISTICS})
-
-    @property
-    def downlink(self) -> frozenset[Exposure]:
-        """A mixture of models."""
-        return frozenset({Exposure.PEER_DERIVED})
-
-    def silo_half(self, site: Site) -> SiloHalf:
-        """Trains from the mixture, with batch normalisation of its own."""
-        return FedAPSilo(site)
-
-    def coordinator_half(self, federation: Federation) -> CoordinatorHalf:
-        """Mixes."""
-        return FedAPCoordinator(self, federation)
-
-    def warmup_rounds(self, rounds: int) -> int:
-        """How many of a run's rounds are warm-up."""
-        return max(1, round(self.warmup_share * rounds))
 
 
 @dataclass(frozen=True)
@@ -141,8 +93,8 @@ class Normalisation:
 class FedAPSilo(SiloHalf):
     """Its personal model is the one that it trained last."""
 
-    def __init__(self, site: Site) -> None:
-        super().__init__(site)
+    def __init__(self, method: FedAP, site: Site) -> None:
+        super().__init__(method, site)
         self._normalisation = Normalisation.of(site.layout)
         self._shared = self._normalisation.shared(site.layout)
 
@@ -184,43 +136,37 @@ class FedAPCoordinator(CoordinatorHalf):
 
     by_silo: ClassVar[tuple[str, ...]] = (_STATISTICS, _WANTED)
 
+    method: FedAP
+
     def __init__(self, method: FedAP, federation: Federation) -> None:
-        super().__init__(federation)
-        self.method = method
+        super().__init__(method, federation)
         self._normalisation = Normalisation.of(federation.layout)
 
     def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
         """The model without batch normalisation; the statistics of a silo that is asked for them."""
-        del round_number
         parts = self._normalisation.shared(self.federation.layout)
         if silo in self.memory.get(_WANTED, {}):
             parts[Exposure.RUNNING_STATISTICS] = self._normalisation.statistics
         return parts
 
-    def aggregate(
-        self,
-        round_number: int,
-        uploads: Mapping[str, Payload],
-        latest: Mapping[str, Payload],
-        workspace: Workspace,
-    ) -> Downloads:
+    def aggregate(self, ended: Round) -> Downloads:
         """One average for everyone in the warm-up, then one mixture for each silo that may ever take part."""
         known = dict(self.memory.get(_STATISTICS, {}))
-        for silo, upload in uploads.items():
+        for silo, upload in ended.uploads.items():
             if Exposure.RUNNING_STATISTICS in upload:
                 known[silo] = torch.cat(list(upload[Exposure.RUNNING_STATISTICS].tensors().values()))
         self.memory[_STATISTICS] = known
-        stack = Stack.of(list(latest.values()), MODEL)
-        if round_number + 1 < self.method.warmup_rounds(self.federation.rounds):
-            weights = self._average(uploads, latest).reshape(1, -1)
+        stack = Stack.of(list(ended.latest.values()), MODEL)
+        if ended.number + 1 < self.method.warmup_rounds(self.federation.rounds):
+            weights = self._average(ended.uploads, ended.latest).reshape(1, -1)
             blocks = stack.map(lambda block: (weights @ block).to(torch.float32))
-            (average,) = workspace.write(stack.specs, 1, blocks)
+            (average,) = ended.workspace.write(stack.specs, 1, blocks)
             return Downloads(everyone={Exposure.PEER_DERIVED: average})
-        silos = sorted({*self.federation.silos, *latest})
-        weights = torch.stack([self._mixture(silo, uploads, latest) for silo in silos])
+        silos = sorted({*self.federation.silos, *ended.latest})
+        weights = torch.stack([self._mixture(silo, ended.uploads, ended.latest) for silo in silos])
         asked = torch.tensor([[float(silo not in known)] for silo in silos])
         blocks = itertools.chain(stack.map(lambda block: (weights @ block).to(torch.float32)), [asked])
-        rows = workspace.write((*stack.specs, _FLAG), len(silos), blocks)
+        rows = ended.workspace.write((*stack.specs, _FLAG), len(silos), blocks)
         self.memory[_WANTED] = {silo: torch.ones(()) for silo in silos if silo not in known}
         return Downloads(own={silo: {Exposure.PEER_DERIVED: row} for silo, row in zip(silos, rows, strict=True)})
 
@@ -245,6 +191,48 @@ class FedAPCoordinator(CoordinatorHalf):
             weights[names.index(name)] = (1 - self.method.own_weight) * weight
         weights[names.index(silo)] = self.method.own_weight
         return weights
+
+
+@dataclass(frozen=True)
+class FedAP(Method):
+    """f-FedAP's hyper-parameters.
+
+    Attributes:
+        warmup_share: in [0, 1], the share of the rounds (at least one) that are warm-up; 1 leaves nothing but
+            warm-up, which is FedBN. 0.5 is customary: it is FL-bench's default. The authors published no code of
+            f-FedAP.
+        own_weight: λ in [0, 1], the weight of the own model; 1 is separate training after the warm-up, 0 leaves the
+            own model out. 0.5 is the default of the authors' published code, whose runs on medical images use 0.3.
+
+    Read as: warm-up is averaging, uniform (no number of images is exposed), with batch normalisation kept at the
+    silos, as it is in all later rounds. At its next training after the warm-up a silo is asked for its statistics,
+    which it takes before it trains, in evaluation mode, from the averaged model with its own batch normalisation: all
+    silos' then belong to the same weights. It is asked once (again only if its answer came too late). Until it has
+    answered, a silo gets the uniform average. Others count with this round's models, a silo itself with its last one.
+    """
+
+    name: ClassVar[str] = "fedap"
+    silo: ClassVar[type[SiloHalf]] = FedAPSilo
+    coordinator: ClassVar[type[CoordinatorHalf]] = FedAPCoordinator
+    sends: ClassVar[str] = "model; once: means and variances of features"
+    gets: ClassVar[str] = "its own mixture"
+    uploads: ClassVar[frozenset[Exposure]] = frozenset({*MODEL, Exposure.RUNNING_STATISTICS})
+    downlink: ClassVar[frozenset[Exposure]] = frozenset({Exposure.PEER_DERIVED})
+    under_privacy: ClassVar[Protected | str] = (
+        "running statistics are averages over the silo's images, and have no mechanism"
+    )
+    under_masks: ClassVar[Sums | str] = MIXTURES
+    warmup_share: float = 0.5
+    own_weight: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name in ("warmup_share", "own_weight"):
+            value = getattr(self, name)
+            require(0 <= value <= 1, f"fedap: {name} is {value}; it must lie in 0 … 1")
+
+    def warmup_rounds(self, rounds: int) -> int:
+        """How many of a run's rounds are warm-up."""
+        return max(1, round(self.warmup_share * rounds))
 
 
 def distance(one: Tensor, other: Tensor, sizes: Sequence[int]) -> Tensor:

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from medsilo.algorithms.families.partial_sharing import PartialSharing, PartialSharingSilo
-from medsilo.algorithms.method import SiloHalf, Site
+from medsilo.algorithms.declarations import Protected, Sums
+from medsilo.algorithms.families.partial_sharing import PartialSharing
 from medsilo.privacy.exposure import MODEL, Exposure
 
 
@@ -22,11 +22,10 @@ class FedAvg(PartialSharing):
     """
 
     name: ClassVar[str] = "fedavg"
+    sends: ClassVar[str] = "model, number of images"
     downloads_last: ClassVar[bool] = True
     measures_received: ClassVar[bool] = True
     shared_classes: ClassVar[tuple[Exposure, ...]] = MODEL
     personal_model: ClassVar[Literal["trained", "averaged"]] = "averaged"
-
-    def silo_half(self, site: Site) -> SiloHalf:
-        """Trains the global model."""
-        return PartialSharingSilo(self, site)
+    under_privacy: ClassVar[Protected | str] = Protected()
+    under_masks: ClassVar[Sums | str] = Sums()

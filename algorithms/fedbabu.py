@@ -6,10 +6,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from medsilo.algorithms.declarations import Protected, Sums
 from medsilo.algorithms.families.partial_sharing import PartialSharing, PartialSharingSilo
-from medsilo.algorithms.method import PERSONAL, Site, require
+from medsilo.algorithms.method import PERSONAL, SiloHalf, require
 from medsilo.algorithms.models import state_of
 from medsilo.algorithms.tensors import Payload
+
+
+class FedBABUSilo(PartialSharingSilo):
+    """Trains the body under the frozen head; everything at the end."""
+
+    method: FedBABU
+
+    def fit(self, round_number: int) -> None:
+        """The plan's epochs on the extractor alone."""
+        self.fit_only(round_number, self.site.layout.extractor, epochs=None, phase="training")
+
+    def finish(self, download: Payload) -> None:
+        """The last average, then the whole model on the silo's own images."""
+        self.take(download)
+        if epochs := self.method.fine_tune_epochs:
+            self.site.load(self.memory[PERSONAL])
+            self.site.fit(self.site.rounds - 1, epochs=epochs, phase="fine-tuning")
+            self.memory[PERSONAL] = state_of(self.site.model)
 
 
 @dataclass(frozen=True)
@@ -27,9 +46,13 @@ class FedBABU(PartialSharing):
     """
 
     name: ClassVar[str] = "fedbabu"
+    silo: ClassVar[type[SiloHalf]] = FedBABUSilo
+    sends: ClassVar[str] = "extractor, number of images"
     downloads_last: ClassVar[bool] = True
     made_at_end: ClassVar[bool] = True
     personal_model: ClassVar[Literal["trained", "averaged"]] = "averaged"
+    under_privacy: ClassVar[Protected | str] = Protected(at_end=("fine_tune_epochs",))
+    under_masks: ClassVar[Sums | str] = Sums()
     fine_tune_epochs: int = 5
 
     def __post_init__(self) -> None:
@@ -38,27 +61,3 @@ class FedBABU(PartialSharing):
             self.fine_tune_epochs >= 0,
             f"fedbabu: fine_tune_epochs is {self.fine_tune_epochs}; it must be 0 or more",
         )
-
-    def silo_half(self, site: Site) -> PartialSharingSilo:
-        """Trains the body."""
-        return FedBABUSilo(self, site)
-
-
-class FedBABUSilo(PartialSharingSilo):
-    """Trains the body under the frozen head; everything at the end."""
-
-    def __init__(self, method: FedBABU, site: Site) -> None:
-        super().__init__(method, site)
-        self.fine_tune_epochs = method.fine_tune_epochs
-
-    def fit(self, round_number: int) -> None:
-        """The plan's epochs on the extractor alone."""
-        self.fit_only(round_number, self.site.layout.extractor, epochs=None, phase="training")
-
-    def finish(self, download: Payload) -> None:
-        """The last average, then the whole model on the silo's own images."""
-        self.take(download)
-        if self.fine_tune_epochs:
-            self.site.load(self.memory[PERSONAL])
-            self.site.fit(self.site.rounds - 1, epochs=self.fine_tune_epochs, phase="fine-tuning")
-            self.memory[PERSONAL] = state_of(self.site.model)

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from medsilo.algorithms.families.partial_sharing import PartialSharing, PartialSharingSilo
-from medsilo.algorithms.method import Site
+from medsilo.algorithms.declarations import Protected, Sums
+from medsilo.algorithms.families.partial_sharing import PartialSharing
 from medsilo.algorithms.models import ARCHITECTURES, WITH_BATCH_NORMALISATION, Layout
 from medsilo.algorithms.tensors import TensorSpec
 from medsilo.privacy.exposure import MODEL, Exposure
@@ -24,10 +24,13 @@ class FedBN(PartialSharing):
     """
 
     name: ClassVar[str] = "fedbn"
+    sends: ClassVar[str] = "model without batch normalisation"
     downloads_last: ClassVar[bool] = True
     measures_received: ClassVar[bool] = True
     shared_classes: ClassVar[tuple[Exposure, ...]] = MODEL
     personal_model: ClassVar[Literal["trained", "averaged"]] = "averaged"
+    under_privacy: ClassVar[Protected | str] = Protected()
+    under_masks: ClassVar[Sums | str] = Sums()
     weighting: Literal["samples", "uniform"] = "uniform"
 
     def shared(self, layout: Layout) -> dict[Exposure, tuple[TensorSpec, ...]]:
@@ -38,13 +41,8 @@ class FedBN(PartialSharing):
             for exposure, specs in layout.model_parts().items()
         }
 
-    def silo_half(self, site: Site) -> PartialSharingSilo:
-        """Trains everything."""
-        return PartialSharingSilo(self, site)
-
     def warnings(self, silos: int, model: str, optimizer: str) -> list[str]:
         """What it takes for FedBN to be more than federated averaging."""
-        del silos, optimizer
         if model in WITH_BATCH_NORMALISATION:
             return []
         has_none = f"{model} has none" if model in ARCHITECTURES else f"if {model} has none"

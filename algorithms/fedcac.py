@@ -25,20 +25,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from medsilo.algorithms.declarations import MIXTURES, Protected, Sums
 from medsilo.algorithms.families.sharing import model_upload
 from medsilo.algorithms.method import (
     PERSONAL,
     CoordinatorHalf,
     Downloads,
-    Federation,
     Method,
+    Round,
     SiloHalf,
-    Site,
     load_parameters,
     require,
 )
 from medsilo.algorithms.models import state_of
-from medsilo.algorithms.tensors import BLOCK, Part, Payload, Stack, TensorSpec, Workspace
+from medsilo.algorithms.tensors import BLOCK, Part, Payload, Stack, TensorSpec
 from medsilo.privacy.exposure import MODEL, Exposure
 
 _MASK = "mask"
@@ -48,68 +48,10 @@ _TOLERANCE = 1e-12
 """Overlaps are ratios of whole numbers: the last bit of the threshold must not part a silo from its equals."""
 
 
-@dataclass(frozen=True)
-class FedCAC(Method):
-    """FedCAC's hyper-parameters.
-
-    Attributes:
-        critical_share: τ in [0, 1], the share of each parameter tensor that is critical; 0 makes this uniform
-            FedAvg. The authors' published configurations use 0.5 on CIFAR-10 and 0.4 on CIFAR-100.
-        rounds_to_solitude: β > 0: after β rounds the threshold has reached the largest overlap, and beyond them it
-            exceeds it, so that critical parameters stay at their silo (except where all pairs overlap alike: these go
-            on together). The authors use 100 on CIFAR-10 and 170 on CIFAR-100, over 300 rounds.
-
-    Decided here: averages are uniform, so that no number of images is exposed; a silo that missed the round is
-    measured by its last mask and model, and counts towards nobody else's average; one that has no mask yet takes the
-    average over all. With two participants there is one pair, and both share everything.
-    """
-
-    name: ClassVar[str] = "fedcac"
-    critical_share: float = 0.5
-    rounds_to_solitude: float = 100.0
-
-    def __post_init__(self) -> None:
-        require(
-            0 <= self.critical_share <= 1,
-            f"fedcac: critical_share is {self.critical_share}; it must lie in 0 … 1",
-        )
-        require(
-            self.rounds_to_solitude > 0,
-            f"fedcac: rounds_to_solitude is {self.rounds_to_solitude}; it must be above 0",
-        )
-
-    @property
-    def uploads(self) -> frozenset[Exposure]:
-        """The model, and which of its parameters are critical."""
-        return frozenset({*MODEL, Exposure.PARAMETER_MASK})
-
-    @property
-    def downlink(self) -> frozenset[Exposure]:
-        """The average over all, and that over the silo's collaborators."""
-        return frozenset({Exposure.PEER_DERIVED})
-
-    def silo_half(self, site: Site) -> SiloHalf:
-        """Trains from both averages."""
-        return FedCACSilo(self, site)
-
-    def coordinator_half(self, federation: Federation) -> CoordinatorHalf:
-        """Finds collaborators."""
-        return FedCACCoordinator(self, federation)
-
-    def warnings(self, silos: int, model: str, optimizer: str) -> list[str]:
-        """Too few silos to choose from."""
-        del model, optimizer
-        if silos < 3:
-            return ["fedcac is plain averaging with fewer than three silos: there is nobody to choose among"]
-        return []
-
-
 class FedCACSilo(SiloHalf):
     """Its personal model is the one that it trained last."""
 
-    def __init__(self, method: FedCAC, site: Site) -> None:
-        super().__init__(site)
-        self.method = method
+    method: FedCAC
 
     def train(self, round_number: int, download: Payload) -> None:
         """E epochs from the received mixture, then the sensitivities."""
@@ -145,44 +87,81 @@ class FedCACSilo(SiloHalf):
 class FedCACCoordinator(CoordinatorHalf):
     """Averages over all, and over each silo's collaborators."""
 
-    def __init__(self, method: FedCAC, federation: Federation) -> None:
-        super().__init__(federation)
-        self.method = method
+    method: FedCAC
 
     def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
         """The model and a mask of its shape."""
-        del round_number, silo
         layout = self.federation.layout
         masks = tuple(TensorSpec(spec.name, spec.shape, "U8") for spec in layout.parameters)
         return {**layout.model_parts(), Exposure.PARAMETER_MASK: masks}
 
-    def aggregate(
-        self,
-        round_number: int,
-        uploads: Mapping[str, Payload],
-        latest: Mapping[str, Payload],
-        workspace: Workspace,
-    ) -> Downloads:
+    def aggregate(self, ended: Round) -> Downloads:
         """Both averages for each silo that has ever delivered; for all others twice the average over all."""
-        silos = list(latest)
-        present = torch.tensor([silo in uploads for silo in silos])
+        silos = list(ended.latest)
+        present = torch.tensor([silo in ended.uploads for silo in silos])
         share = self.method.critical_share
         count = sum(critical_count(math.prod(spec.shape), share) for spec in self.federation.layout.parameters)
-        together = overlaps([payload[Exposure.PARAMETER_MASK] for payload in latest.values()], count)
-        custom = collaboration_weights(together, present, progress=(round_number + 1) / self.method.rounds_to_solitude)
+        together = overlaps([payload[Exposure.PARAMETER_MASK] for payload in ended.latest.values()], count)
+        custom = collaboration_weights(together, present, progress=(ended.number + 1) / self.method.rounds_to_solitude)
         whole = present.to(torch.float64).reshape(1, -1) / present.sum()
         custom = torch.cat([custom, whole])
-        stack = Stack.of(list(latest.values()), MODEL)
+        stack = Stack.of(list(ended.latest.values()), MODEL)
         rows = len(custom)
         blocks = itertools.chain(
             stack.map(lambda block: (whole @ block).to(torch.float32).expand(rows, -1)),
             stack.map(lambda block: (custom @ block).to(torch.float32)),
         )
-        *own, everyone = workspace.write(_both(stack.specs), rows, blocks)
+        *own, everyone = ended.workspace.write(_both(stack.specs), rows, blocks)
         return Downloads(
             own={silo: {Exposure.PEER_DERIVED: row} for silo, row in zip(silos, own, strict=True)},
             everyone={Exposure.PEER_DERIVED: everyone},
         )
+
+
+@dataclass(frozen=True)
+class FedCAC(Method):
+    """FedCAC's hyper-parameters.
+
+    Attributes:
+        critical_share: τ in [0, 1], the share of each parameter tensor that is critical; 0 makes this uniform
+            FedAvg. The authors' published configurations use 0.5 on CIFAR-10 and 0.4 on CIFAR-100.
+        rounds_to_solitude: β > 0: after β rounds the threshold has reached the largest overlap, and beyond them it
+            exceeds it, so that critical parameters stay at their silo (except where all pairs overlap alike: these go
+            on together). The authors use 100 on CIFAR-10 and 170 on CIFAR-100, over 300 rounds.
+
+    Decided here: averages are uniform, so that no number of images is exposed; a silo that missed the round is
+    measured by its last mask and model, and counts towards nobody else's average; one that has no mask yet takes the
+    average over all. With two participants there is one pair, and both share everything.
+    """
+
+    name: ClassVar[str] = "fedcac"
+    silo: ClassVar[type[SiloHalf]] = FedCACSilo
+    coordinator: ClassVar[type[CoordinatorHalf]] = FedCACCoordinator
+    sends: ClassVar[str] = "model, mask of the parameters that matter to it"
+    gets: ClassVar[str] = "average, and a mixture of silos with similar masks"
+    uploads: ClassVar[frozenset[Exposure]] = frozenset({*MODEL, Exposure.PARAMETER_MASK})
+    downlink: ClassVar[frozenset[Exposure]] = frozenset({Exposure.PEER_DERIVED})
+    # The mask compares the trained model with the received one.
+    under_privacy: ClassVar[Protected | str] = Protected(derived=frozenset({Exposure.PARAMETER_MASK}))
+    under_masks: ClassVar[Sums | str] = f"{MIXTURES}, by their masks of the parameters that matter"
+    critical_share: float = 0.5
+    rounds_to_solitude: float = 100.0
+
+    def __post_init__(self) -> None:
+        require(
+            0 <= self.critical_share <= 1,
+            f"fedcac: critical_share is {self.critical_share}; it must lie in 0 … 1",
+        )
+        require(
+            self.rounds_to_solitude > 0,
+            f"fedcac: rounds_to_solitude is {self.rounds_to_solitude}; it must be above 0",
+        )
+
+    def warnings(self, silos: int, model: str, optimizer: str) -> list[str]:
+        """Too few silos to choose from."""
+        if silos < 3:
+            return ["fedcac is plain averaging with fewer than three silos: there is nobody to choose among"]
+        return []
 
 
 def critical_count(size: int, share: float) -> int:

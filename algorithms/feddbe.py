@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from medsilo.algorithms.declarations import Protected, Sums
 from medsilo.algorithms.families.class_statistics import class_sums, linear_shape
 from medsilo.algorithms.families.sharing import COUNT, count_part, count_weights, model_upload
 from medsilo.algorithms.method import (
@@ -33,6 +34,7 @@ from medsilo.algorithms.method import (
     Federation,
     Method,
     Objective,
+    Round,
     SiloHalf,
     Site,
     State,
@@ -41,7 +43,7 @@ from medsilo.algorithms.method import (
     subset,
 )
 from medsilo.algorithms.models import Features, Layout, classifier_of, state_of
-from medsilo.algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace
+from medsilo.algorithms.tensors import Part, Payload, Stack, TensorSpec
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import MODEL, Exposure
 
@@ -49,56 +51,6 @@ _SHIFT = "shift"
 _GLOBAL = "global"
 _MEAN = "mean"
 _CONSENSUS = "consensus"
-
-
-@dataclass(frozen=True)
-class FedDBE(Method):
-    """FedAvg + DBE.
-
-    Attributes:
-        mean_weight: κ ≥ 0, of the mean squared error over the F features; 0 leaves only the personal vector. The
-            authors' published command (Fashion-MNIST) uses 50; their code halves the error, so that their 50 acts as
-            25 does here.
-        momentum: μ in (0, 1]: the running mean becomes (1 − μ) running + μ batch; 1 takes each batch's mean by
-            itself. The authors' published command uses 1. The running mean starts anew in each round, with the first
-            batch's mean (theirs with zeros, which makes no difference at 1).
-
-    Read as: the first round is the paper's initialisation. It trains plainly, and after it each silo that takes part
-    releases the mean of its features over its training images, once; a silo that comes later is not asked. The
-    personal model is the global one, with v inside its classifier's bias: W (z + v) + b = W z + (W v + b).
-    """
-
-    name: ClassVar[str] = "feddbe"
-    common: ClassVar[frozenset[Exposure]] = ONE_FOR_ALL
-    downloads_last: ClassVar[bool] = True
-    measures_received: ClassVar[bool] = True
-    mean_weight: float = 50.0
-    momentum: float = 1.0
-
-    def __post_init__(self) -> None:
-        require(self.mean_weight >= 0, f"feddbe: mean_weight is {self.mean_weight}; it must be 0 or more")
-        require(
-            0 < self.momentum <= 1,
-            f"feddbe: momentum is {self.momentum}; it must be above 0 and at most 1",
-        )
-
-    @property
-    def uploads(self) -> frozenset[Exposure]:
-        """The model, the number of images, and in the first round the mean feature."""
-        return frozenset({*MODEL, Exposure.SAMPLE_COUNT, Exposure.RUNNING_STATISTICS})
-
-    @property
-    def downlink(self) -> frozenset[Exposure]:
-        """The average model and the consensus mean."""
-        return frozenset({Exposure.PEER_DERIVED})
-
-    def silo_half(self, site: Site) -> SiloHalf:
-        """Trains the global model behind its own shift of the features."""
-        return FedDBESilo(self, site)
-
-    def coordinator_half(self, federation: Federation) -> CoordinatorHalf:
-        """Averages models, and once the means."""
-        return FedDBECoordinator(self, federation)
 
 
 class Shift(nn.Module):
@@ -128,9 +80,10 @@ class Shift(nn.Module):
 class FedDBESilo(SiloHalf):
     """FedAvg's silo with a shift of its own; the shift stays."""
 
+    method: FedDBE
+
     def __init__(self, method: FedDBE, site: Site) -> None:
-        super().__init__(site)
-        self.method = method
+        super().__init__(method, site)
         self._features = _features_of(site.layout)
 
     def begin(self, initial: State) -> None:
@@ -211,29 +164,22 @@ class FedDBESilo(SiloHalf):
 class FedDBECoordinator(CoordinatorHalf):
     """Averages models by numbers of images; keeps the consensus of the first round."""
 
+    method: FedDBE
+
     def __init__(self, method: FedDBE, federation: Federation) -> None:
-        super().__init__(federation)
-        self.method = method
+        super().__init__(method, federation)
         self._mean = TensorSpec(_MEAN, (_features_of(federation.layout),))
 
     def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
         """The model and the number of images; in the first round the mean feature too."""
-        del silo
         parts = {**self.federation.layout.model_parts(), Exposure.SAMPLE_COUNT: (COUNT,)}
         return {**parts, Exposure.RUNNING_STATISTICS: (self._mean,)} if round_number == 0 else parts
 
-    def aggregate(
-        self,
-        round_number: int,
-        uploads: Mapping[str, Payload],
-        latest: Mapping[str, Payload],
-        workspace: Workspace,
-    ) -> Downloads:
+    def aggregate(self, ended: Round) -> Downloads:
         """One model and one consensus for everyone."""
-        del latest
-        payloads = list(uploads.values())
+        payloads = list(ended.uploads.values())
         weights = count_weights(payloads).reshape(1, -1)
-        if round_number == 0:
+        if ended.number == 0:
             means = [payload[Exposure.RUNNING_STATISTICS].tensors()[_MEAN] for payload in payloads]
             consensus = weights @ torch.stack(means).to(torch.float64)
             self.memory[_CONSENSUS] = {_CONSENSUS: consensus.squeeze(0).to(torch.float32)}
@@ -243,8 +189,52 @@ class FedDBECoordinator(CoordinatorHalf):
             specs += (TensorSpec(_CONSENSUS, self._mean.shape),)
             tail = [self.memory[_CONSENSUS][_CONSENSUS].reshape(1, -1)]
         averages = stack.map(lambda block: (weights @ block).to(torch.float32))
-        (average,) = workspace.write(specs, 1, itertools.chain(averages, tail))
+        (average,) = ended.workspace.write(specs, 1, itertools.chain(averages, tail))
         return Downloads(everyone={Exposure.PEER_DERIVED: average})
+
+
+@dataclass(frozen=True)
+class FedDBE(Method):
+    """FedAvg + DBE.
+
+    Attributes:
+        mean_weight: κ ≥ 0, of the mean squared error over the F features; 0 leaves only the personal vector. The
+            authors' published command (Fashion-MNIST) uses 50; their code halves the error, so that their 50 acts as
+            25 does here.
+        momentum: μ in (0, 1]: the running mean becomes (1 − μ) running + μ batch; 1 takes each batch's mean by
+            itself. The authors' published command uses 1. The running mean starts anew in each round, with the first
+            batch's mean (theirs with zeros, which makes no difference at 1).
+
+    Read as: the first round is the paper's initialisation. It trains plainly, and after it each silo that takes part
+    releases the mean of its features over its training images, once; a silo that comes later is not asked. The
+    personal model is the global one, with v inside its classifier's bias: W (z + v) + b = W z + (W v + b).
+    """
+
+    name: ClassVar[str] = "feddbe"
+    silo: ClassVar[type[SiloHalf]] = FedDBESilo
+    coordinator: ClassVar[type[CoordinatorHalf]] = FedDBECoordinator
+    sends: ClassVar[str] = "model, number of images; once: mean features"
+    gets: ClassVar[str] = "average; once: mean of mean features"
+    uploads: ClassVar[frozenset[Exposure]] = frozenset({*MODEL, Exposure.SAMPLE_COUNT, Exposure.RUNNING_STATISTICS})
+    downlink: ClassVar[frozenset[Exposure]] = frozenset({Exposure.PEER_DERIVED})
+    common: ClassVar[frozenset[Exposure]] = ONE_FOR_ALL
+    downloads_last: ClassVar[bool] = True
+    measures_received: ClassVar[bool] = True
+    under_privacy: ClassVar[Protected | str] = (
+        "its mean features are averages over the silo's images, and have no mechanism; and its loss is its own"
+    )
+    under_masks: ClassVar[Sums | str] = (
+        "its mean features come once and from each silo at another time; a masked sum of them is not built"
+    )
+    mean_weight: float = 50.0
+    momentum: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(self.mean_weight >= 0, f"feddbe: mean_weight is {self.mean_weight}; it must be 0 or more")
+        require(
+            0 < self.momentum <= 1,
+            f"feddbe: momentum is {self.momentum}; it must be above 0 and at most 1",
+        )
 
 
 def regularised(

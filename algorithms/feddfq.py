@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from medsilo.algorithms.declarations import MIXTURES, Average, Condition, Protected, Sums
 from medsilo.algorithms.families.sharing import Buffers, check_linear, model_upload, received_tensors, upload_specs
 from medsilo.algorithms.method import (
     PERSONAL,
@@ -31,13 +32,14 @@ from medsilo.algorithms.method import (
     Downloads,
     Federation,
     Method,
+    Round,
     SiloHalf,
     SiloWeights,
     Site,
     require,
 )
 from medsilo.algorithms.models import Features, classifier_of, state_of
-from medsilo.algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace, combine
+from medsilo.algorithms.tensors import Part, Payload, Stack, TensorSpec, combine
 from medsilo.privacy.errors import ConfigurationError, RefusedError
 from medsilo.privacy.exposure import Exposure
 
@@ -47,93 +49,13 @@ _BATCH = 1024
 Normalisation = Literal["clamp", "softmax", "minmax"]
 
 
-@dataclass(frozen=True)
-class FedDFQ(Method):
-    """FedDFQ's hyper-parameters. Where the paper is silent, the choice is ours.
-
-    Attributes:
-        diem: similarities from data identifiers; without, all silos count alike and no identifier leaves.
-        felpa: "personal" gives each silo its own mixture of extractors; "global" gives all the mean of those mixtures
-            (DIEM inside FedAvg).
-        agam: others' classifier gradients are tried.
-        centre: what identifiers are taken of: "model_input", the images as the network sees them (in [−1, 1]);
-            "none", pixels in [0, 1], where all identifiers point the same way and all cosines are about 1;
-            "global_mean", the network's images, and the coordinator subtracts the mean identifier.
-        per_class: one profile a class ("N × C × C" in the paper's remark), which also tells which classes a silo has.
-        normalisation: "clamp" is max(0, cos) over the row's sum; "softmax" of cosines; "minmax" scales a row to 0 … 1
-            before it is divided by its sum.
-        selection: how AGAM tries gradients: "greedy", one after another, each on top of those that were kept, as
-            Algorithm 2 has it; "argmin", which takes the best of all beginnings of the list, nothing included. That
-            needs one look at the images a round instead of one for each gradient, whose answers each have a price
-            under differential privacy.
-        candidates: how many of the most similar others' gradients a silo is given; 0 for all.
-        order: in which they are tried: "ascending" similarity, as Algorithm 2 has it, or "descending".
-        include_self: the silo's own gradient is a candidate too, the last.
-        gradient: "mean" over the round's mini-batches; "last_batch"; "delta", (before − after)/(learning rate · steps),
-            which with plain SGD is the mean.
-        buffers: batch normalisation's running statistics stay at the silo, or follow the extractor ("aggregate").
-    """
-
-    name: ClassVar[str] = "feddfq"
-    diem: bool = True
-    felpa: Literal["personal", "global"] = "personal"
-    agam: bool = True
-    centre: Literal["model_input", "none", "global_mean"] = "model_input"
-    per_class: bool = False
-    normalisation: Normalisation = "clamp"
-    selection: Literal["greedy", "argmin"] = "greedy"
-    candidates: int = 0
-    order: Literal["ascending", "descending"] = "ascending"
-    include_self: bool = False
-    gradient: Literal["mean", "last_batch", "delta"] = "mean"
-    buffers: Buffers = "local"
-
-    def __post_init__(self) -> None:
-        require(self.candidates >= 0, f"feddfq: candidates is {self.candidates}; it must be 0 (all) or more")
-        for field, allowed in (
-            ("felpa", ("personal", "global")),
-            ("centre", ("model_input", "none", "global_mean")),
-            ("normalisation", ("clamp", "softmax", "minmax")),
-            ("selection", ("greedy", "argmin")),
-            ("order", ("ascending", "descending")),
-            ("gradient", ("mean", "last_batch", "delta")),
-            ("buffers", ("local", "aggregate")),
-        ):
-            value = getattr(self, field)
-            require(value in allowed, f"feddfq: {field} is {value!r}; use {' or '.join(allowed)}")
-
-    @property
-    def uploads(self) -> frozenset[Exposure]:
-        """The extractor, with DIEM the identifier (once), with AGAM the classifier's gradient."""
-        found = {Exposure.MODEL_PARAMETERS_EXTRACTOR}
-        if self.diem:
-            found.add(Exposure.DATA_IDENTIFIER)
-        if self.agam:
-            found.add(Exposure.CLASSIFIER_GRADIENT)
-        if self.buffers == "aggregate":
-            found.add(Exposure.RUNNING_STATISTICS)
-        return frozenset(found)
-
-    @property
-    def downlink(self) -> frozenset[Exposure]:
-        """Mixed extractors, and with AGAM other silos' classifier gradients."""
-        return frozenset({Exposure.PEER_DERIVED} | ({Exposure.CLASSIFIER_GRADIENT} if self.agam else set()))
-
-    def silo_half(self, site: Site) -> SiloHalf:
-        """Identifier, trial of gradients, local training."""
-        return FedDFQSilo(self, site)
-
-    def coordinator_half(self, federation: Federation) -> CoordinatorHalf:
-        """Similarities, mixtures, scaled gradients."""
-        return FedDFQCoordinator(self, federation)
-
-
 class FedDFQSilo(SiloHalf):
     """Loads the mixed extractor, tries the others' gradients on its classifier, trains everything."""
 
+    method: FedDFQ
+
     def __init__(self, method: FedDFQ, site: Site) -> None:
-        super().__init__(site)
-        self.method = method
+        super().__init__(method, site)
         check_linear(method.name, site.layout)
 
     def train(self, round_number: int, download: Payload) -> None:
@@ -244,14 +166,14 @@ class FedDFQCoordinator(CoordinatorHalf):
 
     by_silo: ClassVar[tuple[str, ...]] = (_IDENTIFIER,)
 
+    method: FedDFQ
+
     def __init__(self, method: FedDFQ, federation: Federation) -> None:
-        super().__init__(federation)
-        self.method = method
+        super().__init__(method, federation)
         check_linear(method.name, federation.layout)
 
     def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
         """Extractor, gradient, and the identifier of a silo that has not been answered yet."""
-        del round_number
         layout, method = self.federation.layout, self.method
         parts = upload_specs(layout, method.buffers)
         del parts[Exposure.MODEL_PARAMETERS_CLASSIFIER]
@@ -265,30 +187,23 @@ class FedDFQCoordinator(CoordinatorHalf):
             )
         return parts
 
-    def aggregate(
-        self,
-        round_number: int,
-        uploads: Mapping[str, Payload],
-        latest: Mapping[str, Payload],
-        workspace: Workspace,
-    ) -> Downloads:
+    def aggregate(self, ended: Round) -> Downloads:
         """Each participant's extractor, and the others' scaled gradients."""
-        del round_number, latest
-        silos = list(uploads)
-        weights = self._weights(uploads)
+        silos = list(ended.uploads)
+        weights = self._weights(ended.uploads)
         shared = (Exposure.MODEL_PARAMETERS_EXTRACTOR, Exposure.RUNNING_STATISTICS)
-        stack = Stack.of(list(uploads.values()), shared)
+        stack = Stack.of(list(ended.uploads.values()), shared)
         if self.method.felpa == "global":
             mean = weights.mean(dim=0, keepdim=True)
-            rows = combine(stack, mean, workspace) * len(silos)
+            rows = combine(stack, mean, ended.workspace) * len(silos)
             given = mean.expand(len(silos), -1)
         else:
-            rows = combine(stack, weights, workspace)
+            rows = combine(stack, weights, ended.workspace)
             given = weights
         own: dict[str, Payload] = {}
         for index, silo in enumerate(silos):
             payload = {Exposure.PEER_DERIVED: rows[index]}
-            if candidates := self._candidates(index, weights[index], uploads):
+            if candidates := self._candidates(index, weights[index], ended.uploads):
                 payload[Exposure.CLASSIFIER_GRADIENT] = Part.of(candidates)
             own[silo] = payload
         return Downloads(own=own, weights=SiloWeights(tuple(silos), given))
@@ -323,6 +238,98 @@ class FedDFQCoordinator(CoordinatorHalf):
             for rank, other in enumerate(chosen)
             for name, tensor in payloads[other][Exposure.CLASSIFIER_GRADIENT].tensors().items()
         }
+
+
+@dataclass(frozen=True)
+class FedDFQ(Method):
+    """FedDFQ's hyper-parameters. Where the paper is silent, the choice is ours.
+
+    Attributes:
+        diem: similarities from data identifiers; without, all silos count alike and no identifier leaves.
+        felpa: "personal" gives each silo its own mixture of extractors; "global" gives all the mean of those mixtures
+            (DIEM inside FedAvg).
+        agam: others' classifier gradients are tried.
+        centre: what identifiers are taken of: "model_input", the images as the network sees them (in [−1, 1]);
+            "none", pixels in [0, 1], where all identifiers point the same way and all cosines are about 1;
+            "global_mean", the network's images, and the coordinator subtracts the mean identifier.
+        per_class: one profile a class ("N × C × C" in the paper's remark), which also tells which classes a silo has.
+        normalisation: "clamp" is max(0, cos) over the row's sum; "softmax" of cosines; "minmax" scales a row to 0 … 1
+            before it is divided by its sum.
+        selection: how AGAM tries gradients: "greedy", one after another, each on top of those that were kept, as
+            Algorithm 2 has it; "argmin", which takes the best of all beginnings of the list, nothing included. That
+            needs one look at the images a round instead of one for each gradient, whose answers each have a price
+            under differential privacy.
+        candidates: how many of the most similar others' gradients a silo is given; 0 for all.
+        order: in which they are tried: "ascending" similarity, as Algorithm 2 has it, or "descending".
+        include_self: the silo's own gradient is a candidate too, the last.
+        gradient: "mean" over the round's mini-batches; "last_batch"; "delta", (before − after)/(learning rate · steps),
+            which with plain SGD is the mean.
+        buffers: batch normalisation's running statistics stay at the silo, or follow the extractor ("aggregate").
+    """
+
+    name: ClassVar[str] = "feddfq"
+    silo: ClassVar[type[SiloHalf]] = FedDFQSilo
+    coordinator: ClassVar[type[CoordinatorHalf]] = FedDFQCoordinator
+    sends: ClassVar[str] = "extractor; classifier's gradient; once: data identifier"
+    gets: ClassVar[str] = "its own mixture of extractors, and **other silos' classifier gradients**"
+    # The classifier's gradient is that of the noised steps, or what they made of the classifier.
+    under_privacy: ClassVar[Protected | str] = Protected(
+        derived=frozenset({Exposure.CLASSIFIER_GRADIENT}),
+        averages=(
+            Average("identifier", Exposure.DATA_IDENTIFIER, lasting=True, only_if="diem"),
+            Average("choice", None, lasting=False, only_if="agam"),
+        ),
+        conditions=(
+            Condition(
+                "selection",
+                ("argmin",),
+                "to try gradients one after another is to ask the images a question for each, and each has its price; "
+                "argmin asks one a round",
+                only_if="agam",
+            ),
+            Condition(
+                "centre",
+                ("model_input", "global_mean"),
+                "where no pixel is below 0, an image's length is mostly its brightness, and clipping leaves little "
+                "else",
+                only_if="diem",
+            ),
+            Condition("per_class", (False,), "numbers of images of each class have no mechanism", only_if="diem"),
+        ),
+    )
+    under_masks: ClassVar[Sums | str] = f"{MIXTURES}, and hands single silos' gradients to others"
+    diem: bool = True
+    felpa: Literal["personal", "global"] = "personal"
+    agam: bool = True
+    centre: Literal["model_input", "none", "global_mean"] = "model_input"
+    per_class: bool = False
+    normalisation: Normalisation = "clamp"
+    selection: Literal["greedy", "argmin"] = "greedy"
+    candidates: int = 0
+    order: Literal["ascending", "descending"] = "ascending"
+    include_self: bool = False
+    gradient: Literal["mean", "last_batch", "delta"] = "mean"
+    buffers: Buffers = "local"
+
+    def __post_init__(self) -> None:
+        require(self.candidates >= 0, f"feddfq: candidates is {self.candidates}; it must be 0 (all) or more")
+
+    @property
+    def uploads(self) -> frozenset[Exposure]:
+        """The extractor, with DIEM the identifier (once), with AGAM the classifier's gradient."""
+        found = {Exposure.MODEL_PARAMETERS_EXTRACTOR}
+        if self.diem:
+            found.add(Exposure.DATA_IDENTIFIER)
+        if self.agam:
+            found.add(Exposure.CLASSIFIER_GRADIENT)
+        if self.buffers == "aggregate":
+            found.add(Exposure.RUNNING_STATISTICS)
+        return frozenset(found)
+
+    @property
+    def downlink(self) -> frozenset[Exposure]:
+        """Mixed extractors, and with AGAM other silos' classifier gradients."""
+        return frozenset({Exposure.PEER_DERIVED} | ({Exposure.CLASSIFIER_GRADIENT} if self.agam else set()))
 
 
 def data_identifier(images: Tensor) -> Tensor:

@@ -15,12 +15,12 @@ paper's, which leaves the starting point open.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 
+from medsilo.algorithms.declarations import Protected, Sums
 from medsilo.algorithms.families.partial_sharing import PartialSharingCoordinator, PartialSharingSilo
 from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.method import (
@@ -29,47 +29,18 @@ from medsilo.algorithms.method import (
     CoordinatorHalf,
     Correction,
     Downloads,
-    Federation,
+    Round,
     SiloHalf,
-    Site,
     require,
     subset,
 )
 from medsilo.algorithms.models import state_of
-from medsilo.algorithms.tensors import Part, Payload, Stack, Workspace, combine
+from medsilo.algorithms.tensors import Part, Payload, Stack, combine
 from medsilo.privacy.exposure import MODEL, Exposure
 
 _LINEAR = "linear"
 _GLOBAL = "global"
 _DRIFT = "drift"
-
-
-@dataclass(frozen=True)
-class FedDyn(FedAvg):
-    """FedDyn's hyper-parameters.
-
-    Attributes:
-        strength: α > 0; small values trust the silos' data, large ones hold models near the global one. The paper
-            searches by data set; 0.01 is what the authors' published example on CIFAR-10 uses.
-        weighting: the paper's mean is uniform. With "samples" the mean of the models is weighted, and h's with it.
-    """
-
-    name: ClassVar[str] = "feddyn"
-    takes_robust: ClassVar[bool] = False
-    weighting: Literal["samples", "uniform"] = "uniform"
-    strength: float = 0.01
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.strength > 0, f"feddyn: strength is {self.strength}; it must be above 0")
-
-    def silo_half(self, site: Site) -> SiloHalf:
-        """Trains the global model on the regularised loss."""
-        return FedDynSilo(self, site)
-
-    def coordinator_half(self, federation: Federation) -> CoordinatorHalf:
-        """Averages, and corrects by h."""
-        return FedDynCoordinator(self, federation)
 
 
 class FedDynSilo(PartialSharingSilo):
@@ -94,28 +65,48 @@ class FedDynSilo(PartialSharingSilo):
 class FedDynCoordinator(PartialSharingCoordinator):
     """Keeps the global model and h/α."""
 
-    def aggregate(
-        self,
-        round_number: int,
-        uploads: Mapping[str, Payload],
-        latest: Mapping[str, Payload],
-        workspace: Workspace,
-    ) -> Downloads:
+    def aggregate(self, ended: Round) -> Downloads:
         """θ^t for everyone."""
         if _GLOBAL not in self.memory:
-            fresh = super().aggregate(round_number, uploads, latest, workspace)
+            fresh = super().aggregate(ended)
             assert fresh.everyone is not None
             self.memory[_GLOBAL] = fresh.everyone[Exposure.PEER_DERIVED].tensors()
             self.memory[_DRIFT] = {name: torch.zeros_like(t) for name, t in self.memory[_GLOBAL].items()}
             return fresh
         specs = self.federation.layout.parameters
-        models = [[upload[exposure] for exposure in MODEL] for upload in uploads.values()]
+        models = [[upload[exposure] for exposure in MODEL] for upload in ended.uploads.values()]
         kept = [[Part.of(subset(self.memory[group], specs))] for group in (_GLOBAL, _DRIFT)]
-        weights = self._weights(list(uploads.values()))
-        share = len(uploads) / (len(self.federation.silos) or len(latest))
-        # Columns: the uploads, θ^{t−1}, h^{t−1}/α.
+        weights = self._weights(list(ended.uploads.values()))
+        share = len(ended.uploads) / (len(self.federation.silos) or len(ended.latest))
+        # Columns: the ended.uploads, θ^{t−1}, h^{t−1}/α.
         drift = torch.cat([-share * weights, torch.tensor([share, 1.0], dtype=torch.float64)])
         model = torch.cat([weights, torch.zeros(2, dtype=torch.float64)]) - drift
-        new_model, new_drift = combine(Stack([*models, *kept]), torch.stack([model, drift]), workspace)
+        new_model, new_drift = combine(Stack([*models, *kept]), torch.stack([model, drift]), ended.workspace)
         self.memory[_GLOBAL], self.memory[_DRIFT] = new_model.tensors(), new_drift.tensors()
         return Downloads(everyone={Exposure.PEER_DERIVED: new_model})
+
+
+@dataclass(frozen=True)
+class FedDyn(FedAvg):
+    """FedDyn's hyper-parameters.
+
+    Attributes:
+        strength: α > 0; small values trust the silos' data, large ones hold models near the global one. The paper
+            searches by data set; 0.01 is what the authors' published example on CIFAR-10 uses.
+        weighting: the paper's mean is uniform. With "samples" the mean of the models is weighted, and h's with it.
+    """
+
+    name: ClassVar[str] = "feddyn"
+    silo: ClassVar[type[SiloHalf]] = FedDynSilo
+    coordinator: ClassVar[type[CoordinatorHalf]] = FedDynCoordinator
+    sends: ClassVar[str] = "model"
+    gets: ClassVar[str] = "corrected average"
+    takes_robust: ClassVar[bool] = False
+    under_privacy: ClassVar[Protected | str] = Protected()
+    under_masks: ClassVar[Sums | str] = Sums()
+    weighting: Literal["samples", "uniform"] = "uniform"
+    strength: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.strength > 0, f"feddyn: strength is {self.strength}; it must be above 0")

@@ -23,14 +23,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from medsilo.algorithms.declarations import HANDED_ON, Protected, Sums
 from medsilo.algorithms.families.peers import SENT, PeerCoordinator, peer_models
 from medsilo.algorithms.families.sharing import model_upload
 from medsilo.algorithms.method import (
     PERSONAL,
     CoordinatorHalf,
     Downloads,
-    Federation,
     Method,
+    Round,
     SiloHalf,
     Site,
     State,
@@ -39,7 +40,7 @@ from medsilo.algorithms.method import (
     subset,
 )
 from medsilo.algorithms.models import state_of
-from medsilo.algorithms.tensors import Part, Payload, TensorSpec, Workspace
+from medsilo.algorithms.tensors import Part, Payload, TensorSpec
 from medsilo.privacy.errors import RefusedError
 from medsilo.privacy.exposure import MODEL, Exposure
 
@@ -55,65 +56,13 @@ _BATCH = 1024
 _HOPELESS = 1e6
 
 
-@dataclass(frozen=True)
-class FedFomo(Method):
-    """FedFomo's hyper-parameters.
-
-    Attributes:
-        models: M ≥ 1, how many peers' models a silo gets in a round; all of them where there are no more. 5 is
-            customary (PFLlib, FL-bench); what the authors' published commands call 5 models is 4 peers'.
-        explore: ε in 0 … 1, the probability that a place goes to a silo drawn at random, in the first round; the
-            authors use 0.3.
-        explore_decay: by how much ε falls with each round, until it is 0; at least 0, at which ε stays. The authors
-            use 0.05.
-        validation_share: of the training images, set aside to weigh peers with; above 0, below 1. The paper takes
-            20 %.
-    """
-
-    name: ClassVar[str] = "fedfomo"
-    models: int = 5
-    explore: float = 0.3
-    explore_decay: float = 0.05
-    validation_share: float = 0.2
-
-    def __post_init__(self) -> None:
-        require(self.models >= 1, f"fedfomo: models is {self.models}; it must be 1 or more")
-        require(0 <= self.explore <= 1, f"fedfomo: explore is {self.explore}; it must lie in 0 … 1")
-        require(self.explore_decay >= 0, f"fedfomo: explore_decay is {self.explore_decay}; it must be 0 or more")
-        require(
-            0 < self.validation_share < 1,
-            f"fedfomo: validation_share is {self.validation_share}; it must lie between 0 and 1",
-        )
-
-    @property
-    def uploads(self) -> frozenset[Exposure]:
-        """The model, and how much each peer's model helped."""
-        return frozenset({*MODEL, Exposure.PEER_RATINGS})
-
-    @property
-    def downlink(self) -> frozenset[Exposure]:
-        """Other silos' models, unmixed."""
-        return frozenset({Exposure.PEER_MODELS})
-
-    def silo_half(self, site: Site) -> SiloHalf:
-        """Weighs peers, combines, trains."""
-        return FedFomoSilo(self, site)
-
-    def coordinator_half(self, federation: Federation) -> CoordinatorHalf:
-        """Hands out models by affinity."""
-        return FedFomoCoordinator(self, federation)
-
-    def exploration(self, round_number: int) -> float:
-        """ε in that round, counted from 0."""
-        return max(0.0, self.explore - self.explore_decay * round_number)
-
-
 class FedFomoSilo(SiloHalf):
     """Moves its own model towards the peers that do better on its validation images, then trains it."""
 
+    method: FedFomo
+
     def __init__(self, method: FedFomo, site: Site) -> None:
-        super().__init__(site)
-        self.method = method
+        super().__init__(method, site)
         site.reserve(method.validation_share)
 
     def train(self, round_number: int, download: Payload) -> None:
@@ -202,9 +151,7 @@ def _mixed(candidates: Sequence[State], weights: Tensor) -> State:
 class FedFomoCoordinator(PeerCoordinator):
     """Keeps P, silos in the order of their names, and whose models went where in the round."""
 
-    def __init__(self, method: FedFomo, federation: Federation) -> None:
-        super().__init__(federation)
-        self.method = method
+    method: FedFomo
 
     by_silo: ClassVar[tuple[str, ...]] = (SENT,)
 
@@ -226,22 +173,16 @@ class FedFomoCoordinator(PeerCoordinator):
         self.memory[SENT] = {silo: torch.full((self.method.models,), -1) for silo in participants}
         return super().downloads(round_number, participants, kept)
 
-    def aggregate(
-        self,
-        round_number: int,
-        uploads: Mapping[str, Payload],
-        latest: Mapping[str, Payload],
-        workspace: Workspace,
-    ) -> Downloads:
+    def aggregate(self, ended: Round) -> Downloads:
         """Adds the round's ratings to P."""
         matrix = self._matrix().clone()
-        for silo, upload in uploads.items():
+        for silo, upload in ended.uploads.items():
             sent = self.memory.get(SENT, {}).get(silo)
             if sent is not None:
                 ratings = upload[Exposure.PEER_RATINGS].tensors()[_RATINGS]
                 matrix[self._place(silo), sent[sent >= 0]] += ratings[sent >= 0]
         self.memory[_AFFINITY] = {_MATRIX: matrix}
-        return super().aggregate(round_number, uploads, latest, workspace)
+        return super().aggregate(ended)
 
     def choose(self, round_number: int, silo: str, available: Sequence[str]) -> list[str]:
         """ε-greedy on the silo's row of P, ties broken at random; noted, so that ratings find their column."""
@@ -263,6 +204,51 @@ class FedFomoCoordinator(PeerCoordinator):
     def _matrix(self) -> Tensor:
         count = len(self.federation.silos)
         return self.memory[_AFFINITY][_MATRIX] if _AFFINITY in self.memory else torch.zeros(count, count)
+
+
+@dataclass(frozen=True)
+class FedFomo(Method):
+    """FedFomo's hyper-parameters.
+
+    Attributes:
+        models: M ≥ 1, how many peers' models a silo gets in a round; all of them where there are no more. 5 is
+            customary (PFLlib, FL-bench); what the authors' published commands call 5 models is 4 peers'.
+        explore: ε in 0 … 1, the probability that a place goes to a silo drawn at random, in the first round; the
+            authors use 0.3.
+        explore_decay: by how much ε falls with each round, until it is 0; at least 0, at which ε stays. The authors
+            use 0.05.
+        validation_share: of the training images, set aside to weigh peers with; above 0, below 1. The paper takes
+            20 %.
+    """
+
+    name: ClassVar[str] = "fedfomo"
+    silo: ClassVar[type[SiloHalf]] = FedFomoSilo
+    coordinator: ClassVar[type[CoordinatorHalf]] = FedFomoCoordinator
+    sends: ClassVar[str] = "model, ratings of others' models"
+    gets: ClassVar[str] = "**other silos' models as they are**"
+    uploads: ClassVar[frozenset[Exposure]] = frozenset({*MODEL, Exposure.PEER_RATINGS})
+    downlink: ClassVar[frozenset[Exposure]] = frozenset({Exposure.PEER_MODELS})
+    under_privacy: ClassVar[Protected | str] = (
+        "it rates other silos' models on the silo's own images, and the ratings have no mechanism"
+    )
+    under_masks: ClassVar[Sums | str] = HANDED_ON
+    models: int = 5
+    explore: float = 0.3
+    explore_decay: float = 0.05
+    validation_share: float = 0.2
+
+    def __post_init__(self) -> None:
+        require(self.models >= 1, f"fedfomo: models is {self.models}; it must be 1 or more")
+        require(0 <= self.explore <= 1, f"fedfomo: explore is {self.explore}; it must lie in 0 … 1")
+        require(self.explore_decay >= 0, f"fedfomo: explore_decay is {self.explore_decay}; it must be 0 or more")
+        require(
+            0 < self.validation_share < 1,
+            f"fedfomo: validation_share is {self.validation_share}; it must lie between 0 and 1",
+        )
+
+    def exploration(self, round_number: int) -> float:
+        """ε in that round, counted from 0."""
+        return max(0.0, self.explore - self.explore_decay * round_number)
 
 
 def epsilon_greedy(values: Tensor, available: Sequence[int], count: int, *, explore: float, seed: int) -> list[int]:

@@ -16,6 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from medsilo.algorithms.declarations import PROTOTYPES, Protected, Sums
 from medsilo.algorithms.families.class_statistics import class_sums, linear_shape
 from medsilo.algorithms.method import (
     ONE_FOR_ALL,
@@ -24,6 +25,7 @@ from medsilo.algorithms.method import (
     Downloads,
     Federation,
     Method,
+    Round,
     SiloHalf,
     Site,
     State,
@@ -32,7 +34,7 @@ from medsilo.algorithms.method import (
     require,
 )
 from medsilo.algorithms.models import state_of
-from medsilo.algorithms.tensors import Part, Payload, TensorSpec, Workspace
+from medsilo.algorithms.tensors import Part, Payload, TensorSpec
 from medsilo.privacy.exposure import Exposure
 
 _MEANS = "means"
@@ -41,56 +43,11 @@ _PROTOTYPES = "prototypes"
 _HEAD = "head"
 
 
-@dataclass(frozen=True)
-class FedGH(Method):
-    """FedGH's hyper-parameters.
-
-    Attributes:
-        server_learning_rate: η > 0 of the head's SGD at the coordinator; 0.01 is the default of the authors' published
-            code, at the silos as well.
-        passes: how often a round's prototypes are gone through, at least 1; Algorithm 1 goes through them once.
-
-    Decided here: the coordinator draws the first head from the run's seed and hands it out in the first round, so
-    that extractors and the head that will replace theirs belong together from the start; the order of the prototypes
-    is drawn by seed and round, so that no silo always has the last word.
-    """
-
-    name: ClassVar[str] = "fedgh"
-    common: ClassVar[frozenset[Exposure]] = ONE_FOR_ALL
-    server_learning_rate: float = 0.01
-    passes: int = 1
-
-    def __post_init__(self) -> None:
-        require(
-            self.server_learning_rate > 0,
-            f"fedgh: server_learning_rate is {self.server_learning_rate}; it must be above 0",
-        )
-        require(self.passes >= 1, f"fedgh: passes is {self.passes}; it must be 1 or more")
-
-    @property
-    def uploads(self) -> frozenset[Exposure]:
-        """Class means, and with them which classes there are."""
-        return frozenset({Exposure.PROTOTYPES})
-
-    @property
-    def downlink(self) -> frozenset[Exposure]:
-        """The head, trained on all silos' class means."""
-        return frozenset({Exposure.PEER_DERIVED})
-
-    def silo_half(self, site: Site) -> SiloHalf:
-        """Trains its own extractor behind the common head."""
-        return FedGHSilo(site)
-
-    def coordinator_half(self, federation: Federation) -> CoordinatorHalf:
-        """Trains the head."""
-        return FedGHCoordinator(self, federation)
-
-
 class FedGHSilo(SiloHalf):
     """Its personal model: its own extractor, and the received head, both trained on."""
 
-    def __init__(self, site: Site) -> None:
-        super().__init__(site)
+    def __init__(self, method: FedGH, site: Site) -> None:
+        super().__init__(method, site)
         linear_shape("fedgh", site.layout)
 
     def train(self, round_number: int, download: Payload) -> None:
@@ -121,34 +78,27 @@ class FedGHSilo(SiloHalf):
 class FedGHCoordinator(CoordinatorHalf):
     """Keeps and trains the head."""
 
+    method: FedGH
+
     def __init__(self, method: FedGH, federation: Federation) -> None:
-        super().__init__(federation)
-        self.method = method
+        super().__init__(method, federation)
         self._classes, self._features = linear_shape("fedgh", federation.layout)
 
     def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
         """One mean a class, present or not: the message's size tells nothing."""
-        del round_number, silo
         means = TensorSpec(_MEANS, (self._classes, self._features))
         return {Exposure.PROTOTYPES: (means, TensorSpec(_PRESENT, (self._classes,), "U8"))}
 
-    def aggregate(
-        self,
-        round_number: int,
-        uploads: Mapping[str, Payload],
-        latest: Mapping[str, Payload],
-        workspace: Workspace,
-    ) -> Downloads:
+    def aggregate(self, ended: Round) -> Downloads:
         """Trains the head on this round's prototypes; one head for everyone."""
-        del latest, workspace
         samples, labels = [], []
-        for upload in uploads.values():
+        for upload in ended.uploads.values():
             tensors = upload[Exposure.PROTOTYPES].tensors()
             present = tensors[_PRESENT] != 0
             samples.append(tensors[_MEANS][present])
             labels.append(present.nonzero().squeeze(1))
         generator = torch.Generator()
-        generator.manual_seed(derive_seed(self.federation.seed, "fedgh", "order", round_number))
+        generator.manual_seed(derive_seed(self.federation.seed, "fedgh", "order", ended.number))
         order = torch.cat([torch.randperm(sum(map(len, labels)), generator=generator)] * self.method.passes)
         weight, *bias = self.federation.layout.classifier
         head = self._head()
@@ -165,7 +115,6 @@ class FedGHCoordinator(CoordinatorHalf):
 
     def downloads(self, round_number: int, participants: Sequence[str], kept: Downloads) -> Downloads:
         """The head as it stands, the first one included."""
-        del round_number, participants
         return kept if kept.everyone is not None else Downloads(everyone=self._payload())
 
     def _payload(self) -> Payload:
@@ -181,6 +130,41 @@ class FedGHCoordinator(CoordinatorHalf):
             spec.name: torch.empty(spec.shape).uniform_(-bound, bound, generator=generator)
             for spec in self.federation.layout.classifier
         }
+
+
+@dataclass(frozen=True)
+class FedGH(Method):
+    """FedGH's hyper-parameters.
+
+    Attributes:
+        server_learning_rate: η > 0 of the head's SGD at the coordinator; 0.01 is the default of the authors' published
+            code, at the silos as well.
+        passes: how often a round's prototypes are gone through, at least 1; Algorithm 1 goes through them once.
+
+    Decided here: the coordinator draws the first head from the run's seed and hands it out in the first round, so
+    that extractors and the head that will replace theirs belong together from the start; the order of the prototypes
+    is drawn by seed and round, so that no silo always has the last word.
+    """
+
+    name: ClassVar[str] = "fedgh"
+    silo: ClassVar[type[SiloHalf]] = FedGHSilo
+    coordinator: ClassVar[type[CoordinatorHalf]] = FedGHCoordinator
+    sends: ClassVar[str] = "mean features of each class, and which classes it has"
+    gets: ClassVar[str] = "a head trained on them"
+    uploads: ClassVar[frozenset[Exposure]] = frozenset({Exposure.PROTOTYPES})
+    downlink: ClassVar[frozenset[Exposure]] = frozenset({Exposure.PEER_DERIVED})
+    common: ClassVar[frozenset[Exposure]] = ONE_FOR_ALL
+    under_privacy: ClassVar[Protected | str] = PROTOTYPES
+    under_masks: ClassVar[Sums | str] = "the coordinator trains a head on every single silo's prototypes"
+    server_learning_rate: float = 0.01
+    passes: int = 1
+
+    def __post_init__(self) -> None:
+        require(
+            self.server_learning_rate > 0,
+            f"fedgh: server_learning_rate is {self.server_learning_rate}; it must be above 0",
+        )
+        require(self.passes >= 1, f"fedgh: passes is {self.passes}; it must be 1 or more")
 
 
 def train_head(

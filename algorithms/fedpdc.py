@@ -19,6 +19,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from medsilo.algorithms.declarations import OWN_LOSS, Condition, Protected, Sums
 from medsilo.algorithms.families.sharing import Buffers, model_upload, received_tensors, upload_specs
 from medsilo.algorithms.method import (
     ONE_FOR_ALL,
@@ -30,86 +31,23 @@ from medsilo.algorithms.method import (
     Federation,
     Method,
     Objective,
+    Round,
     SiloHalf,
     Site,
     require,
 )
 from medsilo.algorithms.models import state_of
-from medsilo.algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace, combine, payload_tensors
+from medsilo.algorithms.tensors import Part, Payload, Stack, TensorSpec, combine, payload_tensors
 from medsilo.privacy.errors import ConfigurationError, RefusedError
 from medsilo.privacy.exposure import MODEL, Exposure
 
 _HASH_BYTES = 32
 
 
-@dataclass(frozen=True)
-class FedPDC(Method):
-    """FedPDC's hyper-parameters.
-
-    Attributes:
-        mode: "literal" adds the constant λ(1 − p) to the loss that is shown, and changes no model; "proximal" pulls
-            towards the global model with strength λ(1 − p); "scale" multiplies the loss by 1 + λ(1 − p), which
-            for SGD is a larger learning rate for weak silos (not recommended).
-        penalty: λ ≥ 0; the paper finds 10 best among 0.1, 1, 5, 10 (section V-C).
-        adaptive: λ = 0.5 · round instead, rounds counted from 1 (Eq. 9).
-        penalty_max: λ is at most this.
-        check_disjoint: silos compare the public images' hashes with their own images, and refuse the run if they share
-            any. Nothing leaves for that.
-        buffers: "aggregate" sends batch normalisation's running statistics and averages them like parameters. A model
-            that has them needs that: without them the coordinator cannot measure it.
-    """
-
-    name: ClassVar[str] = "fedpdc"
-    common: ClassVar[frozenset[Exposure]] = ONE_FOR_ALL
-    downloads_last: ClassVar[bool] = True
-    needs_public: ClassVar[bool] = True
-    measures_received: ClassVar[bool] = True
-    mode: Literal["literal", "proximal", "scale"] = "literal"
-    penalty: float = 10.0
-    adaptive: bool = False
-    penalty_max: float = 50.0
-    check_disjoint: bool = True
-    buffers: Buffers = "local"
-
-    def __post_init__(self) -> None:
-        require(self.penalty >= 0, f"fedpdc: penalty is {self.penalty}; it must be 0 or more")
-        require(self.penalty_max >= 0, f"fedpdc: penalty_max is {self.penalty_max}; it must be 0 or more")
-        modes = ("literal", "proximal", "scale")
-        require(self.mode in modes, f"fedpdc: mode is {self.mode!r}; use {' or '.join(modes)}")
-        require(self.buffers in ("local", "aggregate"), f"fedpdc: buffers is {self.buffers!r}; use local or aggregate")
-
-    @property
-    def uploads(self) -> frozenset[Exposure]:
-        """The model; what the coordinator measures on it is made from that."""
-        statistics = {Exposure.RUNNING_STATISTICS} if self.buffers == "aggregate" else set()
-        return frozenset(MODEL) | statistics
-
-    @property
-    def downlink(self) -> frozenset[Exposure]:
-        """The average, the silo's own accuracy on public images, and those images' hashes."""
-        hashes = {Exposure.PUBLIC_DATA} if self.check_disjoint else set()
-        return frozenset({Exposure.PEER_DERIVED, Exposure.DERIVED_ACCURACY} | hashes)
-
-    def penalty_of(self, round_number: int) -> float:
-        """λ in a round, counted from 0."""
-        wanted = adaptive_penalty(round_number + 1) if self.adaptive else self.penalty
-        return min(wanted, self.penalty_max)
-
-    def silo_half(self, site: Site) -> SiloHalf:
-        """Trains the global model."""
-        return FedPDCSilo(self, site)
-
-    def coordinator_half(self, federation: Federation) -> CoordinatorHalf:
-        """Measures and averages."""
-        return FedPDCCoordinator(self, federation)
-
-
 class FedPDCSilo(SiloHalf):
     """Trains from the global model; its personal model is the global model as last received."""
 
-    def __init__(self, method: FedPDC, site: Site) -> None:
-        super().__init__(site)
-        self.method = method
+    method: FedPDC
 
     def train(self, round_number: int, download: Payload) -> None:
         """E epochs from the global model, with the mode's term."""
@@ -156,9 +94,10 @@ class FedPDCCoordinator(CoordinatorHalf):
 
     by_silo: ClassVar[tuple[str, ...]] = ("accuracy", "measured")
 
+    method: FedPDC
+
     def __init__(self, method: FedPDC, federation: Federation) -> None:
-        super().__init__(federation)
-        self.method = method
+        super().__init__(method, federation)
         if federation.layout.statistics and method.buffers == "local":
             raise ConfigurationError(
                 "fedpdc measures silos' models, and this one has batch normalisation, whose running statistics it "
@@ -167,28 +106,20 @@ class FedPDCCoordinator(CoordinatorHalf):
 
     def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
         """The whole model."""
-        del round_number, silo
         return upload_specs(self.federation.layout, self.method.buffers)
 
-    def aggregate(
-        self,
-        round_number: int,
-        uploads: Mapping[str, Payload],
-        latest: Mapping[str, Payload],
-        workspace: Workspace,
-    ) -> Downloads:
+    def aggregate(self, ended: Round) -> Downloads:
         """The average weighted by accuracy."""
-        del latest
         public = self.federation.public
         if public is None:
             raise ConfigurationError("fedpdc needs public images at the coordinator")
         sent = (*MODEL, Exposure.RUNNING_STATISTICS)
-        accuracies = {silo: public.accuracy(payload_tensors(upload, sent)) for silo, upload in uploads.items()}
+        accuracies = {silo: public.accuracy(payload_tensors(upload, sent)) for silo, upload in ended.uploads.items()}
         kept = self.memory.setdefault("accuracy", {})
         kept.update({silo: torch.tensor(value, dtype=torch.float64) for silo, value in accuracies.items()})
-        self.memory.setdefault("measured", {}).update({silo: torch.tensor(round_number) for silo in uploads})
+        self.memory.setdefault("measured", {}).update({silo: torch.tensor(ended.number) for silo in ended.uploads})
         weights = accuracy_weights(torch.tensor(list(accuracies.values()), dtype=torch.float64))
-        (average,) = combine(Stack.of(list(uploads.values()), sent), weights.reshape(1, -1), workspace)
+        (average,) = combine(Stack.of(list(ended.uploads.values()), sent), weights.reshape(1, -1), ended.workspace)
         return Downloads(everyone={Exposure.PEER_DERIVED: average})
 
     def downloads(self, round_number: int, participants: Sequence[str], kept: Downloads) -> Downloads:
@@ -206,6 +137,73 @@ class FedPDCCoordinator(CoordinatorHalf):
             payload[Exposure.DERIVED_ACCURACY] = Part.of({"accuracy": torch.tensor(accuracy)})
             own[silo] = payload
         return Downloads(own=own, everyone=kept.everyone)
+
+
+@dataclass(frozen=True)
+class FedPDC(Method):
+    """FedPDC's hyper-parameters.
+
+    Attributes:
+        mode: "literal" adds the constant λ(1 − p) to the loss that is shown, and changes no model; "proximal" pulls
+            towards the global model with strength λ(1 − p); "scale" multiplies the loss by 1 + λ(1 − p), which
+            for SGD is a larger learning rate for weak silos (not recommended).
+        penalty: λ ≥ 0; the paper finds 10 best among 0.1, 1, 5, 10 (section V-C).
+        adaptive: λ = 0.5 · round instead, rounds counted from 1 (Eq. 9).
+        penalty_max: λ is at most this.
+        check_disjoint: silos compare the public images' hashes with their own images, and refuse the run if they share
+            any. Nothing leaves for that.
+        buffers: "aggregate" sends batch normalisation's running statistics and averages them like parameters. A model
+            that has them needs that: without them the coordinator cannot measure it.
+    """
+
+    name: ClassVar[str] = "fedpdc"
+    silo: ClassVar[type[SiloHalf]] = FedPDCSilo
+    coordinator: ClassVar[type[CoordinatorHalf]] = FedPDCCoordinator
+    sends: ClassVar[str] = "model"
+    gets: ClassVar[str] = "average weighted by accuracy on public images, its own accuracy, hashes of those images"
+    common: ClassVar[frozenset[Exposure]] = ONE_FOR_ALL
+    downloads_last: ClassVar[bool] = True
+    needs_public: ClassVar[bool] = True
+    measures_received: ClassVar[bool] = True
+    under_privacy: ClassVar[Protected | str] = Protected(
+        conditions=(
+            Condition("mode", ("proximal",), OWN_LOSS),
+            Condition(
+                "check_disjoint",
+                (False,),
+                "whether a silo holds one of the coordinator's images is an answer about its patients; compare them "
+                "before the run",
+            ),
+        )
+    )
+    under_masks: ClassVar[Sums | str] = "the coordinator measures every single model on public images"
+    mode: Literal["literal", "proximal", "scale"] = "literal"
+    penalty: float = 10.0
+    adaptive: bool = False
+    penalty_max: float = 50.0
+    check_disjoint: bool = True
+    buffers: Buffers = "local"
+
+    def __post_init__(self) -> None:
+        require(self.penalty >= 0, f"fedpdc: penalty is {self.penalty}; it must be 0 or more")
+        require(self.penalty_max >= 0, f"fedpdc: penalty_max is {self.penalty_max}; it must be 0 or more")
+
+    @property
+    def uploads(self) -> frozenset[Exposure]:
+        """The model; what the coordinator measures on it is made from that."""
+        statistics = {Exposure.RUNNING_STATISTICS} if self.buffers == "aggregate" else set()
+        return frozenset(MODEL) | statistics
+
+    @property
+    def downlink(self) -> frozenset[Exposure]:
+        """The average, the silo's own accuracy on public images, and those images' hashes."""
+        hashes = {Exposure.PUBLIC_DATA} if self.check_disjoint else set()
+        return frozenset({Exposure.PEER_DERIVED, Exposure.DERIVED_ACCURACY} | hashes)
+
+    def penalty_of(self, round_number: int) -> float:
+        """λ in a round, counted from 0."""
+        wanted = adaptive_penalty(round_number + 1) if self.adaptive else self.penalty
+        return min(wanted, self.penalty_max)
 
 
 def accuracy_weights(accuracies: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from medsilo.algorithms.families.partial_sharing import PartialSharing, PartialSharingSilo
-from medsilo.algorithms.method import Site
+from medsilo.algorithms.declarations import Protected, Sums
+from medsilo.algorithms.families.partial_sharing import PartialSharing
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,6 @@ class FedPer(PartialSharing):
     """
 
     name: ClassVar[str] = "fedper"
-
-    def silo_half(self, site: Site) -> PartialSharingSilo:
-        """Trains extractor and classifier together."""
-        return PartialSharingSilo(self, site)
+    sends: ClassVar[str] = "extractor, number of images"
+    under_privacy: ClassVar[Protected | str] = Protected()
+    under_masks: ClassVar[Sums | str] = Sums()

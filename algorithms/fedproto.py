@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from medsilo.algorithms.declarations import PROTOTYPES, Protected, Sums
 from medsilo.algorithms.families.sharing import check_linear, sample_weights
 from medsilo.algorithms.method import (
     ONE_FOR_ALL,
@@ -28,6 +29,7 @@ from medsilo.algorithms.method import (
     Downloads,
     Federation,
     Method,
+    Round,
     SiloHalf,
     Site,
     State,
@@ -35,7 +37,7 @@ from medsilo.algorithms.method import (
     require,
 )
 from medsilo.algorithms.models import Features, Layout, state_of
-from medsilo.algorithms.tensors import Part, Payload, TensorSpec, Workspace
+from medsilo.algorithms.tensors import Part, Payload, TensorSpec
 from medsilo.privacy.exposure import Exposure
 
 _MEANS = "prototypes"
@@ -44,68 +46,13 @@ _COUNTS = "label_counts"
 _BATCH = 1024
 
 
-@dataclass(frozen=True)
-class FedProto(Method):
-    """FedProto's hyper-parameters.
-
-    The personal model is the silo's own. It is measured by its own classifier (ours, so that it is a model like any
-    other); the paper classifies an image by the nearest prototype instead (section 4.3).
-
-    Raises ``ConfigurationError``, when its halves are made, for a model whose last layer is not linear.
-
-    Attributes:
-        prototype_weight: λ ≥ 0, the weight of the distance to the global prototypes; 0 makes this separate training.
-            1 is the default of the authors' published code.
-        weighting: how the silos' prototypes of a class are averaged: "uniform", all alike, or "counts", by their
-            numbers of images of the class, as the paper does, which exposes these numbers. The weights sum to 1; the
-            paper's Eq. 6 divides by the number of silos once more, which would only shrink the prototypes.
-    """
-
-    name: ClassVar[str] = "fedproto"
-    common: ClassVar[frozenset[Exposure]] = ONE_FOR_ALL
-    prototype_weight: float = 1.0
-    weighting: Literal["uniform", "counts"] = "uniform"
-
-    def __post_init__(self) -> None:
-        require(
-            self.prototype_weight >= 0,
-            f"fedproto: prototype_weight is {self.prototype_weight}; it must be 0 or more",
-        )
-        require(
-            self.weighting in ("uniform", "counts"),
-            f"fedproto: weighting is {self.weighting!r}; use uniform or counts",
-        )
-
-    @property
-    def uploads(self) -> frozenset[Exposure]:
-        """Prototypes, and which classes the silo has; with weighting by counts, how many images of each."""
-        return frozenset({Exposure.PROTOTYPES}) | ({Exposure.LABEL_COUNTS} if self.weighting == "counts" else set())
-
-    @property
-    def downlink(self) -> frozenset[Exposure]:
-        """The average prototypes."""
-        return frozenset({Exposure.PEER_DERIVED})
-
-    def silo_half(self, site: Site) -> SiloHalf:
-        """Trains towards the global prototypes."""
-        return FedProtoSilo(self, site)
-
-    def coordinator_half(self, federation: Federation) -> CoordinatorHalf:
-        """Averages prototypes."""
-        return FedProtoCoordinator(self, federation)
-
-    def warnings(self, silos: int, model: str, optimizer: str) -> list[str]:
-        """A silo alone."""
-        del model, optimizer
-        return ["fedproto with one silo holds it to its own prototypes of the round before"] if silos < 2 else []
-
-
 class FedProtoSilo(SiloHalf):
     """Continues its own model."""
 
+    method: FedProto
+
     def __init__(self, method: FedProto, site: Site) -> None:
-        super().__init__(site)
-        self.method = method
+        super().__init__(method, site)
         self.specs = prototype_specs(site.layout)
 
     def train(self, round_number: int, download: Payload) -> None:
@@ -164,33 +111,28 @@ class FedProtoCoordinator(CoordinatorHalf):
     take part in every round).
     """
 
+    method: FedProto
+
     def __init__(self, method: FedProto, federation: Federation) -> None:
-        super().__init__(federation)
-        self.method = method
+        super().__init__(method, federation)
         self.specs = prototype_specs(federation.layout)
 
     def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
         """Prototypes, and the numbers of images where they weigh."""
-        del round_number, silo
         parts: dict[Exposure, Sequence[TensorSpec]] = {Exposure.PROTOTYPES: self.specs}
         if self.method.weighting == "counts":
             parts[Exposure.LABEL_COUNTS] = (TensorSpec(_COUNTS, self.specs[1].shape, "I64"),)
         return parts
 
-    def aggregate(
-        self,
-        round_number: int,
-        uploads: Mapping[str, Payload],
-        latest: Mapping[str, Payload],
-        workspace: Workspace,
-    ) -> Downloads:
+    def aggregate(self, ended: Round) -> Downloads:
         """The global prototypes for everyone."""
-        del round_number, latest, workspace
-        parts = [upload[Exposure.PROTOTYPES].tensors() for upload in uploads.values()]
+        parts = [upload[Exposure.PROTOTYPES].tensors() for upload in ended.uploads.values()]
         present = torch.stack([part[_PRESENT] for part in parts]) != 0
         counts = present.to(torch.int64)
         if self.method.weighting == "counts":
-            counts = torch.stack([upload[Exposure.LABEL_COUNTS].tensors()[_COUNTS] for upload in uploads.values()])
+            counts = torch.stack(
+                [upload[Exposure.LABEL_COUNTS].tensors()[_COUNTS] for upload in ended.uploads.values()]
+            )
         averages = average_prototypes(torch.stack([part[_MEANS] for part in parts]), present, counts)
         found = present.any(dim=0)
         before = self.memory.get(_MEANS)
@@ -199,6 +141,53 @@ class FedProtoCoordinator(CoordinatorHalf):
             found = found | (before[_PRESENT] != 0)
         self.memory[_MEANS] = {_MEANS: averages, _PRESENT: found.to(torch.uint8)}
         return Downloads(everyone={Exposure.PEER_DERIVED: Part.of(self.memory[_MEANS])})
+
+
+@dataclass(frozen=True)
+class FedProto(Method):
+    """FedProto's hyper-parameters.
+
+    The personal model is the silo's own. It is measured by its own classifier (ours, so that it is a model like any
+    other); the paper classifies an image by the nearest prototype instead (section 4.3).
+
+    Raises ``ConfigurationError``, when its halves are made, for a model whose last layer is not linear.
+
+    Attributes:
+        prototype_weight: λ ≥ 0, the weight of the distance to the global prototypes; 0 makes this separate training.
+            1 is the default of the authors' published code.
+        weighting: how the silos' prototypes of a class are averaged: "uniform", all alike, or "counts", by their
+            numbers of images of the class, as the paper does, which exposes these numbers. The weights sum to 1; the
+            paper's Eq. 6 divides by the number of silos once more, which would only shrink the prototypes.
+    """
+
+    name: ClassVar[str] = "fedproto"
+    silo: ClassVar[type[SiloHalf]] = FedProtoSilo
+    coordinator: ClassVar[type[CoordinatorHalf]] = FedProtoCoordinator
+    sends: ClassVar[str] = "mean features of each class, and which classes it has"
+    gets: ClassVar[str] = "their averages"
+    downlink: ClassVar[frozenset[Exposure]] = frozenset({Exposure.PEER_DERIVED})
+    common: ClassVar[frozenset[Exposure]] = ONE_FOR_ALL
+    under_privacy: ClassVar[Protected | str] = PROTOTYPES
+    under_masks: ClassVar[Sums | str] = (
+        "a class's mean is weighted by which silos have that class, so the coordinator needs to know which"
+    )
+    prototype_weight: float = 1.0
+    weighting: Literal["uniform", "counts"] = "uniform"
+
+    def __post_init__(self) -> None:
+        require(
+            self.prototype_weight >= 0,
+            f"fedproto: prototype_weight is {self.prototype_weight}; it must be 0 or more",
+        )
+
+    @property
+    def uploads(self) -> frozenset[Exposure]:
+        """Prototypes, and which classes the silo has; with weighting by counts, how many images of each."""
+        return frozenset({Exposure.PROTOTYPES}) | ({Exposure.LABEL_COUNTS} if self.weighting == "counts" else set())
+
+    def warnings(self, silos: int, model: str, optimizer: str) -> list[str]:
+        """A silo alone."""
+        return ["fedproto with one silo holds it to its own prototypes of the round before"] if silos < 2 else []
 
 
 def prototype_specs(layout: Layout) -> tuple[TensorSpec, TensorSpec]:

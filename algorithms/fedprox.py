@@ -6,33 +6,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from medsilo.algorithms.declarations import Protected, Sums
 from medsilo.algorithms.families.partial_sharing import PartialSharingSilo
 from medsilo.algorithms.fedavg import FedAvg
-from medsilo.algorithms.method import PERSONAL, TRAINED, Correction, SiloHalf, Site, require, subset
+from medsilo.algorithms.method import PERSONAL, TRAINED, Correction, SiloHalf, require, subset
 from medsilo.algorithms.models import state_of
 from medsilo.algorithms.tensors import Payload
-
-
-@dataclass(frozen=True)
-class FedProx(FedAvg):
-    """FedAvg with the local loss CE + μ/2 ‖w − w^t‖² (section 3.2), w^t being the global model.
-
-    Attributes:
-        proximal_weight: μ ≥ 0; 0 is FedAvg. 1 is what the authors' published commands use on the paper's synthetic
-            sets, and what the SCAFFOLD paper compares with. The authors say that no μ suits all data and propose to
-            search 0.001, 0.01, 0.1, 0.5 and 1.
-    """
-
-    name: ClassVar[str] = "fedprox"
-    proximal_weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.proximal_weight >= 0, f"fedprox: proximal_weight is {self.proximal_weight}; it must be 0 or more")
-
-    def silo_half(self, site: Site) -> SiloHalf:
-        """Trains the global model, held near it."""
-        return FedProxSilo(self, site)
 
 
 class FedProxSilo(PartialSharingSilo):
@@ -49,3 +28,25 @@ class FedProxSilo(PartialSharingSilo):
         centre = subset(start, self.site.layout.parameters)
         self.site.fit(round_number, correction=Correction(self.method.proximal_weight, centre))
         self.memory[TRAINED] = state_of(self.site.model)
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """FedAvg with the local loss CE + μ/2 ‖w − w^t‖² (section 3.2), w^t being the global model.
+
+    Attributes:
+        proximal_weight: μ ≥ 0; 0 is FedAvg. 1 is what the authors' published commands use on the paper's synthetic
+            sets, and what the SCAFFOLD paper compares with. The authors say that no μ suits all data and propose to
+            search 0.001, 0.01, 0.1, 0.5 and 1.
+    """
+
+    name: ClassVar[str] = "fedprox"
+    silo: ClassVar[type[SiloHalf]] = FedProxSilo
+    sends: ClassVar[str] = "model, number of images"
+    under_privacy: ClassVar[Protected | str] = Protected()
+    under_masks: ClassVar[Sums | str] = Sums()
+    proximal_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.proximal_weight >= 0, f"fedprox: proximal_weight is {self.proximal_weight}; it must be 0 or more")

@@ -6,8 +6,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from medsilo.algorithms.declarations import Protected, Sums
 from medsilo.algorithms.families.partial_sharing import PartialSharing, PartialSharingSilo
-from medsilo.algorithms.method import Site, require
+from medsilo.algorithms.method import SiloHalf, require
+
+
+class FedRepSilo(PartialSharingSilo):
+    """Fits the head to the body, then the body to the head."""
+
+    method: FedRep
+
+    def fit(self, round_number: int) -> None:
+        """Two trainings, each with an optimiser and an order of images of its own."""
+        layout, method = self.site.layout, self.method
+        self.fit_only(round_number, layout.classifier, epochs=method.head_epochs, phase="head")
+        self.fit_only(round_number, layout.extractor, epochs=method.body_epochs, phase="body")
 
 
 @dataclass(frozen=True)
@@ -25,6 +38,10 @@ class FedRep(PartialSharing):
     """
 
     name: ClassVar[str] = "fedrep"
+    silo: ClassVar[type[SiloHalf]] = FedRepSilo
+    sends: ClassVar[str] = "extractor"
+    under_privacy: ClassVar[Protected | str] = Protected(each_round=("head_epochs", "body_epochs"))
+    under_masks: ClassVar[Sums | str] = Sums()
     weighting: Literal["samples", "uniform"] = "uniform"
     head_epochs: int = 10
     body_epochs: int = 1
@@ -33,22 +50,3 @@ class FedRep(PartialSharing):
         super().__post_init__()
         for what, epochs in (("head_epochs", self.head_epochs), ("body_epochs", self.body_epochs)):
             require(epochs >= 1, f"fedrep: {what} is {epochs}; it must be 1 or more")
-
-    def silo_half(self, site: Site) -> PartialSharingSilo:
-        """Head first, then body."""
-        return FedRepSilo(self, site)
-
-
-class FedRepSilo(PartialSharingSilo):
-    """Fits the head to the body, then the body to the head."""
-
-    def __init__(self, method: FedRep, site: Site) -> None:
-        super().__init__(method, site)
-        self.head_epochs = method.head_epochs
-        self.body_epochs = method.body_epochs
-
-    def fit(self, round_number: int) -> None:
-        """Two trainings, each with an optimiser and an order of images of its own."""
-        layout = self.site.layout
-        self.fit_only(round_number, layout.classifier, epochs=self.head_epochs, phase="head")
-        self.fit_only(round_number, layout.extractor, epochs=self.body_epochs, phase="body")

@@ -18,42 +18,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from medsilo.algorithms.families.partial_sharing import PartialSharing, PartialSharingCoordinator, PartialSharingSilo
+from medsilo.algorithms.declarations import Protected, Sums
+from medsilo.algorithms.families.partial_sharing import PartialSharing, PartialSharingSilo
 from medsilo.algorithms.families.sharing import check_linear
-from medsilo.algorithms.method import PERSONAL, Federation, Site, State, subset
-from medsilo.algorithms.models import Features, classifier_of, state_of
-from medsilo.algorithms.tensors import Payload
+from medsilo.algorithms.method import PERSONAL, SiloHalf, State, subset
+from medsilo.algorithms.models import Features, Layout, classifier_of, state_of
+from medsilo.algorithms.tensors import Payload, TensorSpec
 from medsilo.privacy.exposure import MODEL, Exposure
 
 _GENERIC = "generic_head"
 _OWN = "personal_head"
-
-
-@dataclass(frozen=True)
-class FedRoD(PartialSharing):
-    """FedRoD. Extractor and generic head are averaged; the personal head and the silo's class shares stay.
-
-    Heads are linear, so the sum of their logits is the logits of one head with the sum of their weights: that is the
-    classifier of the personal model. Personal heads start at zero (ours), so that the personal model starts as the
-    generic one. The personal model is the one that local training left, as the paper measures it.
-
-    Raises ``ConfigurationError``, when its halves are made, for a model whose last layer is not linear.
-
-    ``weighting``: the paper weights by numbers of images, "samples".
-    """
-
-    name: ClassVar[str] = "fedrod"
-    shared_classes: ClassVar[tuple[Exposure, ...]] = MODEL
-
-    def silo_half(self, site: Site) -> PartialSharingSilo:
-        """Trains both heads."""
-        check_linear(self.name, site.layout)
-        return FedRoDSilo(self, site)
-
-    def coordinator_half(self, federation: Federation) -> PartialSharingCoordinator:
-        """Averages extractor and generic head."""
-        check_linear(self.name, federation.layout)
-        return PartialSharingCoordinator(self, federation)
 
 
 class FedRoDSilo(PartialSharingSilo):
@@ -102,6 +76,34 @@ class FedRoDSilo(PartialSharingSilo):
     def _both_heads(self) -> State:
         own = self.memory[_OWN]
         return {name: tensor + own[name] for name, tensor in self.memory[_GENERIC].items()}
+
+
+@dataclass(frozen=True)
+class FedRoD(PartialSharing):
+    """FedRoD. Extractor and generic head are averaged; the personal head and the silo's class shares stay.
+
+    Heads are linear, so the sum of their logits is the logits of one head with the sum of their weights: that is the
+    classifier of the personal model. Personal heads start at zero (ours), so that the personal model starts as the
+    generic one. The personal model is the one that local training left, as the paper measures it.
+
+    Raises ``ConfigurationError``, when its halves are made, for a model whose last layer is not linear.
+
+    ``weighting``: the paper weights by numbers of images, "samples".
+    """
+
+    name: ClassVar[str] = "fedrod"
+    silo: ClassVar[type[SiloHalf]] = FedRoDSilo
+    sends: ClassVar[str] = "extractor and generic head, number of images"
+    shared_classes: ClassVar[tuple[Exposure, ...]] = MODEL
+    under_privacy: ClassVar[Protected | str] = (
+        "its balanced loss is made from the silo's class counts, which have no mechanism, and trains a head of its own"
+    )
+    under_masks: ClassVar[Sums | str] = Sums()
+
+    def shared(self, layout: Layout) -> dict[Exposure, tuple[TensorSpec, ...]]:
+        """Extractor and generic head."""
+        check_linear(self.name, layout)
+        return super().shared(layout)
 
 
 def log_class_shares(labels: Tensor, classes: int) -> Tensor:

@@ -6,38 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from medsilo.algorithms.method import PERSONAL, CoordinatorHalf, Federation, Method, SiloHalf, Site
+from medsilo.algorithms.declarations import Protected, Sums
+from medsilo.algorithms.method import PERSONAL, CoordinatorHalf, Method, SiloHalf
 from medsilo.algorithms.models import state_of
 from medsilo.algorithms.tensors import Payload, TensorSpec
 from medsilo.privacy.exposure import Exposure
-
-
-@dataclass(frozen=True)
-class Local(Method):
-    """Separate training ("Separate" in the DiversiFed paper's tables). No hyper-parameters of its own.
-
-    All silos start from the same seeded model and never hear of each other again.
-    """
-
-    name: ClassVar[str] = "local"
-
-    @property
-    def uploads(self) -> frozenset[Exposure]:
-        """Nothing."""
-        return frozenset()
-
-    @property
-    def downlink(self) -> frozenset[Exposure]:
-        """Nothing."""
-        return frozenset()
-
-    def silo_half(self, site: Site) -> SiloHalf:
-        """Trains on from where it was."""
-        return LocalSilo(site)
-
-    def coordinator_half(self, federation: Federation) -> CoordinatorHalf:
-        """Counts rounds."""
-        return LocalCoordinator(federation)
 
 
 class LocalSilo(SiloHalf):
@@ -45,7 +18,6 @@ class LocalSilo(SiloHalf):
 
     def train(self, round_number: int, download: Payload) -> None:
         """E more epochs."""
-        del download
         self.site.load(self.memory[PERSONAL])
         self.site.fit(round_number)
         self.memory[PERSONAL] = state_of(self.site.model)
@@ -60,5 +32,22 @@ class LocalCoordinator(CoordinatorHalf):
 
     def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
         """Nothing."""
-        del round_number, silo
         return {}
+
+
+@dataclass(frozen=True)
+class Local(Method):
+    """Separate training ("Separate" in the DiversiFed paper's tables). No hyper-parameters of its own.
+
+    All silos start from the same seeded model and never hear of each other again.
+    """
+
+    name: ClassVar[str] = "local"
+    silo: ClassVar[type[SiloHalf]] = LocalSilo
+    coordinator: ClassVar[type[CoordinatorHalf]] = LocalCoordinator
+    sends: ClassVar[str] = "nothing"
+    gets: ClassVar[str] = "the first model"
+    uploads: ClassVar[frozenset[Exposure]] = frozenset()
+    downlink: ClassVar[frozenset[Exposure]] = frozenset()
+    under_privacy: ClassVar[Protected | str] = Protected()
+    under_masks: ClassVar[Sums | str] = "it sends nothing that could be masked"

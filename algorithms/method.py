@@ -1,6 +1,6 @@
 """What a federated method is: hyper-parameters, declared exposure, a silo half and a coordinator half.
 
-A method is one file that defines a frozen dataclass deriving from ``Method`` and is listed in
+A method is one file that defines a frozen dataclass deriving from ``Method``, and is listed in
 ``medsilo.algorithms.registry``. The runtimes (daemons and simulation) do everything else: they move payloads, keep
 memories across restarts, check shapes and finiteness, measure accuracy. Consent, journal and differential privacy
 wrap a method from outside; no method knows about them.
@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from medsilo.algorithms.declarations import UNSTATED_PRIVACY, UNSTATED_SUMS, Protected, Sums
 from medsilo.algorithms.models import Layout
 from medsilo.algorithms.tensors import Payload, TensorSpec, Workspace
 from medsilo.privacy.consent.plan import RunPlan, TrainingPlan, taking_part
@@ -192,7 +193,8 @@ class Site(Protocol):
 class SiloHalf(ABC):
     """A method's half at one silo. ``memory`` is kept across restarts by the runtime."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, method: Method, site: Site) -> None:
+        self.method = method
         self.site = site
         self.memory: Memory = {}
 
@@ -274,7 +276,24 @@ class Downloads:
         return found if found is not None else {}
 
 
-class CoordinatorHalf(ABC):
+@dataclass(frozen=True)
+class Round:
+    """What a coordinator has of a round that ends.
+
+    Attributes:
+        number: from 0.
+        uploads: this round's uploads by silo, in the order of their names.
+        latest: the last upload of every silo that has ever delivered, this round's included.
+        workspace: where large results go.
+    """
+
+    number: int
+    uploads: Mapping[str, Payload]
+    latest: Mapping[str, Payload]
+    workspace: Workspace
+
+
+class CoordinatorHalf:
     """A method's half at the coordinator. ``memory`` is kept across restarts by the runtime.
 
     ``by_silo``: groups of the memory whose tensors go by the names of silos.
@@ -282,32 +301,19 @@ class CoordinatorHalf(ABC):
 
     by_silo: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, federation: Federation) -> None:
+    def __init__(self, method: Method, federation: Federation) -> None:
+        self.method = method
         self.federation = federation
         self.memory: Memory = {}
 
-    @abstractmethod
     def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
-        """Names and shapes of what the silo must upload in this round; anything else is refused."""
+        """Names and shapes of what the silo must upload in this round, by default of the whole model; anything else is
+        refused."""
+        return self.federation.layout.model_parts()
 
-    def aggregate(
-        self,
-        round_number: int,
-        uploads: Mapping[str, Payload],
-        latest: Mapping[str, Payload],
-        workspace: Workspace,
-    ) -> Downloads:
-        """Ends a round: what silos get at their next task.
-
-        Args:
-            round_number: from 0.
-            uploads: this round's uploads by silo, in the order of their names.
-            latest: the last upload of every silo that has ever delivered, this round's included.
-            workspace: where large results go.
-
-        A silo for which nothing new is returned keeps what it was given before.
-        """
-        del round_number, uploads, latest, workspace
+    def aggregate(self, ended: Round) -> Downloads:
+        """Ends a round: what silos get at their next task. A silo for which nothing new is returned keeps what it was
+        given before."""
         return Downloads()
 
     def forget(self, silo: str) -> None:
@@ -317,7 +323,6 @@ class CoordinatorHalf(ABC):
 
     def downloads(self, round_number: int, participants: Sequence[str], kept: Downloads) -> Downloads:
         """Begins a round: what each participant gets with its task; by default what ``aggregate`` left."""
-        del round_number, participants
         return kept
 
 
@@ -330,24 +335,44 @@ LATER = {"later": True}
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """A method's hyper-parameters; its subclass says what it exposes and makes both halves.
+    """A method's hyper-parameters, and what it states of itself, as class variables.
 
-    ``downloads_last``: whether silos need what ``aggregate`` gives after the last round. ``needs_public``: whether
-    the coordinator needs public images. ``measures_received``: whether the personalised model is what the coordinator
-    hands out (one global model), so that a round's outcome is measured with what its aggregation gave, not right
-    after local training. ``made_at_end``: whether it is made only after the last round, by ``finish``: what is measured
-    in the rounds is then another model. ``own_steps``: whether it trains by steps of its own
-    (``Site.batches``) and not by ``Site.fit``. ``common``: the classes of what silos are given that are the
+    What it is: ``name``, as plans name it. ``silo`` and ``coordinator``: its halves, made of a method and a site or a
+    federation. ``sends``, ``gets``: what a silo sends and what it is given, in a few words for tables.
+
+    What it exposes, besides ``uploads`` and ``downlink``: ``common``, the classes of what silos are given that are the
     same for all silos of a round, the starting model always: these alone can two silos hold against each other.
+    ``under_privacy`` and ``under_masks``: how differential privacy protects it, and in which rounds its coordinator
+    needs no more than sums; or why not, in words. Both are never inherited: a class that changes a method has changed
+    what they rest on, and states them anew.
+
+    How it runs: ``downloads_last``: whether silos need what ``aggregate`` gives after the last round.
+    ``needs_public``: whether the coordinator needs public images. ``measures_received``: whether the personalised model
+    is what the coordinator hands out (one global model), so that a round's outcome is measured with what its
+    aggregation gave, not right after local training. ``made_at_end``: whether it is made only after the last round, by
+    ``finish``: what is measured in the rounds is then another model. ``own_steps``: whether it trains by steps of its
+    own (``Site.batches``) and not by ``Site.fit``.
     """
 
     name: ClassVar[str]
+    silo: ClassVar[type[SiloHalf]]
+    coordinator: ClassVar[type[CoordinatorHalf]]
+    sends: ClassVar[str] = ""
+    gets: ClassVar[str] = ""
+    common: ClassVar[frozenset[Exposure]] = frozenset({Exposure.INITIAL_MODEL})
+    under_privacy: ClassVar[Protected | str] = UNSTATED_PRIVACY
+    under_masks: ClassVar[Sums | str] = UNSTATED_SUMS
     downloads_last: ClassVar[bool] = False
     needs_public: ClassVar[bool] = False
     measures_received: ClassVar[bool] = False
     made_at_end: ClassVar[bool] = False
     own_steps: ClassVar[bool] = False
-    common: ClassVar[frozenset[Exposure]] = frozenset({Exposure.INITIAL_MODEL})
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for statement in ("under_privacy", "under_masks"):
+            if statement not in cls.__dict__:
+                setattr(cls, statement, Method.__dict__[statement])
 
     @property
     @abstractmethod
@@ -366,17 +391,16 @@ class Method(ABC):
         asked |= self.downlink & MADE_OF_UPDATES
         return tuple(exposure for exposure in Exposure if exposure in asked)
 
-    @abstractmethod
     def silo_half(self, site: Site) -> SiloHalf:
         """A fresh silo half."""
+        return self.silo(self, site)
 
-    @abstractmethod
     def coordinator_half(self, federation: Federation) -> CoordinatorHalf:
         """A fresh coordinator half."""
+        return self.coordinator(self, federation)
 
     def warnings(self, silos: int, model: str, optimizer: str) -> list[str]:
         """What an operator should know before a run: so many silos in a round, that model, that optimiser."""
-        del silos, model, optimizer
         return []
 
     def parameters(self) -> dict[str, Any]:

@@ -19,49 +19,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from medsilo.algorithms.declarations import OWN_LOSS, Protected, Sums
 from medsilo.algorithms.families.partial_sharing import PartialSharingSilo
 from medsilo.algorithms.fedavg import FedAvg
-from medsilo.algorithms.method import PERSONAL, TRAINED, Objective, Site, require
+from medsilo.algorithms.method import PERSONAL, TRAINED, Objective, SiloHalf, require
 from medsilo.algorithms.models import Features, state_of
 from medsilo.algorithms.tensors import Payload
-
-
-@dataclass(frozen=True)
-class Moon(FedAvg):
-    """MOON's hyper-parameters, besides federated averaging's ``weighting`` (the paper weights by samples).
-
-    Features are what goes into the classifier. The paper's networks have a projection head of two layers before it;
-    among ours, fedpdc-cnn has.
-
-    Attributes:
-        contrastive_weight: μ ≥ 0; 0 makes this federated averaging. The paper chooses it by data set. 1 is the
-            default of the authors' published code, whose example on CIFAR-10 uses 5.
-        temperature: τ > 0; 0.5 is the default of the authors' published code.
-    """
-
-    name: ClassVar[str] = "moon"
-    contrastive_weight: float = 1.0
-    temperature: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            self.contrastive_weight >= 0,
-            f"moon: contrastive_weight is {self.contrastive_weight}; it must be 0 or more",
-        )
-        require(self.temperature > 0, f"moon: temperature is {self.temperature}; it must be above 0")
-
-    def silo_half(self, site: Site) -> PartialSharingSilo:
-        """Trains the global model, away from the silo's last one."""
-        return MoonSilo(self, site)
 
 
 class MoonSilo(PartialSharingSilo):
     """Federated averaging's silo half, which remembers its last trained model anyway."""
 
-    def __init__(self, method: Moon, site: Site) -> None:
-        super().__init__(method, site)
-        self.moon = method
+    method: Moon
 
     def train(self, round_number: int, download: Payload) -> None:
         """E epochs from the global model.
@@ -70,7 +39,7 @@ class MoonSilo(PartialSharingSilo):
         is nothing to add.
         """
         previous = self.memory.get(TRAINED)
-        if previous is None or not self.moon.contrastive_weight:
+        if previous is None or not self.method.contrastive_weight:
             super().train(round_number, download)
             return
         site = self.site
@@ -89,11 +58,41 @@ class MoonSilo(PartialSharingSilo):
                 features.last,
                 _features(received, images),
                 _features(before, images),
-                temperature=self.moon.temperature,
+                temperature=self.method.temperature,
             )
-            return self.site.loss(logits, labels) + self.moon.contrastive_weight * contrast
+            return self.site.loss(logits, labels) + self.method.contrastive_weight * contrast
 
         return objective
+
+
+@dataclass(frozen=True)
+class Moon(FedAvg):
+    """MOON's hyper-parameters, besides federated averaging's ``weighting`` (the paper weights by samples).
+
+    Features are what goes into the classifier. The paper's networks have a projection head of two layers before it;
+    among ours, fedpdc-cnn has.
+
+    Attributes:
+        contrastive_weight: μ ≥ 0; 0 makes this federated averaging. The paper chooses it by data set. 1 is the
+            default of the authors' published code, whose example on CIFAR-10 uses 5.
+        temperature: τ > 0; 0.5 is the default of the authors' published code.
+    """
+
+    name: ClassVar[str] = "moon"
+    silo: ClassVar[type[SiloHalf]] = MoonSilo
+    sends: ClassVar[str] = "model, number of images"
+    under_privacy: ClassVar[Protected | str] = OWN_LOSS
+    under_masks: ClassVar[Sums | str] = Sums()
+    contrastive_weight: float = 1.0
+    temperature: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.contrastive_weight >= 0,
+            f"moon: contrastive_weight is {self.contrastive_weight}; it must be 0 or more",
+        )
+        require(self.temperature > 0, f"moon: temperature is {self.temperature}; it must be above 0")
 
 
 def contrastive_loss(current: Tensor, received: Tensor, before: Tensor, *, temperature: float) -> Tensor:

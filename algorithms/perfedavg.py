@@ -15,50 +15,18 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from medsilo.algorithms.declarations import OWN_STEPS, Protected, Sums
 from medsilo.algorithms.families.own_steps import check_finite, mean_gradients, trained_parameters
 from medsilo.algorithms.families.two_models import GLOBAL, TwoModelSilo
 from medsilo.algorithms.fedavg import FedAvg
-from medsilo.algorithms.method import PERSONAL, TRAINED, SiloHalf, Site, require
+from medsilo.algorithms.method import PERSONAL, TRAINED, SiloHalf, require
 from medsilo.algorithms.models import state_of
 from medsilo.algorithms.tensors import Payload
 
 Batch = tuple[Tensor, Tensor]
 
 
-@dataclass(frozen=True)
-class PerFedAvg(FedAvg):
-    """Per-FedAvg's hyper-parameters. Training is its own (plain gradient steps): of the plan's it takes epochs and
-    batch size.
-
-    Attributes:
-        inner_rate: α > 0, of the step that personalises. 0.01 is customary; the pFedMe authors' comparisons and
-            PFLlib's examples use 0.005.
-        step_size: β > 0, of w's step. 0.001, with many rounds, is customary: pFedMe's comparisons and PFLlib's
-            examples use it.
-        personal_steps: gradient steps of rate α, each on one batch, that make a silo's model of the global one; at
-            least 1, the paper's number.
-        weighting: the paper's mean is uniform.
-    """
-
-    name: ClassVar[str] = "perfedavg"
-    own_steps: ClassVar[bool] = True
-    weighting: Literal["samples", "uniform"] = "uniform"
-    inner_rate: float = 0.01
-    step_size: float = 0.001
-    personal_steps: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.inner_rate > 0, f"perfedavg: inner_rate is {self.inner_rate}; it must be above 0")
-        require(self.step_size > 0, f"perfedavg: step_size is {self.step_size}; it must be above 0")
-        require(self.personal_steps >= 1, f"perfedavg: personal_steps is {self.personal_steps}; it must be 1 or more")
-
-    def silo_half(self, site: Site) -> SiloHalf:
-        """Trains for what comes after a step."""
-        return PerPartialSharingSilo(self, site)
-
-
-class PerPartialSharingSilo(TwoModelSilo):
+class PerFedAvgSilo(TwoModelSilo):
     """Its personal model is the global model after ``personal_steps`` on its own batches; w goes up."""
 
     method: PerFedAvg
@@ -100,6 +68,39 @@ class PerPartialSharingSilo(TwoModelSilo):
         with torch.no_grad():
             for parameter, gradient in zip(trained_parameters(self.site.model).values(), gradients, strict=True):
                 parameter.sub_(gradient, alpha=self.method.inner_rate)
+
+
+@dataclass(frozen=True)
+class PerFedAvg(FedAvg):
+    """Per-FedAvg's hyper-parameters. Training is its own (plain gradient steps): of the plan's it takes epochs and
+    batch size.
+
+    Attributes:
+        inner_rate: α > 0, of the step that personalises. 0.01 is customary; the pFedMe authors' comparisons and
+            PFLlib's examples use 0.005.
+        step_size: β > 0, of w's step. 0.001, with many rounds, is customary: pFedMe's comparisons and PFLlib's
+            examples use it.
+        personal_steps: gradient steps of rate α, each on one batch, that make a silo's model of the global one; at
+            least 1, the paper's number.
+        weighting: the paper's mean is uniform.
+    """
+
+    name: ClassVar[str] = "perfedavg"
+    silo: ClassVar[type[SiloHalf]] = PerFedAvgSilo
+    sends: ClassVar[str] = "model before it is adapted"
+    own_steps: ClassVar[bool] = True
+    under_privacy: ClassVar[Protected | str] = OWN_STEPS
+    under_masks: ClassVar[Sums | str] = Sums()
+    weighting: Literal["samples", "uniform"] = "uniform"
+    inner_rate: float = 0.01
+    step_size: float = 0.001
+    personal_steps: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.inner_rate > 0, f"perfedavg: inner_rate is {self.inner_rate}; it must be above 0")
+        require(self.step_size > 0, f"perfedavg: step_size is {self.step_size}; it must be above 0")
+        require(self.personal_steps >= 1, f"perfedavg: personal_steps is {self.personal_steps}; it must be 1 or more")
 
 
 def pairs(batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch]]:

@@ -7,12 +7,12 @@ gradient. The coordinator sends w^{t+1} = (1 − β) w^t + β mean(w_i).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 
+from medsilo.algorithms.declarations import OWN_STEPS, Protected, Sums
 from medsilo.algorithms.families.own_steps import check_finite, mean_gradients, trained_parameters
 from medsilo.algorithms.families.partial_sharing import PartialSharingCoordinator
 from medsilo.algorithms.families.two_models import GLOBAL, TwoModelSilo
@@ -22,69 +22,14 @@ from medsilo.algorithms.method import (
     TRAINED,
     CoordinatorHalf,
     Downloads,
-    Federation,
+    Round,
     SiloHalf,
-    Site,
     require,
     subset,
 )
 from medsilo.algorithms.models import state_of
-from medsilo.algorithms.tensors import Part, Payload, Stack, Workspace, combine
+from medsilo.algorithms.tensors import Part, Payload, Stack, combine
 from medsilo.privacy.exposure import MODEL, Exposure
-
-
-@dataclass(frozen=True)
-class PFedMe(FedAvg):
-    """pFedMe's hyper-parameters. Training is its own (plain gradient steps): of the plan's it takes epochs and batch
-    size.
-
-    Attributes:
-        proximal_weight: λ > 0. The commands that the authors published for the paper's experiments use 15 on MNIST,
-            20 on their synthetic data, and 15 to 30 after tuning.
-        inner_steps: K ≥ 1 gradient steps towards θ̃ on each batch; the authors use 5. They go on from the last
-            batch's θ̃.
-        inner_rate: their step, above 0 and, lest they overshoot w, below 2/λ. The authors use 0.05 to 0.1 on MNIST
-            and 0.01 on synthetic data and CIFAR-10.
-        step_size: η > 0 with η λ ≤ 1, of w's step; the authors use 0.005 where all methods share it, and 0.01 after
-            tuning.
-        mixing: β > 0, 1 being the plain mean; the authors use 1, and 2 after tuning. The first round always takes 1:
-            the coordinator's half does not know the starting model.
-        weighting: the paper's mean is uniform.
-    """
-
-    name: ClassVar[str] = "pfedme"
-    own_steps: ClassVar[bool] = True
-    takes_robust: ClassVar[bool] = False
-    downloads_last: ClassVar[bool] = False
-    measures_received: ClassVar[bool] = False
-    weighting: Literal["samples", "uniform"] = "uniform"
-    proximal_weight: float = 15.0
-    inner_steps: int = 5
-    inner_rate: float = 0.01
-    step_size: float = 0.005
-    mixing: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.proximal_weight > 0, f"pfedme: proximal_weight is {self.proximal_weight}; it must be above 0")
-        require(self.inner_steps >= 1, f"pfedme: inner_steps is {self.inner_steps}; it must be 1 or more")
-        require(
-            0 < self.inner_rate < 2 / self.proximal_weight,
-            f"pfedme: inner_rate is {self.inner_rate}; it must lie above 0 and below 2/proximal_weight",
-        )
-        require(
-            0 < self.step_size * self.proximal_weight <= 1,
-            f"pfedme: step_size is {self.step_size}; it must lie above 0 and be at most 1/proximal_weight",
-        )
-        require(self.mixing > 0, f"pfedme: mixing is {self.mixing}; it must be above 0")
-
-    def silo_half(self, site: Site) -> SiloHalf:
-        """Moves w along its envelope's gradient."""
-        return PFedMeSilo(self, site)
-
-    def coordinator_half(self, federation: Federation) -> CoordinatorHalf:
-        """Averages and mixes."""
-        return PFedMeCoordinator(self, federation)
 
 
 class PFedMeSilo(TwoModelSilo):
@@ -121,22 +66,67 @@ class PFedMeCoordinator(PartialSharingCoordinator):
 
     method: PFedMe
 
-    def aggregate(
-        self,
-        round_number: int,
-        uploads: Mapping[str, Payload],
-        latest: Mapping[str, Payload],
-        workspace: Workspace,
-    ) -> Downloads:
+    def aggregate(self, ended: Round) -> Downloads:
         """One model for everyone."""
         if self.method.mixing == 1:
-            return super().aggregate(round_number, uploads, latest, workspace)
+            return super().aggregate(ended)
         beta = self.method.mixing if GLOBAL in self.memory else 1.0
-        rows = [[upload[exposure] for exposure in MODEL] for upload in uploads.values()]
-        weights = beta * self._weights(list(uploads.values()))
+        rows = [[upload[exposure] for exposure in MODEL] for upload in ended.uploads.values()]
+        weights = beta * self._weights(list(ended.uploads.values()))
         if GLOBAL in self.memory:
             rows.append([Part.of(subset(self.memory[GLOBAL], self.federation.layout.parameters))])
             weights = torch.cat([weights, torch.tensor([1 - beta], dtype=torch.float64)])
-        (mixed,) = combine(Stack(rows), weights.reshape(1, -1), workspace)
+        (mixed,) = combine(Stack(rows), weights.reshape(1, -1), ended.workspace)
         self.memory[GLOBAL] = mixed.tensors()
         return Downloads(everyone={Exposure.PEER_DERIVED: mixed})
+
+
+@dataclass(frozen=True)
+class PFedMe(FedAvg):
+    """pFedMe's hyper-parameters. Training is its own (plain gradient steps): of the plan's it takes epochs and batch
+    size.
+
+    Attributes:
+        proximal_weight: λ > 0. The commands that the authors published for the paper's experiments use 15 on MNIST,
+            20 on their synthetic data, and 15 to 30 after tuning.
+        inner_steps: K ≥ 1 gradient steps towards θ̃ on each batch; the authors use 5. They go on from the last
+            batch's θ̃.
+        inner_rate: their step, above 0 and, lest they overshoot w, below 2/λ. The authors use 0.05 to 0.1 on MNIST
+            and 0.01 on synthetic data and CIFAR-10.
+        step_size: η > 0 with η λ ≤ 1, of w's step; the authors use 0.005 where all methods share it, and 0.01 after
+            tuning.
+        mixing: β > 0, 1 being the plain mean; the authors use 1, and 2 after tuning. The first round always takes 1:
+            the coordinator's half does not know the starting model.
+        weighting: the paper's mean is uniform.
+    """
+
+    name: ClassVar[str] = "pfedme"
+    silo: ClassVar[type[SiloHalf]] = PFedMeSilo
+    coordinator: ClassVar[type[CoordinatorHalf]] = PFedMeCoordinator
+    sends: ClassVar[str] = "model; the personal one stays"
+    own_steps: ClassVar[bool] = True
+    takes_robust: ClassVar[bool] = False
+    downloads_last: ClassVar[bool] = False
+    measures_received: ClassVar[bool] = False
+    under_privacy: ClassVar[Protected | str] = OWN_STEPS
+    under_masks: ClassVar[Sums | str] = Sums()
+    weighting: Literal["samples", "uniform"] = "uniform"
+    proximal_weight: float = 15.0
+    inner_steps: int = 5
+    inner_rate: float = 0.01
+    step_size: float = 0.005
+    mixing: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.proximal_weight > 0, f"pfedme: proximal_weight is {self.proximal_weight}; it must be above 0")
+        require(self.inner_steps >= 1, f"pfedme: inner_steps is {self.inner_steps}; it must be 1 or more")
+        require(
+            0 < self.inner_rate < 2 / self.proximal_weight,
+            f"pfedme: inner_rate is {self.inner_rate}; it must lie above 0 and below 2/proximal_weight",
+        )
+        require(
+            0 < self.step_size * self.proximal_weight <= 1,
+            f"pfedme: step_size is {self.step_size}; it must lie above 0 and be at most 1/proximal_weight",
+        )
+        require(self.mixing > 0, f"pfedme: mixing is {self.mixing}; it must be above 0")

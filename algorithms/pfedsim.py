@@ -21,6 +21,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from medsilo.algorithms.declarations import Protected, Sums
 from medsilo.algorithms.families.robust import Aggregation, average, check_aggregation, robust_warnings
 from medsilo.algorithms.families.sharing import (
     COUNT,
@@ -39,13 +40,13 @@ from medsilo.algorithms.method import (
     Downloads,
     Federation,
     Method,
+    Round,
     SiloHalf,
     SiloWeights,
-    Site,
     require,
 )
 from medsilo.algorithms.models import state_of
-from medsilo.algorithms.tensors import Payload, Stack, TensorSpec, Workspace, combine
+from medsilo.algorithms.tensors import Payload, Stack, TensorSpec, combine
 from medsilo.privacy.exposure import MODEL, Exposure
 
 _NORM_FLOOR = 1e-8  # the paper's epsilon in Eq. 3
@@ -53,87 +54,10 @@ Variant = Literal["paper", "author"]
 Diagonal = Literal["clip", "one"]
 
 
-@dataclass(frozen=True)
-class PFedSim(Method):
-    """pFedSim's hyper-parameters.
-
-    Attributes:
-        warmup_share: ρ in [0, 1], the share of rounds that are FedAvg; the paper uses 0.5, and finds 0.3 … 0.7 alike
-            (Table 6). 1 is FedAvg, 0 begins with personalisation.
-        variant: "paper" is Eq. 3; "author" is what the published code computes: the cosines' mean over classes first,
-            then max(0, ·), then −log(1 − ·), and no exchange at all for a silo whose similarities add up to nothing.
-        clip: in (0, 1): cosines are at most 1 − clip.
-        diagonal: a silo's weight for itself: "clip" takes −log(clip), what Eq. 3 with the clip gives for equal
-            classifiers and what the published code uses; "one" is the identity matrix that Algorithm 2 starts from.
-        buffers: batch normalisation's running statistics stay at the silo ("local", as in the code of the paper's
-            time), or are averaged with the extractor's weights ("aggregate"), which exposes them.
-        aggregation, trim: of the warm-up's average, as FedAvg's. Later mixtures are made by similarity.
-    """
-
-    name: ClassVar[str] = "pfedsim"
-    warmup_share: float = 0.5
-    variant: Variant = "paper"
-    clip: float = 1e-4
-    diagonal: Diagonal = "clip"
-    buffers: Buffers = "local"
-    aggregation: Aggregation = field(default="mean", metadata=LATER)
-    trim: float | None = field(default=None, metadata=LATER)
-
-    def __post_init__(self) -> None:
-        require(
-            0 <= self.warmup_share <= 1, f"pfedsim: warmup_share is {self.warmup_share}; it must lie between 0 and 1"
-        )
-        require(0 < self.clip < 1, f"pfedsim: clip is {self.clip}; it must lie between 0 and 1")
-        require(self.variant in ("paper", "author"), f"pfedsim: variant is {self.variant!r}; use paper or author")
-        require(self.diagonal in ("clip", "one"), f"pfedsim: diagonal is {self.diagonal!r}; use clip or one")
-        require(self.buffers in ("local", "aggregate"), f"pfedsim: buffers is {self.buffers!r}; use local or aggregate")
-        check_aggregation(self.name, self.aggregation, self.trim)
-        require(
-            self.aggregation == "mean" or self.warmup_share > 0,
-            f"pfedsim: aggregation is {self.aggregation} of the warm-up's average, and warmup_share is 0",
-        )
-
-    def warnings(self, silos: int, model: str, optimizer: str) -> list[str]:
-        """What the warm-up's average can withstand."""
-        del model, optimizer
-        found = robust_warnings(self.name, self.aggregation, self.trim, silos)
-        return [f"{text} (in the warm-up; later mixtures are not robust)" for text in found]
-
-    def counts_images(self, round_number: int, rounds: int) -> bool:
-        """Whether silos send numbers of images in that round, to be weighted by."""
-        return self.aggregation == "mean" and round_number < self.warmup_rounds(rounds)
-
-    @property
-    def uploads(self) -> frozenset[Exposure]:
-        """The model, during the warm-up the number of images, and running statistics where they travel."""
-        statistics = {Exposure.RUNNING_STATISTICS} if self.buffers == "aggregate" else set()
-        counts = {Exposure.SAMPLE_COUNT} if self.warmup_share > 0 and self.aggregation == "mean" else set()
-        return frozenset(MODEL) | counts | statistics
-
-    @property
-    def downlink(self) -> frozenset[Exposure]:
-        """The average, then mixed extractors."""
-        return frozenset({Exposure.PEER_DERIVED})
-
-    def warmup_rounds(self, rounds: int) -> int:
-        """T_g = ⌊ρT⌋."""
-        return math.floor(self.warmup_share * rounds)
-
-    def silo_half(self, site: Site) -> SiloHalf:
-        """Trains the mixed extractor with its own classifier."""
-        return PFedSimSilo(self, site)
-
-    def coordinator_half(self, federation: Federation) -> CoordinatorHalf:
-        """Averages, then mixes by similarity."""
-        return PFedSimCoordinator(self, federation)
-
-
 class PFedSimSilo(SiloHalf):
     """Its personal model is its model as last trained."""
 
-    def __init__(self, method: PFedSim, site: Site) -> None:
-        super().__init__(site)
-        self.method = method
+    method: PFedSim
 
     def train(self, round_number: int, download: Payload) -> None:
         """E epochs from the received extractor and, in the personal phase, the own classifier."""
@@ -161,45 +85,39 @@ class PFedSimSilo(SiloHalf):
 class PFedSimCoordinator(CoordinatorHalf):
     """Keeps the similarities of all silos, and which of them have been in the personal phase."""
 
+    method: PFedSim
+
     def __init__(self, method: PFedSim, federation: Federation) -> None:
-        super().__init__(federation)
-        self.method = method
+        super().__init__(method, federation)
         self._warmup = method.warmup_rounds(federation.rounds)
         check_linear(method.name, federation.layout)
 
     def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
         """The whole model, and while averages are weighted the number of images."""
-        del silo
         parts = upload_specs(self.federation.layout, self.method.buffers)
         if self.method.counts_images(round_number, self.federation.rounds):
             parts[Exposure.SAMPLE_COUNT] = (COUNT,)
         return parts
 
-    def aggregate(
-        self,
-        round_number: int,
-        uploads: Mapping[str, Payload],
-        latest: Mapping[str, Payload],
-        workspace: Workspace,
-    ) -> Downloads:
+    def aggregate(self, ended: Round) -> Downloads:
         """The average during the warm-up; then an extractor for every silo that has been in the personal phase.
 
         The others keep the warm-up's last average: also a silo that joins late begins with it.
         """
-        if round_number < self._warmup:
-            stack = Stack.of(list(uploads.values()), (*MODEL, Exposure.RUNNING_STATISTICS))
+        if ended.number < self._warmup:
+            stack = Stack.of(list(ended.uploads.values()), (*MODEL, Exposure.RUNNING_STATISTICS))
             robust = self.method.aggregation != "mean"
-            weights = torch.empty(0) if robust else count_weights(uploads.values())
+            weights = torch.empty(0) if robust else count_weights(ended.uploads.values())
             aggregation, trim = self.method.aggregation, self.method.trim
-            mixed = average(stack, weights, workspace, aggregation=aggregation, trim=trim)
+            mixed = average(stack, weights, ended.workspace, aggregation=aggregation, trim=trim)
             return Downloads(everyone={Exposure.PEER_DERIVED: mixed})
-        similarity = self._update(uploads)
+        similarity = self._update(ended.uploads)
         silos = self.federation.silos
-        places = [index for index, silo in enumerate(silos) if similarity[index, index] > 0 and silo in latest]
+        places = [index for index, silo in enumerate(silos) if similarity[index, index] > 0 and silo in ended.latest]
         known = tuple(silos[index] for index in places)
         weights = normalised_rows(similarity[places][:, places])
         shared = (Exposure.MODEL_PARAMETERS_EXTRACTOR, Exposure.RUNNING_STATISTICS)
-        rows = combine(Stack.of([latest[silo] for silo in known], shared), weights, workspace)
+        rows = combine(Stack.of([ended.latest[silo] for silo in known], shared), weights, ended.workspace)
         own = {silo: {Exposure.PEER_DERIVED: row} for silo, row in zip(known, rows, strict=True)}
         return Downloads(own=own, weights=SiloWeights(known, weights))
 
@@ -228,6 +146,74 @@ class PFedSimCoordinator(CoordinatorHalf):
         )
         self.memory["similarity"] = {"matrix": matrix}
         return matrix
+
+
+@dataclass(frozen=True)
+class PFedSim(Method):
+    """pFedSim's hyper-parameters.
+
+    Attributes:
+        warmup_share: ρ in [0, 1], the share of rounds that are FedAvg; the paper uses 0.5, and finds 0.3 … 0.7 alike
+            (Table 6). 1 is FedAvg, 0 begins with personalisation.
+        variant: "paper" is Eq. 3; "author" is what the published code computes: the cosines' mean over classes first,
+            then max(0, ·), then −log(1 − ·), and no exchange at all for a silo whose similarities add up to nothing.
+        clip: in (0, 1): cosines are at most 1 − clip.
+        diagonal: a silo's weight for itself: "clip" takes −log(clip), what Eq. 3 with the clip gives for equal
+            classifiers and what the published code uses; "one" is the identity matrix that Algorithm 2 starts from.
+        buffers: batch normalisation's running statistics stay at the silo ("local", as in the code of the paper's
+            time), or are averaged with the extractor's weights ("aggregate"), which exposes them.
+        aggregation, trim: of the warm-up's average, as FedAvg's. Later mixtures are made by similarity.
+    """
+
+    name: ClassVar[str] = "pfedsim"
+    silo: ClassVar[type[SiloHalf]] = PFedSimSilo
+    coordinator: ClassVar[type[CoordinatorHalf]] = PFedSimCoordinator
+    sends: ClassVar[str] = "model; number of images during the warm-up; running statistics with `buffers: aggregate`"
+    gets: ClassVar[str] = "average, then its own mixture of extractors, by similarity of classifiers"
+    downlink: ClassVar[frozenset[Exposure]] = frozenset({Exposure.PEER_DERIVED})
+    under_privacy: ClassVar[Protected | str] = Protected()
+    under_masks: ClassVar[Sums | str] = Sums(
+        lambda method, rounds: method.warmup_rounds(rounds),
+        otherwise="without warm-up rounds it compares single classifiers from the first round on",
+    )
+    warmup_share: float = 0.5
+    variant: Variant = "paper"
+    clip: float = 1e-4
+    diagonal: Diagonal = "clip"
+    buffers: Buffers = "local"
+    aggregation: Aggregation = field(default="mean", metadata=LATER)
+    trim: float | None = field(default=None, metadata=LATER)
+
+    def __post_init__(self) -> None:
+        require(
+            0 <= self.warmup_share <= 1, f"pfedsim: warmup_share is {self.warmup_share}; it must lie between 0 and 1"
+        )
+        require(0 < self.clip < 1, f"pfedsim: clip is {self.clip}; it must lie between 0 and 1")
+        check_aggregation(self.name, self.aggregation, self.trim)
+        require(
+            self.aggregation == "mean" or self.warmup_share > 0,
+            f"pfedsim: aggregation is {self.aggregation} of the warm-up's average, and warmup_share is 0",
+        )
+
+    def warnings(self, silos: int, model: str, optimizer: str) -> list[str]:
+        """What the warm-up's average can withstand."""
+        found = robust_warnings(self.name, self.aggregation, self.trim, silos)
+        return [f"{text} (in the warm-up; later mixtures are not robust)" for text in found]
+
+    def counts_images(self, round_number: int, rounds: int) -> bool:
+        """Whether silos send numbers of images in that round, to be weighted by."""
+        return self.aggregation == "mean" and round_number < self.warmup_rounds(rounds)
+
+    @property
+    def uploads(self) -> frozenset[Exposure]:
+        """The model, during the warm-up the number of images, and running statistics where they travel."""
+        statistics = {Exposure.RUNNING_STATISTICS} if self.buffers == "aggregate" else set()
+        counts = {Exposure.SAMPLE_COUNT} if self.warmup_share > 0 and self.aggregation == "mean" else set()
+        return frozenset(MODEL) | counts | statistics
+
+    def warmup_rounds(self, rounds: int) -> int:
+        """T_g = ⌊ρT⌋."""
+        return math.floor(self.warmup_share * rounds)
 
 
 def classifier_similarity(

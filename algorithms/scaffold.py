@@ -23,6 +23,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from medsilo.algorithms.declarations import Protected, Sums
 from medsilo.algorithms.families.partial_sharing import PartialSharingCoordinator, PartialSharingSilo
 from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.method import (
@@ -31,9 +32,8 @@ from medsilo.algorithms.method import (
     CoordinatorHalf,
     Correction,
     Downloads,
-    Federation,
+    Round,
     SiloHalf,
-    Site,
     State,
     load_parameters,
     require,
@@ -50,47 +50,6 @@ _GLOBAL = "global"
 _CONTROL = "control"
 _SHARED = "shared-control"
 _CHANGE = "control-change"
-
-
-@dataclass(frozen=True)
-class Scaffold(FedAvg):
-    """SCAFFOLD's hyper-parameters.
-
-    Attributes:
-        global_step: η_g > 0, the coordinator's step; the paper's experiments "always use" 1 (section 7), at which the
-            model is the mean of the uploads. The first round always takes the mean: the coordinator's half does not
-            know the starting model.
-        weighting: the paper's sums are uniform. With "samples" both means are weighted.
-    """
-
-    name: ClassVar[str] = "scaffold"
-    takes_robust: ClassVar[bool] = False
-    weighting: Literal["samples", "uniform"] = "uniform"
-    global_step: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.global_step > 0, f"scaffold: global_step is {self.global_step}; it must be above 0")
-
-    @property
-    def uploads(self) -> frozenset[Exposure]:
-        """The model, and the change of the control variate, which is a mean gradient."""
-        return super().uploads | {Exposure.MODEL_GRADIENT}
-
-    def silo_half(self, site: Site) -> SiloHalf:
-        """Trains the global model along corrected gradients."""
-        return ScaffoldSilo(self, site)
-
-    def coordinator_half(self, federation: Federation) -> CoordinatorHalf:
-        """Averages models and control variates."""
-        return ScaffoldCoordinator(self, federation)
-
-    def warnings(self, silos: int, model: str, optimizer: str) -> list[str]:
-        """What the plan's optimiser has to be."""
-        del silos, model
-        if optimizer == "sgd":
-            return []
-        return [f"scaffold reads gradients off SGD's steps: use training.optimizer sgd, {optimizer}'s mislead it"]
 
 
 class ScaffoldSilo(PartialSharingSilo):
@@ -150,23 +109,16 @@ class ScaffoldCoordinator(PartialSharingCoordinator):
         parts = super().upload_parts(round_number, silo)
         return {**parts, Exposure.MODEL_GRADIENT: self.federation.layout.parameters}
 
-    def aggregate(
-        self,
-        round_number: int,
-        uploads: Mapping[str, Payload],
-        latest: Mapping[str, Payload],
-        workspace: Workspace,
-    ) -> Downloads:
+    def aggregate(self, ended: Round) -> Downloads:
         """x and c for everyone."""
-        del round_number
-        given = list(uploads.values())
+        given = list(ended.uploads.values())
         weights = self._weights(given)
         step = self.method.global_step if _GLOBAL in self.memory else 1.0
         models = [[upload[exposure] for exposure in MODEL] for upload in given]
-        self.memory[_GLOBAL] = self._moved(_GLOBAL, models, step * weights, 1 - step, workspace)
-        share = len(uploads) / (len(self.federation.silos) or len(latest))
+        self.memory[_GLOBAL] = self._moved(_GLOBAL, models, step * weights, 1 - step, ended.workspace)
+        share = len(ended.uploads) / (len(self.federation.silos) or len(ended.latest))
         changes = [[upload[Exposure.MODEL_GRADIENT]] for upload in given]
-        self.memory[_CONTROL] = self._moved(_CONTROL, changes, share * weights, 1.0, workspace)
+        self.memory[_CONTROL] = self._moved(_CONTROL, changes, share * weights, 1.0, ended.workspace)
         control = {PREFIX + name: tensor for name, tensor in self.memory[_CONTROL].items()}
         return Downloads(everyone={Exposure.PEER_DERIVED: Part.of({**self.memory[_GLOBAL], **control})})
 
@@ -176,6 +128,45 @@ class ScaffoldCoordinator(PartialSharingCoordinator):
             rows = [*rows, [Part.of(subset(self.memory[group], self.federation.layout.parameters))]]
             weights = torch.cat([weights, torch.tensor([keep], dtype=torch.float64)])
         return combine(Stack(rows), weights.reshape(1, -1), workspace)[0].tensors()
+
+
+@dataclass(frozen=True)
+class Scaffold(FedAvg):
+    """SCAFFOLD's hyper-parameters.
+
+    Attributes:
+        global_step: η_g > 0, the coordinator's step; the paper's experiments "always use" 1 (section 7), at which the
+            model is the mean of the uploads. The first round always takes the mean: the coordinator's half does not
+            know the starting model.
+        weighting: the paper's sums are uniform. With "samples" both means are weighted.
+    """
+
+    name: ClassVar[str] = "scaffold"
+    silo: ClassVar[type[SiloHalf]] = ScaffoldSilo
+    coordinator: ClassVar[type[CoordinatorHalf]] = ScaffoldCoordinator
+    sends: ClassVar[str] = "model, mean gradient (control variate)"
+    gets: ClassVar[str] = "average of both"
+    takes_robust: ClassVar[bool] = False
+    # The control variate's change is the way from the received to the trained model, divided by the steps (option II).
+    under_privacy: ClassVar[Protected | str] = Protected(derived=frozenset({Exposure.MODEL_GRADIENT}))
+    under_masks: ClassVar[Sums | str] = Sums()
+    weighting: Literal["samples", "uniform"] = "uniform"
+    global_step: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.global_step > 0, f"scaffold: global_step is {self.global_step}; it must be above 0")
+
+    @property
+    def uploads(self) -> frozenset[Exposure]:
+        """The model, and the change of the control variate, which is a mean gradient."""
+        return super().uploads | {Exposure.MODEL_GRADIENT}
+
+    def warnings(self, silos: int, model: str, optimizer: str) -> list[str]:
+        """What the plan's optimiser has to be."""
+        if optimizer == "sgd":
+            return []
+        return [f"scaffold reads gradients off SGD's steps: use training.optimizer sgd, {optimizer}'s mislead it"]
 
 
 def mean_step(learning_rate: float, momentum: float) -> float:

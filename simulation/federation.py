@@ -19,6 +19,7 @@ from medsilo.algorithms.method import (
     Federation,
     Method,
     PublicSet,
+    Round,
     SiloHalf,
     SiloWeights,
     State,
@@ -276,7 +277,7 @@ class Simulation:
         return {"plan": self.plan.sha256.hex(), "shards": fingerprints}
 
     def _aggregate(self, number: int, uploads: Mapping[str, Payload]) -> None:
-        fresh = self._coordinator.aggregate(number, uploads, self._latest, MemoryWorkspace())
+        fresh = self._coordinator.aggregate(Round(number, uploads, self._latest, MemoryWorkspace()))
         self._own.update(fresh.own)
         self._everyone = fresh.everyone if fresh.everyone is not None else self._everyone
         self.weights = fresh.weights

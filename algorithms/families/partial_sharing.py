@@ -7,7 +7,6 @@ always among it).
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -26,6 +25,7 @@ from medsilo.algorithms.method import (
     Downloads,
     Federation,
     Method,
+    Round,
     SiloHalf,
     Site,
     State,
@@ -34,87 +34,17 @@ from medsilo.algorithms.method import (
     subset,
 )
 from medsilo.algorithms.models import Layout, state_of
-from medsilo.algorithms.tensors import Part, Payload, Stack, TensorSpec, Workspace
+from medsilo.algorithms.tensors import Part, Payload, Stack, TensorSpec
 from medsilo.privacy.exposure import Exposure
-
-
-@dataclass(frozen=True)
-class PartialSharing(Method):
-    """A method that averages what ``shared`` names.
-
-    ``shared_classes``: the exposure classes that the shared parameters belong to. ``takes_robust``: whether one average
-    is all that the coordinator makes of them, so that it can be a robust one. ``personal_model``: which model a
-    silo uses. "trained": its own, as it left local training, where what is shared and what is not were fitted to each
-    other; it needs no download after the last round. "averaged": the shared part as it came from the coordinator, with
-    the silo's own of the rest.
-
-    Attributes:
-        weighting: "samples" weights a silo by its number of training images, and so exposes that number; "uniform"
-            weights all silos alike. With silos of equal size both are the same.
-        aggregation: "mean"; or, against poisoned updates, "trimmed_mean" or "median" of each number
-            (``medsilo.algorithms.families.robust``). These count silos alike, so that numbers of images do not travel.
-        trim: the share of silos to leave out at either end of a trimmed mean, in (0, 0.5).
-    """
-
-    common: ClassVar[frozenset[Exposure]] = ONE_FOR_ALL
-    shared_classes: ClassVar[tuple[Exposure, ...]] = (Exposure.MODEL_PARAMETERS_EXTRACTOR,)
-    personal_model: ClassVar[Literal["trained", "averaged"]] = "trained"
-    takes_robust: ClassVar[bool] = True
-    weighting: Literal["samples", "uniform"] = "samples"
-    aggregation: Aggregation = field(default="mean", metadata=LATER)
-    trim: float | None = field(default=None, metadata=LATER)
-
-    def __post_init__(self) -> None:
-        require(
-            self.weighting in ("samples", "uniform"),
-            f"{self.name}: weighting is {self.weighting!r}; use samples or uniform",
-        )
-        check_aggregation(self.name, self.aggregation, self.trim)
-        require(
-            self.takes_robust or self.aggregation == "mean",
-            f"{self.name}: aggregation is {self.aggregation}; its coordinator computes with sums, so only mean will do",
-        )
-
-    @property
-    def counts_images(self) -> bool:
-        """Whether silos send numbers of images, to be weighted by."""
-        return self.weighting == "samples" and self.aggregation == "mean"
-
-    def warnings(self, silos: int, model: str, optimizer: str) -> list[str]:
-        """What a robust average can withstand."""
-        del model, optimizer
-        return robust_warnings(self.name, self.aggregation, self.trim, silos)
-
-    def shared(self, layout: Layout) -> dict[Exposure, tuple[TensorSpec, ...]]:
-        """The parameters that travel, by exposure class; by default all of ``shared_classes``."""
-        parts = layout.model_parts()
-        return {exposure: parts[exposure] for exposure in self.shared_classes}
-
-    @property
-    def uploads(self) -> frozenset[Exposure]:
-        """The shared parameters, and with weighting by samples their number."""
-        return frozenset(self.shared_classes) | ({Exposure.SAMPLE_COUNT} if self.counts_images else set())
-
-    @property
-    def downlink(self) -> frozenset[Exposure]:
-        """The average."""
-        return frozenset({Exposure.PEER_DERIVED})
-
-    @abstractmethod
-    def silo_half(self, site: Site) -> SiloHalf:
-        """A fresh silo half."""
-
-    def coordinator_half(self, federation: Federation) -> CoordinatorHalf:
-        """Averages the shared parameters."""
-        return PartialSharingCoordinator(self, federation)
 
 
 class PartialSharingSilo(SiloHalf):
     """Trains from the shared parameters' average and the silo's own of the rest."""
 
+    method: PartialSharing
+
     def __init__(self, method: PartialSharing, site: Site) -> None:
-        super().__init__(site)
-        self.method = method
+        super().__init__(method, site)
         self.parts = method.shared(site.layout)
         self.shared = tuple(spec for specs in self.parts.values() for spec in specs)
 
@@ -169,32 +99,84 @@ class PartialSharingSilo(SiloHalf):
 class PartialSharingCoordinator(CoordinatorHalf):
     """Averages the shared parameters of a round's participants."""
 
+    method: PartialSharing
+
     def __init__(self, method: PartialSharing, federation: Federation) -> None:
-        super().__init__(federation)
-        self.method = method
+        super().__init__(method, federation)
         self.parts = method.shared(federation.layout)
 
     def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
         """The shared parameters, and the number of images where it weighs."""
-        del round_number, silo
         return {**self.parts, Exposure.SAMPLE_COUNT: (COUNT,)} if self.method.counts_images else self.parts
 
-    def aggregate(
-        self,
-        round_number: int,
-        uploads: Mapping[str, Payload],
-        latest: Mapping[str, Payload],
-        workspace: Workspace,
-    ) -> Downloads:
+    def aggregate(self, ended: Round) -> Downloads:
         """One average for everyone."""
-        del round_number, latest
-        payloads = list(uploads.values())
+        payloads = list(ended.uploads.values())
         stack = Stack.of(payloads, tuple(self.parts))
         method = self.method
-        mixed = average(stack, self._weights(payloads), workspace, aggregation=method.aggregation, trim=method.trim)
+        mixed = average(
+            stack, self._weights(payloads), ended.workspace, aggregation=method.aggregation, trim=method.trim
+        )
         return Downloads(everyone={Exposure.PEER_DERIVED: mixed})
 
     def _weights(self, uploads: Sequence[Payload]) -> Tensor:
         if not self.method.counts_images:
             return torch.full((len(uploads),), 1 / len(uploads), dtype=torch.float64)
         return count_weights(uploads)
+
+
+@dataclass(frozen=True)
+class PartialSharing(Method):
+    """A method that averages what ``shared`` names.
+
+    ``shared_classes``: the exposure classes that the shared parameters belong to. ``takes_robust``: whether one average
+    is all that the coordinator makes of them, so that it can be a robust one. ``personal_model``: which model a
+    silo uses. "trained": its own, as it left local training, where what is shared and what is not were fitted to each
+    other; it needs no download after the last round. "averaged": the shared part as it came from the coordinator, with
+    the silo's own of the rest.
+
+    Attributes:
+        weighting: "samples" weights a silo by its number of training images, and so exposes that number; "uniform"
+            weights all silos alike. With silos of equal size both are the same.
+        aggregation: "mean"; or, against poisoned updates, "trimmed_mean" or "median" of each number
+            (``medsilo.algorithms.families.robust``). These count silos alike, so that numbers of images do not travel.
+        trim: the share of silos to leave out at either end of a trimmed mean, in (0, 0.5).
+    """
+
+    silo: ClassVar[type[SiloHalf]] = PartialSharingSilo
+    coordinator: ClassVar[type[CoordinatorHalf]] = PartialSharingCoordinator
+    gets: ClassVar[str] = "average"
+    downlink: ClassVar[frozenset[Exposure]] = frozenset({Exposure.PEER_DERIVED})
+    common: ClassVar[frozenset[Exposure]] = ONE_FOR_ALL
+    shared_classes: ClassVar[tuple[Exposure, ...]] = (Exposure.MODEL_PARAMETERS_EXTRACTOR,)
+    personal_model: ClassVar[Literal["trained", "averaged"]] = "trained"
+    takes_robust: ClassVar[bool] = True
+    weighting: Literal["samples", "uniform"] = "samples"
+    aggregation: Aggregation = field(default="mean", metadata=LATER)
+    trim: float | None = field(default=None, metadata=LATER)
+
+    def __post_init__(self) -> None:
+        check_aggregation(self.name, self.aggregation, self.trim)
+        require(
+            self.takes_robust or self.aggregation == "mean",
+            f"{self.name}: aggregation is {self.aggregation}; its coordinator computes with sums, so only mean will do",
+        )
+
+    @property
+    def counts_images(self) -> bool:
+        """Whether silos send numbers of images, to be weighted by."""
+        return self.weighting == "samples" and self.aggregation == "mean"
+
+    def warnings(self, silos: int, model: str, optimizer: str) -> list[str]:
+        """What a robust average can withstand."""
+        return robust_warnings(self.name, self.aggregation, self.trim, silos)
+
+    def shared(self, layout: Layout) -> dict[Exposure, tuple[TensorSpec, ...]]:
+        """The parameters that travel, by exposure class; by default all of ``shared_classes``."""
+        parts = layout.model_parts()
+        return {exposure: parts[exposure] for exposure in self.shared_classes}
+
+    @property
+    def uploads(self) -> frozenset[Exposure]:
+        """The shared parameters, and with weighting by samples their number."""
+        return frozenset(self.shared_classes) | ({Exposure.SAMPLE_COUNT} if self.counts_images else set())

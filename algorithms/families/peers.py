@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from medsilo.algorithms.method import CoordinatorHalf, Downloads, State
-from medsilo.algorithms.tensors import FileSource, Part, Payload, Source, TensorSpec, Workspace
+from medsilo.algorithms.method import CoordinatorHalf, Downloads, Round, State
+from medsilo.algorithms.tensors import FileSource, Part, Payload, Source, TensorSpec
 from medsilo.privacy.errors import RefusedError
 from medsilo.privacy.exposure import MODEL, Exposure
 
@@ -21,21 +21,9 @@ T = TypeVar("T")
 class PeerCoordinator(CoordinatorHalf):
     """Keeps every silo's last model and hands some of them to each participant, names ``silo/tensor``."""
 
-    def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
-        """The whole model."""
-        del round_number, silo
-        return self.federation.layout.model_parts()
-
-    def aggregate(
-        self,
-        round_number: int,
-        uploads: Mapping[str, Payload],
-        latest: Mapping[str, Payload],
-        workspace: Workspace,
-    ) -> Downloads:
+    def aggregate(self, ended: Round) -> Downloads:
         """All last models side by side, for ``downloads`` to choose from."""
-        del round_number, uploads, workspace
-        return Downloads(everyone={Exposure.PEER_MODELS: side_by_side(latest)})
+        return Downloads(everyone={Exposure.PEER_MODELS: side_by_side(ended.latest)})
 
     def downloads(self, round_number: int, participants: Sequence[str], kept: Downloads) -> Downloads:
         """Each participant's choice of the others' models; nothing before the first round has ended."""

@@ -29,12 +29,7 @@ _COLUMNS = 1 << 14
 
 
 def check_aggregation(method: str, aggregation: str, trim: float | None) -> None:
-    """Raises ``ConfigurationError`` for a way to average that there is not, or a share to leave out that it cannot
-    have."""
-    require(
-        aggregation in ("mean", "trimmed_mean", "median"),
-        f"{method}: aggregation is {aggregation!r}; use mean, trimmed_mean or median",
-    )
+    """Raises ``ConfigurationError`` for a share to leave out that a way to average cannot have."""
     if aggregation == "trimmed_mean":
         require(
             trim is not None and 0 < trim < 0.5,

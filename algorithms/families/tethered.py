@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable
-from typing import Literal
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from medsilo.algorithms.families.sharing import model_upload
-from medsilo.algorithms.method import PERSONAL, Correction, SiloHalf, Site, load_parameters
+from medsilo.algorithms.method import PERSONAL, Correction, Method, SiloHalf, load_parameters
 from medsilo.algorithms.models import state_of
 from medsilo.algorithms.tensors import Payload, columns_of
-from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.exposure import MODEL, Exposure
 
 SAME = 1e-12
 """Two models at most this far apart count as identical: the direction between them is undefined, so they neither
@@ -20,33 +22,50 @@ attract nor repel each other (the zero sub-gradient)."""
 
 
 class TetheredSilo(SiloHalf):
-    """Trains its own model, held to a centre that the coordinator sends; plainly while there is none.
+    """Trains its own model, held to a centre that the coordinator sends; plainly while there is none."""
 
-    ``strength``: of the tether, ``strength/2 · ‖w − centre‖²``. ``start``: whether training goes on from the silo's own
-    model or starts at the centre.
-    """
-
-    def __init__(self, site: Site, strength: float, *, start: Literal["own", "z"] = "own") -> None:
-        super().__init__(site)
-        self.strength = strength
-        self.start = start
+    method: Tethered
 
     def train(self, round_number: int, download: Payload) -> None:
-        """E epochs; ``strength · (w − centre)`` is added to every gradient."""
+        """E epochs; ``tether · (w − centre)`` is added to every gradient."""
         site = self.site
         site.load(self.memory[PERSONAL])
         correction = None
         if download:
             centre = load_parameters(download, Exposure.PEER_DERIVED, site.layout.parameters)
-            if self.start == "z":
+            if self.method.starts_at_centre:
                 site.load(centre)
-            correction = Correction(self.strength, centre)
+            correction = Correction(self.method.tether, centre)
         site.fit(round_number, correction=correction)
         self.memory[PERSONAL] = state_of(site.model)
 
     def upload(self) -> Payload:
         """The silo's own model."""
         return model_upload(self.memory[PERSONAL], self.site.layout)
+
+
+@dataclass(frozen=True)
+class Tethered(Method):
+    """A method whose silos train models of their own, each held to a centre.
+
+    ``tether``: λ of the term ``λ/2 · ‖w − centre‖²``. ``starts_at_centre``: whether training starts at the centre and
+    does not go on from the silo's own model.
+    """
+
+    silo: ClassVar[type[SiloHalf]] = TetheredSilo
+    sends: ClassVar[str] = "model"
+    uploads: ClassVar[frozenset[Exposure]] = frozenset(MODEL)
+    downlink: ClassVar[frozenset[Exposure]] = frozenset({Exposure.PEER_DERIVED})
+
+    @property
+    @abstractmethod
+    def tether(self) -> float:
+        """λ ≥ 0."""
+
+    @property
+    def starts_at_centre(self) -> bool:
+        """By default a silo goes on from its own model."""
+        return False
 
 
 def squared_distances(block: Tensor) -> Tensor:

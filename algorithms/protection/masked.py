@@ -1,8 +1,8 @@
-"""Which methods can run under masks, in which rounds, and why the others cannot; an update under masks and back.
+"""What a method's statement ``under_masks`` comes to: in which rounds it can run under masks; an update under masks and
+back.
 
 A method can where all that its coordinator makes of a round's updates is made of their weighted mean and their number.
-Then it is given the mean in each silo's place, and notices nothing: methods know nothing of masks. One that is not in
-the table is refused.
+Then it is given the mean in each silo's place, and notices nothing: methods' halves know nothing of masks.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from medsilo.algorithms.declarations import Sums
 from medsilo.algorithms.families.sharing import COUNT, count_part
 from medsilo.algorithms.method import Method
-from medsilo.algorithms.pfedsim import PFedSim
 from medsilo.algorithms.tensors import BLOCK, MemorySource, Part, Payload, TensorSpec, Workspace
 from medsilo.privacy.budget.accounting import WEAK_DELTA, WEAK_EPSILON
 from medsilo.privacy.consent.plan import RunPlan, SecureAggregationPlan
@@ -32,28 +32,6 @@ coordinator learns the sum of all weights."""
 
 Parts = Mapping[Exposure, Sequence[TensorSpec]]
 
-_SUMS = frozenset(
-    {
-        *("fedavg", "fedprox", "scaffold", "moon", "feddyn", "perfedavg", "pfedme", "ditto"),
-        *("fedper", "fedrep", "fedbn", "fedbabu", "fedrod"),
-    }
-)
-_MIXTURES = "each silo gets a mixture of its own, for which the coordinator needs every single model"
-_REASONS = {
-    "local": "it sends nothing that could be masked",
-    "diversifed": _MIXTURES,
-    "fedamp": _MIXTURES,
-    "fedap": _MIXTURES,
-    "feddfq": f"{_MIXTURES}, and hands single silos' gradients to others",
-    "fedpdc": "the coordinator measures every single model on public images",
-    "fedfomo": "it hands single silos' models to others",
-    "apple": "it hands single silos' models to others",
-    "fedcac": f"{_MIXTURES}, by their masks of the parameters that matter",
-    "fedproto": "a class's mean is weighted by which silos have that class, so the coordinator needs to know which",
-    "fedgh": "the coordinator trains a head on every single silo's prototypes",
-    "feddbe": "its mean features come once and from each silo at another time; a masked sum of them is not built",
-}
-
 
 def masked_rounds(method: Method, rounds: int) -> int:
     """How many of a run's rounds, from the first, can be masked; raises ``ConfigurationError`` with the reason if none
@@ -63,13 +41,11 @@ def masked_rounds(method: Method, rounds: int) -> int:
             f"{method.name} with `aggregation: {aggregation}` cannot run with secure aggregation: it compares single "
             "silos' numbers, which masks hide. Use `aggregation: mean`, or a run without `secure_aggregation`"
         )
-    if method.name in _SUMS:
-        return rounds
-    reason = _REASONS.get(method.name, "no one has stated that the coordinator needs no more than a sum")
-    if isinstance(method, PFedSim):
-        if warmup := method.warmup_rounds(rounds):
-            return warmup
-        reason = "without warm-up rounds it compares single classifiers from the first round on"
+    reason = method.under_masks
+    if isinstance(reason, Sums):
+        if possible := reason.rounds(method, rounds):
+            return possible
+        reason = reason.otherwise
     raise ConfigurationError(
         f"{method.name} cannot run with secure aggregation: {reason}. Use another method, or a run without "
         "`secure_aggregation`"
@@ -82,7 +58,7 @@ def required(method: Method, masks: SecureAggregationPlan | None, rounds: int) -
         return method.required
     asked = set(method.required) - method.uploads | {Exposure.MASKED_UPDATE}
     if masks.rounds < rounds:
-        # pFedSim's later rounds send single models, and no number of images.
+        # Later rounds send single models, and no number of images.
         asked |= method.uploads - {Exposure.SAMPLE_COUNT}
     return tuple(exposure for exposure in Exposure if exposure in asked)
 

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from medsilo.algorithms.method import Downloads, Federation, Method, local_metrics, participants
+from medsilo.algorithms.method import Downloads, Federation, Method, Round, local_metrics, participants
 from medsilo.algorithms.models import Layout
 from medsilo.algorithms.protection.masked import masked_specs, mean_of, silos_may_change
 from medsilo.algorithms.tensors import FileSource, Part, Payload, TensorSpec, Workspace
@@ -728,12 +728,7 @@ class Rounds:
         delivered = {s for s, p in state.participants.items() if p.delivered_at is not None and s in uploads}
         fresh = Downloads()
         if delivered and (state.number + 1 < self.plan.rounds or self._method.downloads_last):
-            fresh = self._half.aggregate(
-                state.number,
-                uploads,
-                latest,
-                workspace,
-            )
+            fresh = self._half.aggregate(Round(state.number, uploads, latest, workspace))
         changes = self._changes(state.number, uploads)
         written = {silo: self._files(silo, payload, state.number) for silo, payload in named(fresh).items()}
         memory_file = self._save_memory(state.number)

@@ -23,10 +23,11 @@ from medsilo.algorithms.feddyn import FedDyn
 from medsilo.algorithms.fedfomo import FedFomo, candidate_weights, epsilon_greedy
 from medsilo.algorithms.fedprox import FedProx
 from medsilo.algorithms.local import Local
-from medsilo.algorithms.method import PERSONAL, Downloads, Federation, Method
+from medsilo.algorithms.method import PERSONAL, Downloads, Federation, Method, Round
 from medsilo.algorithms.models import Layout, state_of
 from medsilo.algorithms.perfedavg import PerFedAvg, pairs
 from medsilo.algorithms.pfedme import PFedMe
+from medsilo.algorithms.registry import make
 from medsilo.algorithms.scaffold import PREFIX, Scaffold, mean_step
 from medsilo.algorithms.tensors import FileSource, MemoryWorkspace, Part, Payload, TensorSpec, payload_tensors
 from medsilo.algorithms.tensors.files import read_payload, write_payload
@@ -134,7 +135,7 @@ def coordinator(method: Method, *silos: str, layout: Layout = LAYOUT) -> Any:
 
 def sent(half: Any, number: int, uploads: Mapping[str, Payload], prefix: str = "") -> float:
     """The one value of what everyone gets after a round."""
-    everyone = half.aggregate(number, uploads, uploads, MemoryWorkspace()).everyone
+    everyone = half.aggregate(Round(number, uploads, uploads, MemoryWorkspace())).everyone
     tensors = everyone[Exposure.PEER_DERIVED].tensors()
     (value,) = torch.cat([tensors[prefix + "a"].reshape(-1), tensors[prefix + "b"]]).unique().tolist()
     return float(value)
@@ -229,7 +230,7 @@ def test_a_download_of_another_shape_is_refused(method: Method) -> None:
     ("make", "words"),
     [
         (lambda: FedProx(proximal_weight=-1), "proximal_weight"),
-        (lambda: FedProx(weighting="other"), "weighting"),  # type: ignore[arg-type]
+        (lambda: make("fedprox", {"weighting": "other"}), "weighting"),
         (lambda: Scaffold(global_step=0), "global_step"),
         (lambda: FedDyn(strength=0), "strength"),
         (lambda: Ditto(proximal_weight=-0.1), "proximal_weight"),
@@ -303,7 +304,7 @@ def test_scaffolds_control_variate_moves_by_the_share_of_silos_that_took_part() 
     ):
         gradients = [Part.of({"a": torch.full((2, 2), c), "b": torch.full((3,), c)}) for c in changes]
         uploads = {s: upload(m, MODEL_GRADIENT=g) for s, m, g in zip("abcd", models, gradients, strict=False)}
-        everyone = half.aggregate(number, uploads, uploads, MemoryWorkspace()).everyone[Exposure.PEER_DERIVED]
+        everyone = half.aggregate(Round(number, uploads, uploads, MemoryWorkspace())).everyone[Exposure.PEER_DERIVED]
         assert everyone.tensors()["b"].tolist() == [model] * 3
         assert everyone.tensors()[PREFIX + "b"].tolist() == [control] * 3
         assert [spec.name for spec in everyone.specs] == ["a", "b", PREFIX + "a", PREFIX + "b"]
@@ -433,7 +434,7 @@ def test_fedamps_coordinator_uses_squared_norms_and_serves_the_absent() -> None:
     sigma = 7 / math.log(2)  # models of 7 numbers that differ by 1 are at squared distance 7
     half = coordinator(FedAMP(sigma=sigma, step_size=sigma / 2), *"abc")
     latest = {"a": upload(0.0), "b": upload(1.0)}
-    downloads = half.aggregate(3, {"a": latest["a"]}, latest, MemoryWorkspace())
+    downloads = half.aggregate(Round(3, {"a": latest["a"]}, latest, MemoryWorkspace()))
     for silo, value in (("a", 0.25), ("b", 0.75)):
         torch.testing.assert_close(
             downloads.for_silo(silo)[Exposure.PEER_DERIVED].tensors()["b"], torch.full((3,), value)
@@ -499,7 +500,7 @@ def test_fedfomos_coordinator_learns_whom_a_silo_likes() -> None:
     assert half.downloads(0, list("abcd"), Downloads()).for_silo("a") == {}
     nothing = Part.of({"ratings": torch.zeros(2)})
     latest = {silo: upload(float(n), PEER_RATINGS=nothing) for n, silo in enumerate("abcd")}
-    kept = half.aggregate(0, latest, latest, MemoryWorkspace())
+    kept = half.aggregate(Round(0, latest, latest, MemoryWorkspace()))
 
     def given(number: int) -> dict[str, set[float]]:
         part = half.downloads(number, ["a"], kept).for_silo("a")[Exposure.PEER_MODELS]
@@ -512,7 +513,7 @@ def test_fedfomos_coordinator_learns_whom_a_silo_likes() -> None:
     assert len(first) == 2
     assert "a" not in first
     ratings = Part.of({"ratings": torch.tensor([-1.0, 3.0])})
-    half.aggregate(1, {"a": upload(0.0, PEER_RATINGS=ratings)}, latest, MemoryWorkspace())
+    half.aggregate(Round(1, {"a": upload(0.0, PEER_RATINGS=ratings)}, latest, MemoryWorkspace()))
     (unseen,) = set("bcd") - set(first)
     # The second of the two helped, the first hurt, the third is still at 0.
     assert given(2) == {silo: {float("abcd".index(silo))} for silo in (unseen, first[1])}
@@ -524,7 +525,7 @@ def test_fedfomo_explores_less_from_round_to_round() -> None:
     half = coordinator(FedFomo(models=1, explore=1.0, explore_decay=0.1), *"abcd")
     nothing = Part.of({"ratings": torch.zeros(1)})
     latest = {silo: upload(float(n), PEER_RATINGS=nothing) for n, silo in enumerate("abcd")}
-    kept = half.aggregate(0, latest, latest, MemoryWorkspace())
+    kept = half.aggregate(Round(0, latest, latest, MemoryWorkspace()))
     half.memory["affinity"]["matrix"][0, 3] = 1.0
 
     def chosen(number: int) -> set[str]:
@@ -628,7 +629,7 @@ def test_apples_coordinator_gives_all_others_or_a_few() -> None:
     latest = {silo: upload(1.0) for silo in "abcd"}
     for method, number in ((Apple(), 3), (Apple(models=2), 2), (Apple(models=9), 3)):
         half = coordinator(method, *"abcd")
-        kept = half.aggregate(0, latest, latest, MemoryWorkspace())
+        kept = half.aggregate(Round(0, latest, latest, MemoryWorkspace()))
         for _ in range(2):
             downloads = half.downloads(1, ["a", "c"], kept)
             got = {name.partition("/")[0] for name in downloads.for_silo("a")[Exposure.PEER_MODELS].tensors()}

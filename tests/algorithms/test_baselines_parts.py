@@ -20,9 +20,10 @@ from medsilo.algorithms.fedper import FedPer
 from medsilo.algorithms.fedproto import FedProto, average_prototypes, prototypes
 from medsilo.algorithms.fedrep import FedRep
 from medsilo.algorithms.fedrod import FedRoD, log_class_shares
-from medsilo.algorithms.method import PERSONAL, Federation, Method
+from medsilo.algorithms.method import PERSONAL, Federation, Method, Round
 from medsilo.algorithms.models import ARCHITECTURES, Layout, build, state_of
 from medsilo.algorithms.moon import Moon, contrastive_loss
+from medsilo.algorithms.registry import make
 from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload
 from medsilo.algorithms.tensors.transfer import check_finite, check_parts
 from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
@@ -69,7 +70,7 @@ def names(payload: Payload, exposure: Exposure) -> list[str]:
 
 def average_of(method: Method, model: nn.Module, uploads: Mapping[str, Payload]) -> Payload:
     half = method.coordinator_half(Federation(Layout.of(model), rounds=3, seed=1))
-    downloads = half.aggregate(0, uploads, uploads, MemoryWorkspace())
+    downloads = half.aggregate(Round(0, uploads, uploads, MemoryWorkspace()))
     return downloads.for_silo("a")
 
 
@@ -150,8 +151,10 @@ def test_the_average_weights_by_images_or_all_alike(kind: Any, weighting: str, e
 
 @pytest.mark.parametrize("kind", [FedPer, FedRep, FedBN, FedBABU, FedRoD, Moon])
 def test_an_unknown_weighting_is_refused_with_the_choices(kind: Any) -> None:
-    with pytest.raises(ConfigurationError, match=f"{kind.name}: weighting is 'median'; use samples or uniform"):
-        kind(weighting="median")
+    with pytest.raises(
+        ConfigurationError, match=f"{kind.name}: weighting is 'median'; it should be samples or uniform"
+    ):
+        make(kind.name, {"weighting": "median"})
 
 
 def test_a_foreign_average_is_refused() -> None:
@@ -387,8 +390,8 @@ def test_a_class_that_is_absent_in_a_round_keeps_its_last_prototype() -> None:
     half = FedProto().coordinator_half(Federation(Layout.of(fixed_model()), rounds=3, seed=1))
     first = {"a": proto_upload([[1.0, 1.0], [2.0, 2.0], [0.0, 0.0]], [1, 1, 0])}
     second = {"b": proto_upload([[5.0, 5.0], [0.0, 0.0], [0.0, 0.0]], [1, 0, 0])}
-    half.aggregate(0, first, first, MemoryWorkspace())
-    found = half.aggregate(1, second, second, MemoryWorkspace()).for_silo("a")[Exposure.PEER_DERIVED].tensors()
+    half.aggregate(Round(0, first, first, MemoryWorkspace()))
+    found = half.aggregate(Round(1, second, second, MemoryWorkspace())).for_silo("a")[Exposure.PEER_DERIVED].tensors()
     assert found["prototypes"].tolist() == [[5.0, 5.0], [2.0, 2.0], [0.0, 0.0]]
     assert found["present"].tolist() == [1, 1, 0]
 
@@ -413,7 +416,7 @@ def test_fedproto_sends_no_weights_and_counts_only_where_they_weigh() -> None:
     assert Exposure.PEER_DERIVED in FedProto().required
     for values in ({"prototype_weight": -1.0}, {"weighting": "samples"}):
         with pytest.raises(ConfigurationError, match="fedproto: "):
-            FedProto(**values)  # type: ignore[arg-type]
+            make("fedproto", values)
 
 
 @pytest.mark.parametrize("method", [FedRoD(), FedProto()], ids=repr)

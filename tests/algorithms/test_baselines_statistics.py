@@ -17,7 +17,7 @@ from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.fedcac import FedCAC, collaboration_weights, critical, critical_count, overlaps
 from medsilo.algorithms.feddbe import FedDBE, Shift, regularised
 from medsilo.algorithms.fedgh import FedGH, train_head
-from medsilo.algorithms.method import PERSONAL, Downloads, Federation, Memory, Method
+from medsilo.algorithms.method import PERSONAL, Downloads, Federation, Memory, Method, Round
 from medsilo.algorithms.models import Features, Layout, build, mlp, state_of
 from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload
 from medsilo.privacy.errors import ConfigurationError, RefusedError
@@ -97,7 +97,7 @@ def drive(
                 uploads[name] = upload
         if uploads and (number + 1 < len(schedule) or method.downloads_last):
             latest = dict(sorted({**latest, **uploads}.items()))
-            fresh = coordinator.aggregate(number, uploads, latest, MemoryWorkspace())
+            fresh = coordinator.aggregate(Round(number, uploads, latest, MemoryWorkspace()))
             own.update(fresh.own)
             all_others = fresh.everyone if fresh.everyone is not None else all_others
     for name in everyone:
@@ -269,7 +269,7 @@ def test_fedgh_trains_the_head_on_present_classes_only() -> None:
     means[1] = torch.tensor([1.0, 0, 2, 0])
     means[2] = 1e6  # absent, whatever stands there
     upload = {Exposure.PROTOTYPES: Part.of({"means": means, "present": torch.tensor([0, 1, 0], dtype=torch.uint8)})}
-    given = coordinator.aggregate(0, {"a": upload}, {"a": upload}, MemoryWorkspace())
+    given = coordinator.aggregate(Round(0, {"a": upload}, {"a": upload}, MemoryWorkspace()))
     found = only(given.for_silo("someone who never took part"))
     step = 0.5 * (torch.softmax(first["1.weight"] @ means[1] + first["1.bias"], 0) - torch.tensor([0.0, 1, 0]))
     torch.testing.assert_close(found["1.weight"], first["1.weight"] - step[:, None] * means[1])
@@ -281,7 +281,7 @@ def test_fedgh_survives_a_round_without_any_class() -> None:
     first = only(coordinator.downloads(0, ["a"], Downloads()).for_silo("a"))
     tensors = {"means": torch.zeros(3, 4), "present": torch.zeros(3, dtype=torch.uint8)}
     upload = {Exposure.PROTOTYPES: Part.of(tensors)}
-    given = coordinator.aggregate(0, {"a": upload}, {"a": upload}, MemoryWorkspace())
+    given = coordinator.aggregate(Round(0, {"a": upload}, {"a": upload}, MemoryWorkspace()))
     assert equal(only(given.for_silo("a")), first)
 
 
@@ -381,13 +381,13 @@ def test_feddbes_consensus_weighs_means_by_numbers_of_images_and_is_kept() -> No
         return payload if mean is None else {**payload, STATISTICS: Part.of({"mean": torch.tensor(mean)})}
 
     first = {"a": upload(0, 1, [0, 4, 8]), "b": upload(4, 3, [4, 0, 0])}
-    found = only(coordinator.aggregate(0, first, first, MemoryWorkspace()).for_silo("c"))
+    found = only(coordinator.aggregate(Round(0, first, first, MemoryWorkspace())).for_silo("c"))
     assert found["consensus"].tolist() == [3, 1, 2]
     assert {float(value) for name, t in found.items() if name != "consensus" for value in t.reshape(-1)} == {3.0}
     coordinator_again = coordinator_of(FedDBE())
     coordinator_again.memory = restarted(coordinator.memory)
     second = {"b": upload(6, 3, None)}
-    found = only(coordinator_again.aggregate(1, second, {**first, **second}, MemoryWorkspace()).for_silo("a"))
+    found = only(coordinator_again.aggregate(Round(1, second, {**first, **second}, MemoryWorkspace())).for_silo("a"))
     assert found["consensus"].tolist() == [3, 1, 2]
     assert found["0.bias"].tolist() == [6, 6, 6]
 
@@ -458,7 +458,7 @@ def test_fedcacs_coordinator_gives_both_averages() -> None:
         return {**constant_model(value), MASK: Part.of(masks)}
 
     uploads = {"a": upload(0, True), "b": upload(3, True), "c": upload(9, False)}
-    given = coordinator.aggregate(0, uploads, uploads, MemoryWorkspace())
+    given = coordinator.aggregate(Round(0, uploads, uploads, MemoryWorkspace()))
     for silo, custom in [("a", 1.5), ("b", 1.5), ("c", 9.0), ("late", 4.0)]:
         found = only(given.for_silo(silo))
         for spec in layout.parameters:
@@ -537,7 +537,7 @@ def test_fedap_mixes_half_its_own_model_with_the_closer_and_the_farther() -> Non
         return {**constant_model(value, without="1."), STATISTICS: Part.of(said)}
 
     uploads = {"a": upload(0, 0), "b": upload(8, 1), "c": upload(16, 3)}
-    given = coordinator.aggregate(2, uploads, uploads, MemoryWorkspace())
+    given = coordinator.aggregate(Round(2, uploads, uploads, MemoryWorkspace()))
     # a: distances 1 and 3; b: 1 and 2; c: 3 and 2; d has said nothing yet.
     expected = {"a": 0.375 * 8 + 0.125 * 16, "b": 4 + 16 / 6, "c": 8 + 0.5 * (0.4 * 0 + 0.6 * 8), "d": 8.0}
     for silo, value in expected.items():
@@ -546,7 +546,7 @@ def test_fedap_mixes_half_its_own_model_with_the_closer_and_the_farther() -> Non
         assert {round(float(v), 5) for t in found.values() for v in t.reshape(-1)} == {round(value, 5)}
     # Next round only a and d come: b is at home and counts for nobody but itself.
     alone = {"a": {e: part for e, part in upload(2, 0).items() if e != STATISTICS}, "d": upload(10, 1)}
-    given = coordinator.aggregate(3, alone, {**uploads, **alone}, MemoryWorkspace())
+    given = coordinator.aggregate(Round(3, alone, {**uploads, **alone}, MemoryWorkspace()))
     assert only(given.for_silo("a"))["0.bias"].tolist() == [6, 6, 6]  # 0.5 * 2 + 0.5 * 10
     assert only(given.for_silo("b"))["0.bias"].tolist() == pytest.approx([9, 9, 9])  # d is its twin: 0.5 * 8 + 0.5 * 10
 
@@ -580,5 +580,5 @@ def test_fedap_alone_keeps_its_own_model() -> None:
     alone = coordinator_of(FedAP(warmup_share=0.0), rounds=9, silos=("a",))
     said = {"1.input_mean": torch.zeros(3), "1.input_variance": torch.ones(3)}
     uploads = {"a": {**constant_model(5, without="1."), STATISTICS: Part.of(said)}}
-    found = only(alone.aggregate(1, uploads, uploads, MemoryWorkspace()).for_silo("a"))
+    found = only(alone.aggregate(Round(1, uploads, uploads, MemoryWorkspace())).for_silo("a"))
     assert found["0.bias"].tolist() == [5, 5, 5]

@@ -18,8 +18,9 @@ from medsilo.algorithms.feddfq import (
     metric_proxies,
     mix_extractors,
 )
-from medsilo.algorithms.method import Federation
+from medsilo.algorithms.method import Federation, Round
 from medsilo.algorithms.models import state_of
+from medsilo.algorithms.registry import make
 from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload, payload_tensors
 from medsilo.privacy.errors import ConfigurationError, RefusedError
 from medsilo.privacy.exposure import Exposure
@@ -214,7 +215,7 @@ def test_the_identifier_is_asked_for_once_and_again_if_it_did_not_arrive() -> No
     half = FedDFQ().coordinator_half(federation("a", "b"))
     assert Exposure.DATA_IDENTIFIER in half.upload_parts(0, "a")
     uploads = {"a": upload(1.0, [1, 0, 0, 0])}
-    downloads = half.aggregate(0, uploads, uploads, MemoryWorkspace())
+    downloads = half.aggregate(Round(0, uploads, uploads, MemoryWorkspace()))
     assert Exposure.DATA_IDENTIFIER not in half.upload_parts(1, "a")
     assert Exposure.DATA_IDENTIFIER in half.upload_parts(1, "b"), "b's never arrived"
     site = ImageSite(steps=0)
@@ -239,7 +240,7 @@ def test_gradients_come_scaled_in_order_of_similarity_and_nobody_is_named(order:
         "c": upload(3.0, [1, 2, 0, 0], gradient=3.0),
         "d": upload(4.0, [-1, 0, 0, 0], gradient=4.0),
     }
-    part = half.aggregate(0, uploads, uploads, MemoryWorkspace()).for_silo("a")[Exposure.CLASSIFIER_GRADIENT]
+    part = half.aggregate(Round(0, uploads, uploads, MemoryWorkspace())).for_silo("a")[Exposure.CLASSIFIER_GRADIENT]
     tensors = part.tensors()
     weights = metric_proxies(torch.tensor([[1, 0, 0, 0], [1, 0.5, 0, 0], [1, 2, 0, 0], [-1, 0, 0, 0.0]]))[0]
     scaled = {2.0: 2 * weights[1].item(), 3.0: 3 * weights[2].item()}
@@ -257,7 +258,9 @@ def test_the_number_of_candidates_is_the_most_similar() -> None:
         "c": upload(3.0, [1, 0.1, 0, 0], 3.0),
     }
     tensors = (
-        half.aggregate(0, uploads, uploads, MemoryWorkspace()).for_silo("a")[Exposure.CLASSIFIER_GRADIENT].tensors()
+        half.aggregate(Round(0, uploads, uploads, MemoryWorkspace()))
+        .for_silo("a")[Exposure.CLASSIFIER_GRADIENT]
+        .tensors()
     )
     assert len(tensors) == len(SmallSite().layout.classifier)
     assert all(tensor.mean() > 1 for tensor in tensors.values()), "c's, of size 3, not b's"
@@ -313,6 +316,6 @@ def test_hyper_parameters_have_ranges() -> None:
     with pytest.raises(ConfigurationError, match="candidates"):
         FedDFQ(candidates=-1)
     with pytest.raises(ConfigurationError, match="order"):
-        FedDFQ(order="random")  # type: ignore[arg-type]
+        make("feddfq", {"order": "random"})
     with pytest.raises(ConfigurationError, match="selection"):
-        FedDFQ(selection="best")  # type: ignore[arg-type]
+        make("feddfq", {"selection": "best"})

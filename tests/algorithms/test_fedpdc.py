@@ -13,7 +13,7 @@ from medsilo.algorithms.datasets import ImageDataset, image_hashes
 from medsilo.algorithms.datasets.public_set import PublicImages
 from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.fedpdc import FedPDC, accuracy_weights, adaptive_penalty
-from medsilo.algorithms.method import Federation
+from medsilo.algorithms.method import Federation, Round
 from medsilo.algorithms.models import Layout, build, state_of
 from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload, payload_tensors
 from medsilo.privacy.consent.plan import ModelPlan
@@ -75,7 +75,7 @@ def test_the_coordinator_averages_by_accuracy_and_sends_back_each_silos_own() ->
     federation = Federation(layout, 9, 0, ("a", "b", "c"), public=FixedPublic(0.5, 0.25, 0.75))
     half = FedPDC().coordinator_half(federation)
     uploads = {silo: upload(value, layout) for silo, value in (("a", 1.0), ("b", 2.0), ("c", 4.0))}
-    kept = half.aggregate(0, uploads, uploads, MemoryWorkspace())
+    kept = half.aggregate(Round(0, uploads, uploads, MemoryWorkspace()))
     average = payload_tensors(kept.for_silo("a"), [Exposure.PEER_DERIVED])[layout.parameters[0].name]
     assert average.unique().tolist() == pytest.approx([1 / 3 + 2 / 6 + 4 / 2])
 

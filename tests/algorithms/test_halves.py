@@ -13,7 +13,7 @@ from medsilo.algorithms.diversifed import DiversiFed, attract_repel
 from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.fedprox import FedProx
 from medsilo.algorithms.local import Local
-from medsilo.algorithms.method import PERSONAL, TRAINED, Downloads, Federation
+from medsilo.algorithms.method import PERSONAL, TRAINED, Downloads, Federation, Round
 from medsilo.algorithms.models import Layout, state_of
 from medsilo.algorithms.tensors import BLOCK, MemoryWorkspace, Part, Payload, Stack, payload_tensors
 from medsilo.privacy.errors import RefusedError
@@ -157,7 +157,7 @@ def test_the_coordinators_z_is_that_of_the_pure_function() -> None:
     models = [small_model(seed) for seed in range(4)]
     uploads = {f"h{n}": payload_of(model) for n, model in enumerate(models)}
     half = DiversiFed(temperature=0.7, step_size=0.9).coordinator_half(federation(models[0]))
-    downloads = half.aggregate(0, uploads, uploads, MemoryWorkspace())
+    downloads = half.aggregate(Round(0, uploads, uploads, MemoryWorkspace()))
     order = Layout.of(models[0]).parameters
     rows = torch.stack([torch.cat([state_of(m)[spec.name].reshape(-1) for spec in order]) for m in models])
     expected = attract_repel(rows, temperature=0.7, step_size=0.9)
@@ -177,7 +177,7 @@ def test_z_does_not_depend_on_how_a_model_is_cut_into_blocks() -> None:
         for n, row in enumerate(rows)
     }
     half = DiversiFed().coordinator_half(federation(small_model()))
-    downloads = half.aggregate(0, uploads, uploads, MemoryWorkspace())
+    downloads = half.aggregate(Round(0, uploads, uploads, MemoryWorkspace()))
     centre = rows.double()
     d = torch.cdist(centre, centre, compute_mode="donot_use_mm_for_euclid_dist")
     for i, (j, k) in enumerate(((1, 2), (0, 2), (0, 1))):
@@ -203,7 +203,7 @@ def test_a_silo_that_missed_the_round_keeps_its_z_or_gets_none(stale: str, kept:
     uploads = {f"h{n}": payload_of(small_model(n)) for n in range(3)}
     latest = {**uploads, "absent": payload_of(small_model(9))}
     half = DiversiFed(stale=stale).coordinator_half(federation(small_model()))  # type: ignore[arg-type]
-    downloads = half.aggregate(1, uploads, latest, MemoryWorkspace())
+    downloads = half.aggregate(Round(1, uploads, latest, MemoryWorkspace()))
     assert {"h0", "h1", "h2"} <= set(downloads.own)
     assert ("absent" in downloads.own) is kept  # an empty download replaces the old one, no download leaves it
     assert downloads.for_silo("absent") == {}
@@ -220,7 +220,7 @@ def fedavg_of(counts: list[int] | None) -> dict[str, Tensor]:
             payload[Exposure.SAMPLE_COUNT] = Part.of({"samples": torch.tensor(counts[n])})
         uploads[str(n)] = payload
     half = FedAvg(weighting="samples" if counts else "uniform").coordinator_half(federation(small_model()))
-    everyone = half.aggregate(0, uploads, uploads, MemoryWorkspace()).everyone
+    everyone = half.aggregate(Round(0, uploads, uploads, MemoryWorkspace())).everyone
     assert everyone is not None
     return everyone[Exposure.PEER_DERIVED].tensors()
 
@@ -264,7 +264,7 @@ def test_separate_training_exposes_nothing() -> None:
     assert Local().uploads == Local().downlink == frozenset()
     coordinator = Local().coordinator_half(federation(small_model()))
     assert coordinator.upload_parts(0, "a") == {}
-    assert coordinator.aggregate(0, {}, {}, MemoryWorkspace()) == Downloads()
+    assert coordinator.aggregate(Round(0, {}, {}, MemoryWorkspace())) == Downloads()
 
 
 def test_only_float32_is_mixed() -> None:

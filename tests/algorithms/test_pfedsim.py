@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from medsilo.algorithms.fedavg import FedAvg
-from medsilo.algorithms.method import Federation
+from medsilo.algorithms.method import Federation, Round
 from medsilo.algorithms.models import Layout, state_of
 from medsilo.algorithms.pfedsim import PFedSim, Variant, classifier_similarity, personalize_extractors
 from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload, payload_tensors
@@ -100,12 +100,12 @@ def test_absent_silos_take_part_with_their_last_upload_and_newcomers_get_the_war
     half = PFedSim(warmup_share=0.25).coordinator_half(federation)
     work = MemoryWorkspace()
     first = {"a": upload(1.0, A, 10), "b": upload(3.0, A, 30)}
-    warm = half.aggregate(0, first, first, work).for_silo("d")
+    warm = half.aggregate(Round(0, first, first, work)).for_silo("d")
     weight = SmallSite().layout.extractor[0].name
     assert payload_tensors(warm, [Exposure.PEER_DERIVED])[weight].unique().tolist() == [2.5]
     # Round 1: a and c; b has not been in the personal phase yet, so it does not count.
     one = {"a": upload(1.0, A), "c": upload(5.0, A)}
-    own = half.aggregate(1, one, {**first, **one}, work).own
+    own = half.aggregate(Round(1, one, {**first, **one}, work)).own
     assert set(own) == {"a", "c"}
     assert payload_tensors(own["a"], [Exposure.PEER_DERIVED])[weight].unique().tolist() == pytest.approx([3.0])
     assert [spec.name for spec in own["a"][Exposure.PEER_DERIVED].specs] == [
@@ -113,7 +113,7 @@ def test_absent_silos_take_part_with_their_last_upload_and_newcomers_get_the_war
     ]
     # Round 2: only b, whose classifier points the other way. a and c keep their similarity of round 1.
     two = {"b": upload(9.0, B)}
-    own = half.aggregate(2, two, {**first, **one, **two}, work).own
+    own = half.aggregate(Round(2, two, {**first, **one, **two}, work)).own
     for silo, value in (("a", 3.0), ("c", 3.0), ("b", 9.0)):
         assert payload_tensors(own[silo], [Exposure.PEER_DERIVED])[weight].unique().tolist() == pytest.approx([value])
 

@@ -26,7 +26,7 @@ from medsilo.algorithms.fedper import FedPer
 from medsilo.algorithms.fedprox import FedProx
 from medsilo.algorithms.fedrep import FedRep
 from medsilo.algorithms.fedrod import FedRoD
-from medsilo.algorithms.method import Federation, Method
+from medsilo.algorithms.method import Federation, Method, Round
 from medsilo.algorithms.models import Layout, state_of
 from medsilo.algorithms.moon import Moon
 from medsilo.algorithms.perfedavg import PerFedAvg
@@ -66,7 +66,7 @@ def averaged(method: PartialSharing | PFedSim, models: list[Tensor], images: lis
                 start += size
             upload[exposure] = Part.of(tensors)
         uploads[silo] = upload
-    everyone = half.aggregate(0, uploads, uploads, MemoryWorkspace()).everyone
+    everyone = half.aggregate(Round(0, uploads, uploads, MemoryWorkspace())).everyone
     assert everyone is not None
     return torch.cat([t.reshape(-1) for t in everyone[Exposure.PEER_DERIVED].tensors().values()])
 

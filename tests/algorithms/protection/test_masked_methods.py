@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from medsilo.algorithms.families.sharing import count_part
-from medsilo.algorithms.method import CoordinatorHalf, Federation, Method
+from medsilo.algorithms.method import CoordinatorHalf, Federation, Method, Round
 from medsilo.algorithms.models import Layout, build
 from medsilo.algorithms.protection.masked import (
     WEIGHT,
@@ -67,8 +67,8 @@ def test_the_mean_in_each_silos_place_gives_what_the_single_updates_give(name: s
         # One silo has not taken part; silos of different sizes, so that weights matter.
         uploads = {silo: random_upload(plain, number, silo, rng) for silo in ("a", "b", "d")}
         masked = summed(blind, number, uploads)
-        found = blind.aggregate(number, masked, masked, MemoryWorkspace())
-        expected = plain.aggregate(number, uploads, uploads, MemoryWorkspace())
+        found = blind.aggregate(Round(number, masked, masked, MemoryWorkspace()))
+        expected = plain.aggregate(Round(number, uploads, uploads, MemoryWorkspace()))
         assert found.everyone is not None
         assert expected.everyone is not None
         assert not expected.own

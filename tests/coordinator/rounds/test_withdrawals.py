@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from medsilo.algorithms.method import Federation
+from medsilo.algorithms.method import Federation, Round
 from medsilo.algorithms.models import Layout, build
 from medsilo.algorithms.registry import METHODS
 from medsilo.algorithms.tensors import MemoryWorkspace, payload_tensors
@@ -92,10 +92,10 @@ def test_a_dropped_update_is_used_for_nothing(begin: Callable[..., Run], name: s
     )
     reference = run.method.coordinator_half(federation)
     first = {silo: run.uploads[0, silo] for silo in NAMES}
-    reference.aggregate(0, first, first, MemoryWorkspace())
+    reference.aggregate(Round(0, first, first, MemoryWorkspace()))
     reference.forget("a")
     second = {silo: run.uploads[1, silo] for silo in NAMES[1:]}
-    expected = reference.aggregate(1, second, second, MemoryWorkspace())
+    expected = reference.aggregate(Round(1, second, second, MemoryWorkspace()))
     for silo in NAMES[1:]:
         with run.rounds.task(silo, 60, lambda: True, holds_model=True) as (_, payload):
             shared = [Exposure.PEER_DERIVED]

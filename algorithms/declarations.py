@@ -1,0 +1,102 @@
+"""What a method states of itself under differential privacy and under masks; ``protection/`` reads it.
+
+All of it is data. Where it depends on hyper-parameters, it names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from medsilo.privacy.exposure import Exposure
+
+
+@dataclass(frozen=True)
+class Average:
+    """An average over the images that a method asks for (``site.average``).
+
+    Attributes:
+        content: as the method calls it.
+        exposure: the class that it is sent as; None where it only enters the training.
+        lasting: it is drawn once for a version of the data set; else in every round but the first.
+        only_if: a hyper-parameter, without which it is not asked for.
+    """
+
+    content: str
+    exposure: Exposure | None
+    lasting: bool
+    only_if: str | None = None
+
+    def times(self, rounds: int) -> int:
+        """How often at most, in a run of so many rounds."""
+        return 1 if self.lasting else rounds - 1
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A hyper-parameter that must have one of certain values.
+
+    Attributes:
+        name: of the hyper-parameter.
+        values: that will do.
+        reason: why others will not.
+        only_if: another hyper-parameter, without which any value will do.
+    """
+
+    name: str
+    values: tuple[object, ...]
+    reason: str
+    only_if: str | None = None
+
+
+@dataclass(frozen=True)
+class Protected:
+    """States that differential privacy protects all that a method sends: its silos train with ``site.fit`` on the cross
+    entropy, with or without a correction, and send nothing but the models that leaves them, what is made of these,
+    averages over their images that ``site.average`` noises, and numbers of images.
+
+    Attributes:
+        each_round: epochs of each training in a round: a number, or the hyper-parameter that says it; None, or a
+            hyper-parameter of 0, stands for the plan's.
+        at_end: epochs of each training after the last round, likewise; 0 stands for none.
+        derived: classes beyond the usual that are computed from trained models only.
+        averages: averages over the images besides training.
+        conditions: what its hyper-parameters must be.
+    """
+
+    each_round: tuple[int | str | None, ...] = (None,)
+    at_end: tuple[int | str, ...] = ()
+    derived: frozenset[Exposure] = frozenset()
+    averages: tuple[Average, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+
+
+def _all(method: object, rounds: int) -> int:
+    del method
+    return rounds
+
+
+@dataclass(frozen=True)
+class Sums:
+    """States that all that a method's coordinator makes of a round's updates is made of their weighted mean and their
+    number.
+
+    Attributes:
+        rounds: of a method and a run's rounds, how many from the first that holds for.
+        otherwise: why it holds for none, where ``rounds`` can be 0.
+    """
+
+    rounds: Callable[[Any, int], int] = _all
+    otherwise: str = ""
+
+
+UNSTATED_PRIVACY = "no one has stated how its content is protected"
+UNSTATED_SUMS = "no one has stated that the coordinator needs no more than a sum"
+
+# Reasons that several methods give.
+OWN_LOSS = "its loss is its own, and single images' gradients of it have no bound here"
+OWN_STEPS = "it takes steps of its own on the images, which nothing clips or noises"
+PROTOTYPES = "prototypes are averages of the silo's images' features, and have no mechanism"
+MIXTURES = "each silo gets a mixture of its own, for which the coordinator needs every single model"
+HANDED_ON = "it hands single silos' models to others"
