@@ -15,10 +15,8 @@ from medsilo.algorithms.protection.masked import digest
 from medsilo.algorithms.registry import METHODS, make
 from medsilo.algorithms.tensors import Payload
 from medsilo.privacy.exposure import Exposure
+from tests.support.methods.fitting import fitting
 from tests.support.methods.tiny_federation import run_plan, shard
-
-MODELS = dict.fromkeys(("fedap", "fedbn"), "lenet5")
-"""FedAP and FedBN are about batch normalisation."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -64,7 +62,7 @@ class Attended(federation.Simulation):
 
 def attended(name: str, rounds: Sequence[Attendance], *, silos: int) -> Attended:
     method = make(name, {})
-    plan = run_plan(method, rounds=len(rounds), model=MODELS.get(name, "mlp-64"))
+    plan = run_plan(method, rounds=len(rounds), model=fitting(method, "mlp-64", "lenet5"))
     shards = [shard(f"hospital{n}", seed=n) for n in range(1, silos + 1)]
     public = PublicImages(shard("public", seed=9), build(plan.model, seed=plan.seed), plan.model.input_shape)
     one = Attended(plan, method, shards, device=torch.device("cpu"), public=public)

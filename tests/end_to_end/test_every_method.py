@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from medsilo.algorithms.registry import METHODS, make
+from tests.support.methods.fitting import fitting
 from tests.support.network.proxy import Proxy
 from tests.support.runs.checks import (
     assert_both_sides_agree,
@@ -22,16 +23,14 @@ from tests.support.runs.federation import Federation
 
 Make = Callable[..., Federation]
 
-# pFedSim's two rounds are one of each phase; methods about batch normalisation get a model that has some.
-MODELS = dict.fromkeys(("fedbn", "fedap"), "lenet5")
-
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_runs_as_in_simulation_and_exposes_what_it_declares(
     federation: Make, public_data: Path, name: str
 ) -> None:
     method = make(name, {})
-    model = {"name": MODELS.get(name, "diversifed-cnn"), "input_shape": [3, 28, 28], "classes": 9}
+    # pFedSim's two rounds are one of each phase.
+    model = {"name": fitting(method, "diversifed-cnn", "lenet5"), "input_shape": [3, 28, 28], "classes": 9}
     one = federation(
         insecure=True,
         run={"method": {"name": name}, "model": model, "rounds": 2, "ask_for": []},

@@ -24,6 +24,7 @@ from medsilo.silo.data.sharding import cut
 from medsilo.silo.data.synthetic import generate_tissue
 from medsilo.simulation.federation import Simulation
 from medsilo.simulation.public_images import cut_public
+from tests.support.methods.fitting import fitting
 
 SETTING = Dirichlet(silos=5, alpha=1.0, train_per_silo=40, test_per_silo=10)
 
@@ -46,8 +47,7 @@ def simulate(
     model: str | None = None,
     **changes: Any,
 ) -> Simulation:
-    # FedAP and FedBN are about batch normalisation.
-    model = model or ("lenet5" if method.name in ("fedap", "fedbn") else "mlp-64")
+    model = model or fitting(method, "mlp-64", "lenet5")
     plan = RunPlan(
         federation="test",
         coordinator="c",
@@ -200,8 +200,8 @@ def test_a_run_gone_on_with_from_a_file_has_the_bits_of_one_that_was_not_stopped
     dataset: ImageDataset, shards: list[ImageDataset], method: str, tmp_path: Path
 ) -> None:
     """With a model that has running statistics, and silos that sit rounds out: the most that there is to keep."""
-    model = "mlp-64" if method == "fedpdc" else "lenet5"  # it has no use for models whose statistics stay at home
     made = make(method, {})
+    model = fitting(made, "lenet5", "mlp-64")
     public = cut_public(dataset, SETTING, shards, seed=1, per_class=2) if made.needs_public else None
 
     def fresh() -> Simulation:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from medsilo.algorithms.declarations import Sums
 from medsilo.algorithms.families.sharing import count_part
 from medsilo.algorithms.method import CoordinatorHalf, Federation, Method, Round
 from medsilo.algorithms.models import Layout, build
@@ -29,10 +30,7 @@ from medsilo.privacy.errors import ConfigurationError, RefusedError
 from medsilo.privacy.exposure import MODEL, Exposure
 from tests.support.methods.tiny_federation import run_plan
 
-SUMS = (
-    *("fedavg", "fedprox", "scaffold", "moon", "feddyn", "perfedavg", "pfedme", "ditto"),
-    *("fedper", "fedrep", "fedbn", "fedbabu", "fedrod"),
-)
+SUMS = [name for name, method in METHODS.items() if isinstance(method.under_masks, Sums)]
 PLAN = SecureAggregationPlan(minimum=3, rounds=3)
 
 
@@ -63,7 +61,7 @@ def test_the_mean_in_each_silos_place_gives_what_the_single_updates_give(name: s
         for _ in range(2)
     )
     rng = np.random.default_rng(7)
-    for number in range(3):
+    for number in range(masked_rounds(method, 3)):
         # One silo has not taken part; silos of different sizes, so that weights matter.
         uploads = {silo: random_upload(plain, number, silo, rng) for silo in ("a", "b", "d")}
         masked = summed(blind, number, uploads)
@@ -94,17 +92,25 @@ def test_every_method_is_either_a_sum_or_refused_with_the_reason() -> None:
     for name in METHODS:
         method = make(name, {})
         if name in SUMS:
-            assert masked_rounds(method, 7) == 7
-        elif name == "pfedsim":
-            assert masked_rounds(method, 7) == 3, "the warm-up"
-            with pytest.raises(ConfigurationError, match="without warm-up rounds"):
-                masked_rounds(make(name, {"warmup_share": 0.0}), 7)
+            assert masked_rounds(method, 7) == (3 if name == "pfedsim" else 7), "all rounds, or the warm-up"
         else:
             with pytest.raises(
                 ConfigurationError, match=f"{name} cannot run with secure aggregation: .{{20,}}"
             ) as told:
                 masked_rounds(method, 7)
             assert "no one has stated" not in str(told.value)
+    with pytest.raises(ConfigurationError, match="without warm-up rounds"):
+        masked_rounds(make("pfedsim", {"warmup_share": 0.0}), 7)
+
+
+def test_a_method_that_nobody_has_thought_about_is_refused() -> None:
+    """Also where it changes one that somebody has."""
+
+    class Newcomer(METHODS["fedavg"]):  # type: ignore[misc]
+        name = "newcomer"
+
+    with pytest.raises(ConfigurationError, match="newcomer cannot run with secure aggregation: no one has stated"):
+        masked_rounds(Newcomer(), 7)
 
 
 def test_consent_to_masked_runs_is_to_the_sum_and_not_to_models() -> None:

@@ -10,6 +10,7 @@ import torch
 
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit
 from medsilo.algorithms.datasets.public_set import PublicImages
+from medsilo.algorithms.declarations import Protected
 from medsilo.algorithms.method import Method
 from medsilo.algorithms.models import build
 from medsilo.algorithms.protection.private import check, planned_averages, planned_steps, refusal
@@ -21,26 +22,15 @@ from medsilo.privacy.errors import ConfigurationError
 from medsilo.simulation.batched import InThreads
 from medsilo.simulation.federation import Simulation
 
-SUPPORTED: dict[str, dict[str, Any]] = {
-    "local": {},
-    "fedavg": {},
-    "fedprox": {},
-    "feddyn": {},
-    "scaffold": {},
-    "diversifed": {},
-    "fedamp": {},
-    "pfedsim": {},
-    "fedper": {},
-    "fedrep": {"head_epochs": 2},
-    "fedbn": {},
-    "fedbabu": {"fine_tune_epochs": 2},
-    "fedcac": {},
-    "ditto": {"personal_epochs": 2},
-    "fedpdc": {"mode": "proximal", "check_disjoint": False},
-    # With softmax all silos are similar, so that there always is a gradient to choose.
-    "feddfq": {"selection": "argmin", "normalisation": "softmax"},
-}
+# With softmax all silos are similar, so that FedDFQ always has a gradient to choose.
+CHOSEN: dict[str, dict[str, Any]] = {"feddfq": {"normalisation": "softmax"}}
 ROUNDS = 2
+
+
+def wanted(stated: Protected) -> dict[str, Any]:
+    """Hyper-parameters that fulfil all conditions, and numbers of epochs that are not the plan's."""
+    epochs = [name for name in (*stated.each_round, *stated.at_end) if isinstance(name, str)]
+    return {one.name: one.values[0] for one in stated.conditions} | dict.fromkeys(epochs, 2)
 
 
 def run_plan(method: Method, **changes: Any) -> RunPlan:
@@ -86,16 +76,16 @@ def simulate(method: Method, **options: Any) -> Simulation:
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_method_runs_with_exactly_the_planned_steps_or_is_refused(name: str) -> None:
-    method = make(name, SUPPORTED.get(name, {}))
-    if name not in SUPPORTED:
-        reason = refusal(method)
+    stated = METHODS[name].under_privacy
+    if isinstance(stated, str):
+        reason = refusal(method := make(name, {}))
         assert reason is not None, name
         assert reason.startswith(f"{name} cannot run with differential privacy: ")
         assert "no one has stated" not in reason, "each refusal has a reason of its own"
         with pytest.raises(ConfigurationError, match="run without privacy"):
             check(method)
         return
-    simulation = simulate(method)
+    simulation = simulate(make(name, wanted(stated) | CHOSEN.get(name, {})))
     plan = simulation.plan
     assert plan.privacy is not None
     for _ in range(ROUNDS):

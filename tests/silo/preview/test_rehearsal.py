@@ -33,6 +33,7 @@ from medsilo.silo.state.config import SiloConfig
 from medsilo.silo.training import private_training
 from medsilo.silo.training.private_training import clipped_sum
 from tests.support.hospital.trained_hospital import configured
+from tests.support.methods.fitting import fitting
 
 ROUNDS = 2
 
@@ -242,8 +243,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> SiloConfig:
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_method_can_be_rehearsed_and_says_what_of_its_model_leaves(small: SiloConfig, method: str) -> None:
-    model = "resnet8" if method == "fedap" else "mlp-64"  # fedap compares batch normalisation's statistics
-    plan = planned(method, model=model, size=16, training={"epochs": 1})
+    plan = planned(method, model=fitting(make(method, {}), "mlp-64", "resnet8"), size=16, training={"epochs": 1})
     found = rehearse(small, plan, coins=np.random.default_rng(1))
     sends = {Exposure.MODEL_PARAMETERS_EXTRACTOR, Exposure.MODEL_PARAMETERS_CLASSIFIER} & set(found.plan.required)
     assert set(found.leaves) == sends

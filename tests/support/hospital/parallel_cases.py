@@ -22,6 +22,7 @@ from medsilo.silo.training.data_parallel import Alone, DataParallel
 from medsilo.silo.training.site import LocalSite
 from medsilo.simulation import federation
 from medsilo.simulation.federation import Simulation
+from tests.support.methods.fitting import fitting
 
 CPU = torch.device("cpu")
 DEVICES = [CPU, CPU]
@@ -69,7 +70,7 @@ def planned(method: str = "fedavg", *, model: str = "diversifed-cnn", **training
 def plan_of(case: str) -> RunPlan:
     method = case if case in METHODS else "fedavg"
     options = OTHERS.get(case, {})
-    model = options.get("model", "lenet5" if method in ("fedbn", "fedap") else "diversifed-cnn")
+    model = options.get("model", fitting(make(method, {}), "diversifed-cnn", "lenet5"))
     return planned(method, model=model, **options.get("training", {}))
 
 

@@ -12,6 +12,7 @@ import torch
 
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit, save_npz
 from medsilo.algorithms.models import build
+from medsilo.algorithms.registry import make
 from medsilo.algorithms.tensors import Payload
 from medsilo.algorithms.tensors.files import write_payload
 from medsilo.algorithms.tensors.transfer import check_parts
@@ -21,6 +22,7 @@ from medsilo.coordinator.store.store import Store
 from medsilo.privacy.exposure import Exposure
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.silo.training.site import LocalSite
+from tests.support.methods.fitting import fitting
 
 NAMES = ("a", "a-b", "c")
 
@@ -32,9 +34,6 @@ REASON = "withdrawn by the hospital"
 
 
 ROUNDS = 5
-
-
-MODELS = dict.fromkeys(("fedbn", "fedap"), "lenet5")
 
 
 def shard(name: str, seed: int) -> ImageDataset:
@@ -66,7 +65,7 @@ class Run:
                     "name": "r",
                     "method": method,
                     "model": {
-                        "name": MODELS.get(method["name"], "mlp-64"),
+                        "name": fitting(make(method["name"], {}), "mlp-64", "lenet5"),
                         "input_shape": (1, 28, 28),
                         "classes": 3,
                     },
