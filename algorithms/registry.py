@@ -32,6 +32,7 @@ from medsilo.algorithms.fedrod import FedRoD
 from medsilo.algorithms.local import Local
 from medsilo.algorithms.method import Method
 from medsilo.algorithms.moon import Moon
+from medsilo.algorithms.mrmtl import MRMTL
 from medsilo.algorithms.perfedavg import PerFedAvg
 from medsilo.algorithms.pfedme import PFedMe
 from medsilo.algorithms.pfedsim import PFedSim
@@ -67,6 +68,7 @@ METHODS: dict[str, type[Method]] = {
         FedAP,
         FedGH,
         FedDBE,
+        MRMTL,
     )
 }
 
