@@ -22,7 +22,7 @@ class FedAvg(PartialSharing):
     """
 
     name: ClassVar[str] = "fedavg"
-    sends: ClassVar[str] = "model, number of images"
+    sends: ClassVar[str] = "model, number of images (`weighting: uniform`: the model alone)"
     downloads_last: ClassVar[bool] = True
     measures_received: ClassVar[bool] = True
     shared_classes: ClassVar[tuple[Exposure, ...]] = MODEL

@@ -45,7 +45,7 @@ class Local(Method):
     name: ClassVar[str] = "local"
     silo: ClassVar[type[SiloHalf]] = LocalSilo
     coordinator: ClassVar[type[CoordinatorHalf]] = LocalCoordinator
-    sends: ClassVar[str] = "nothing"
+    sends: ClassVar[str] = "nothing but the progress of rounds"
     gets: ClassVar[str] = "the first model"
     uploads: ClassVar[frozenset[Exposure]] = frozenset()
     downlink: ClassVar[frozenset[Exposure]] = frozenset()

@@ -1,8 +1,10 @@
-"""Writes the pages under ``docs/reference`` from the code: configuration files, methods, commands.
+"""Writes what pages say of the code from the code: those under ``docs/reference``, and elsewhere the tables of methods,
+each between two comments.
 
     python docs/generate.py [--check]
 
-``--check`` writes nothing and ends with 1 if a page is not what the code says.
+``--check`` writes nothing and ends with 1 if a page is not what the code says. A new method is in all of them by its
+entry in the registry.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -21,13 +23,14 @@ from typer.cli import get_docs_for_click
 from typer.main import get_command
 from typer.models import Context
 
+from medsilo.algorithms.declarations import Protected, Sums
 from medsilo.algorithms.method import Method
 from medsilo.algorithms.registry import METHODS
 from medsilo.coordinator.cli import app as coordinator_app
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.privacy.consent.consent import Consent
 from medsilo.privacy.errors import MedsiloError
-from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.exposure import MODEL, Exposure
 from medsilo.silo.cli import app as silo_app
 from medsilo.silo.commands.shard import shard
 from medsilo.silo.flower.config import FlowerConfig
@@ -35,7 +38,10 @@ from medsilo.silo.state.config import SiloConfig
 from medsilo.simulation.cli import app as simulation_app
 from medsilo.simulation.experiment import SETTINGS, ExperimentConfig
 
-FOLDER = Path(__file__).parent / "reference"
+DOCS = Path(__file__).parent
+BEGIN, END = "<!-- {} (written by docs/generate.py) -->\n", "<!-- end -->"
+ON_FRONT = 6
+"""How many methods, the registry's first, the README's table has."""
 _KEYS = re.compile(r"(?:^|(?<=[.;] )|(?<=\) )|(?<=:\n)|(?<=\n))((?:``\w+``,? (?:and )?)*``\w+``):\s+", re.MULTILINE)
 _ENTRY = re.compile(r"^    (\w+(?:, \w+)*): ", re.MULTILINE)
 
@@ -46,10 +52,16 @@ def main() -> None:
         "methods.md": methods,
         "commands.md": commands,
     }
+    tables: dict[str, Callable[[], str]] = {
+        "../README.md": front_table,
+        "methods.md": consent_table,
+        "differential-privacy.md": privacy_tables,
+        "secure-aggregation.md": masks_table,
+    }
+    texts = {DOCS / "reference" / name: make().rstrip() + "\n" for name, make in pages.items()}
+    texts |= {(DOCS / name).resolve(): _between(DOCS / name, make) for name, make in tables.items()}
     stale = []
-    for name, make in pages.items():
-        text = make().rstrip() + "\n"
-        path = FOLDER / name
+    for path, text in texts.items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             stale.append(str(path))
             if "--check" not in sys.argv:
@@ -107,9 +119,111 @@ def methods() -> str:
             exposure = (
                 f"\n\n*A silo sends:* {_classes(made.uploads)}. *It gets:* {_classes(made.downlink)}. "
                 "PROTOCOL and IDENTITY travel with every method, INITIAL_MODEL to a silo that has no model yet."
+                f"\n\n{_protection(method)}"
             )
         parts.append(f"## {title} (`{name}`)\n\n{_prose(text)}\n\n{_dataclass(method)}{exposure}")
     return "\n\n".join(parts)
+
+
+def front_table() -> str:
+    """What a silo sends, what it gets and what it has to consent to: the first methods."""
+    rows = [
+        (f"`{name}`", method.sends, method.gets, consents(method) or "none")
+        for name, method in list(METHODS.items())[:ON_FRONT]
+    ]
+    head = ("method", "what a silo sends", "what it gets back", "classes to consent to, besides PROTOCOL and IDENTITY")
+    more = len(METHODS) - ON_FRONT
+    return f"{_rows(head, rows)}\n\nThese and {more} more are in [the table of methods](docs/methods.md)."
+
+
+def consent_table() -> str:
+    """The same of all methods, and in which rounds the coordinator needs no more than a sum."""
+    rows = [
+        (f"`{name}`", method.sends, consents(method) or "–", method.gets, _summed(method))
+        for name, method in METHODS.items()
+    ]
+    return _rows(("method", "what a silo sends", "classes to consent to", "what it gets", "sum"), rows)
+
+
+def privacy_tables() -> str:
+    """Which methods run under differential privacy, on which conditions, and why the others do not."""
+    free: list[str] = []
+    bound: list[tuple[str, ...]] = []
+    refused: dict[str, list[str]] = {}
+    for name, method in METHODS.items():
+        stated = method.under_privacy
+        if isinstance(stated, str):
+            refused.setdefault(stated, []).append(name)
+        elif conditions := _conditions(stated):
+            bound.append((name, conditions))
+        else:
+            free.append(name)
+    return (
+        _rows(("runs", "on condition"), [(", ".join(free), "–"), *bound])
+        + "\n\n"
+        + _rows(("refused", "since"), [(", ".join(names), reason) for reason, names in refused.items()])
+    )
+
+
+def masks_table() -> str:
+    """Which methods run masked, and why the others do not."""
+    found: dict[str, list[str]] = {}
+    for name, method in METHODS.items():
+        stated = method.under_masks
+        said = f"refused: {stated}" if isinstance(stated, str) else _rounds(method)
+        found.setdefault(said, []).append(name)
+    return _rows(("method", "masked in"), [(", ".join(names), said) for said, names in found.items()])
+
+
+def consents(method: type[Method]) -> str:
+    """What a silo must consent to at a method's defaults, PROTOCOL and IDENTITY apart."""
+    asked = set(method().required) - {Exposure.PROTOCOL, Exposure.IDENTITY}
+    names = [exposure.value for exposure in Exposure if exposure in asked]
+    if asked >= set(MODEL):
+        names = ["MODEL_PARAMETERS", *(name for name in names if name not in MODEL)]
+    return ", ".join(names)
+
+
+def _summed(method: type[Method]) -> str:
+    if isinstance(method.under_masks, str):
+        return "no" if method().uploads else "–"
+    return "yes" if _rounds(method) == "all rounds" else "first rounds"
+
+
+def _rounds(method: type[Method]) -> str:
+    assert isinstance(method.under_masks, Sums)
+    return "all rounds" if method.under_masks.rounds(method(), 100) == 100 else "its first rounds alone"
+
+
+def _conditions(stated: Protected) -> str:
+    return "; ".join(
+        " or ".join(f"`{one.name}: {_default(value)}`" for value in one.values) for one in stated.conditions
+    )
+
+
+def _protection(method: type[Method]) -> str:
+    """How a method stands under differential privacy and under masks."""
+    private, masked = method.under_privacy, method.under_masks
+    if isinstance(private, str):
+        privacy = f"refused, since {private}"
+    else:
+        privacy = f"runs with {conditions}" if (conditions := _conditions(private)) else "runs"
+    masks = f"refused, since {masked}" if isinstance(masked, str) else _rounds(method)
+    return f"*Under differential privacy:* {privacy}. *Under masks:* {masks}."
+
+
+def _rows(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ("---",) * len(head), *rows))
+
+
+def _between(path: Path, make: Callable[[], str]) -> str:
+    """A page whose marked part is made anew."""
+    begin = BEGIN.format(make.__name__)
+    before, found, rest = path.read_text(encoding="utf-8").partition(begin)
+    _, ended, after = rest.partition(END)
+    if not found or not ended:
+        raise SystemExit(f"{path} has no part between `{begin.strip()}` and `{END}`")
+    return f"{before}{begin}\n{make()}\n\n{END}{after}"
 
 
 def commands() -> str:
