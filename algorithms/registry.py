@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib
 from collections.abc import Mapping
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -33,6 +32,7 @@ from medsilo.algorithms.local import Local
 from medsilo.algorithms.method import Method
 from medsilo.algorithms.moon import Moon
 from medsilo.algorithms.mrmtl import MRMTL
+from medsilo.algorithms.own_code import load
 from medsilo.algorithms.perfedavg import PerFedAvg
 from medsilo.algorithms.pfedme import PFedMe
 from medsilo.algorithms.pfedsim import PFedSim
@@ -96,18 +96,11 @@ def make(name: str, parameters: Mapping[str, Any], *, trusted: tuple[str, ...] =
 
 
 def _own(name: str, trusted: tuple[str, ...]) -> type[Method]:
-    if name not in trusted:
-        raise ConfigurationError(
-            f"method {name!r} is code of this machine; an experiment may run it if it stands under `trusted_methods:`, "
-            "a federation only if it is in the registry of every party (docs/adding-a-method.md)"
-        )
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(
-            f"method {name!r} cannot be loaded: {error}. Its module's folder must be on PYTHONPATH"
-        ) from error
+    untrusted = (
+        "; an experiment may run it if it stands under `trusted_methods:`, a federation only if it is in the registry "
+        "of every party (docs/adding-a-method.md)"
+    )
+    found = load("method", name, trusted, untrusted=untrusted)
     if not (isinstance(found, type) and issubclass(found, Method) and dataclasses.is_dataclass(found)):
         raise ConfigurationError(f"method {name!r} is no dataclass that derives from medsilo.algorithms.method.Method")
     return found

@@ -5,7 +5,6 @@ A model maps ``Tensor[batch, C, H, W]`` to logits ``Tensor[batch, classes]``.
 
 from __future__ import annotations
 
-import importlib
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import cast
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from medsilo.algorithms.models.layout import classifier_of
+from medsilo.algorithms.own_code import load
 from medsilo.privacy.consent.plan import ModelPlan
 from medsilo.privacy.errors import ConfigurationError
 
@@ -280,14 +280,9 @@ def _make(plan: ModelPlan, trusted: tuple[str, ...]) -> nn.Module:
         raise ConfigurationError(
             f"model {name!r} is not known; use one of {known}, torchvision:NAME, or package.module:callable"
         )
-    if name not in trusted:
-        raise ConfigurationError(
-            f"model {name!r} is code of this machine named by the plan; add it under `trusted_models:` in the "
-            "configuration to allow it"
-        )
-    module_name, _, attribute = name.partition(":")
+    untrusted = " named by the plan; add it under `trusted_models:` in the configuration to allow it"
+    factory = load("model", name, trusted, untrusted=untrusted)
     try:
-        factory = getattr(importlib.import_module(module_name), attribute)
         model = factory(shape, classes)
     except (ImportError, AttributeError, TypeError) as error:
         raise ConfigurationError(f"model {name!r} cannot be made: {error}") from error
