@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from medsilo.algorithms.declarations import MIXTURES, Protected, Sums
-from medsilo.algorithms.families.tethered import SAME, Tethered, columns, pairwise_distances, squared_distances
+from medsilo.algorithms.families.tethered import SAME, Tethered, pairwise_distances, squared_distances
 from medsilo.algorithms.method import (
     CoordinatorHalf,
     Downloads,
@@ -138,7 +138,7 @@ def model_distance_loss(models: Tensor, *, temperature: float) -> Tensor:
     count = len(models)
     if count < 2:
         return torch.zeros(count, dtype=models.dtype)
-    scaled = _others(pairwise_distances(map(squared_distances, columns(models)), count) / temperature)
+    scaled = _others(pairwise_distances([squared_distances(models.to(torch.float64))], count) / temperature)
     return (scaled.mean(dim=1) - torch.logsumexp(scaled, dim=1)).to(models.dtype)
 
 
@@ -153,10 +153,10 @@ def attract_repel(models: Tensor, *, temperature: float, step_size: float = 1.0)
     Returns:
         ``Tensor[N, D]`` of the same dtype, computed in float64. ‖z_i − w_i‖ is at most 2α/τ · (1 − 1/(N−1)).
     """
-    distances = pairwise_distances(map(squared_distances, columns(models)), len(models))
+    exact = models.to(torch.float64)
+    distances = pairwise_distances([squared_distances(exact)], len(models))
     weights = mixing_weights(distances, temperature=temperature, step_size=step_size)
-    blocks = [(weights @ block).to(models.dtype) for block in columns(models)]
-    return torch.cat(blocks, dim=1) if blocks else models.clone()
+    return (weights @ exact).to(models.dtype)
 
 
 def mixing_weights(distances: Tensor, *, temperature: float, step_size: float) -> Tensor:

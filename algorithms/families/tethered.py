@@ -13,7 +13,7 @@ from torch import Tensor
 from medsilo.algorithms.families.sharing import model_upload
 from medsilo.algorithms.method import PERSONAL, Correction, Method, SiloHalf, load_parameters
 from medsilo.algorithms.models import state_of
-from medsilo.algorithms.tensors import Payload, columns_of
+from medsilo.algorithms.tensors import Payload
 from medsilo.privacy.exposure import MODEL, Exposure
 
 SAME = 1e-12
@@ -91,9 +91,3 @@ def pairwise_distances(shares: Iterable[Tensor], count: int) -> Tensor:
     for share in shares:
         squares += share
     return (squares + squares.T).sqrt()
-
-
-def columns(models: Tensor) -> Iterable[Tensor]:
-    columns = columns_of(len(models))
-    for start in range(0, models.shape[1], columns):
-        yield models[:, start : start + columns].to(torch.float64)

@@ -12,7 +12,7 @@ from medsilo.algorithms.tensors.payload import (
     all_finite,
     payload_tensors,
 )
-from medsilo.algorithms.tensors.stack import MemoryWorkspace, Stack, Workspace, columns_of, combine, transform
+from medsilo.algorithms.tensors.stack import MemoryWorkspace, Stack, Workspace, combine, transform
 
 __all__ = [
     "BLOCK",
@@ -27,7 +27,6 @@ __all__ = [
     "TensorSpec",
     "Workspace",
     "all_finite",
-    "columns_of",
     "combine",
     "payload_tensors",
     "transform",

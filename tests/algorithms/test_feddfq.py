@@ -19,9 +19,9 @@ from medsilo.algorithms.feddfq import (
     mix_extractors,
 )
 from medsilo.algorithms.method import Federation, Round
-from medsilo.algorithms.models import state_of
+from medsilo.algorithms.models import Layout, state_of
 from medsilo.algorithms.registry import make
-from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload, payload_tensors
+from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload, TensorSpec, payload_tensors
 from medsilo.privacy.errors import ConfigurationError, RefusedError
 from medsilo.privacy.exposure import Exposure
 from medsilo.simulation.batched import Engine, InThreads, Stacked
@@ -66,6 +66,26 @@ def test_the_golden_weights_and_mixtures(dtype: torch.dtype) -> None:
     ]
     softmax = metric_proxies(IDENTIFIERS.to(dtype), normalisation="softmax")
     assert softmax[0].tolist() == pytest.approx([0.470618, 0.435204, 0.094178], abs=2e-6)
+
+
+def test_what_the_coordinator_sends_is_the_golden_mixture() -> None:
+    layout = Layout((TensorSpec("extractor", (2,)),), (TensorSpec("weight", (2, 2)),), ())
+    half = FedDFQ(agam=False).coordinator_half(Federation(layout, 1, 0, ("a", "b", "c"), (2, 2, 3)))
+    extractors = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, -1.0]])
+    uploads: dict[str, Payload] = {
+        silo: {
+            Exposure.MODEL_PARAMETERS_EXTRACTOR: Part.of({"extractor": extractor}),
+            Exposure.DATA_IDENTIFIER: Part.of({"profile": identifier}),
+        }
+        for silo, extractor, identifier in zip("abc", extractors, IDENTIFIERS.float(), strict=True)
+    }
+    downloads = half.aggregate(Round(0, uploads, uploads, MemoryWorkspace()))
+    pure = mix_extractors(extractors, metric_proxies(IDENTIFIERS)).tolist()
+    golden = [0.520354, 0.479646], [0.479646, 0.520354], [2, -1]
+    for silo, row, exact in zip("abc", golden, pure, strict=True):
+        found = downloads.for_silo(silo)[Exposure.PEER_DERIVED].tensors()["extractor"].tolist()
+        assert found == pytest.approx(row, abs=2e-6)
+        assert found == pytest.approx(exact, abs=1e-6)
 
 
 def test_the_golden_accumulation() -> None:

@@ -11,7 +11,7 @@ from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.method import Federation, Round
 from medsilo.algorithms.models import Layout, state_of
 from medsilo.algorithms.pfedsim import PFedSim, Variant, classifier_similarity, personalize_extractors
-from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload, payload_tensors
+from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload, TensorSpec, payload_tensors
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import MODEL, Exposure
 from tests.support.methods.small_site import SmallSite
@@ -44,6 +44,31 @@ def test_the_golden_numbers(
     found = personalize_extractors(EXTRACTORS.to(dtype), similarity)
     assert found.dtype == dtype
     assert found.tolist() == [pytest.approx(row, abs=3e-6) for row in mixed]
+
+
+@pytest.mark.parametrize(("variant", "diagonal", "pairs", "mixed"), GOLDEN)
+def test_what_the_coordinator_sends_is_the_golden_mixture(
+    variant: Variant, diagonal: str, pairs: list[float], mixed: list[list[float]]
+) -> None:
+    layout = Layout((TensorSpec("extractor", (2,)),), (TensorSpec("weight", (3, 2)),), ())
+    method = PFedSim(warmup_share=0.0, variant=variant, diagonal=diagonal)  # type: ignore[arg-type]
+    half = method.coordinator_half(Federation(layout, rounds=1, seed=0, silos=("a", "b", "c")))
+    uploads: dict[str, Payload] = {
+        silo: {
+            Exposure.MODEL_PARAMETERS_EXTRACTOR: Part.of({"extractor": extractor}),
+            Exposure.MODEL_PARAMETERS_CLASSIFIER: Part.of({"weight": classifier}),
+        }
+        for silo, extractor, classifier in zip("abc", EXTRACTORS.float(), CLASSIFIERS.float(), strict=True)
+    }
+    downloads = half.aggregate(Round(0, uploads, uploads, MemoryWorkspace()))
+    pure = personalize_extractors(
+        EXTRACTORS,
+        classifier_similarity(CLASSIFIERS, variant=variant, diagonal=diagonal),  # type: ignore[arg-type]
+    )
+    for silo, row, exact in zip("abc", mixed, pure.tolist(), strict=True):
+        found = downloads.for_silo(silo)[Exposure.PEER_DERIVED].tensors()["extractor"].tolist()
+        assert found == pytest.approx(row, abs=3e-6)
+        assert found == pytest.approx(exact, abs=1e-6)
 
 
 @pytest.mark.parametrize("variant", ["paper", "author"])
