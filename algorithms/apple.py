@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from medsilo.algorithms.declarations import HANDED_ON, Protected, Sums
+from medsilo.algorithms.declarations import HANDED_ON, Count, NonNegative, Positive, Protected, Share, Sums
 from medsilo.algorithms.families.peers import PeerCoordinator, peer_models
 from medsilo.algorithms.families.sharing import model_upload
 from medsilo.algorithms.method import (
@@ -38,7 +38,6 @@ from medsilo.algorithms.method import (
     SiloHalf,
     State,
     derive_seed,
-    require,
     subset,
 )
 from medsilo.algorithms.models import state_of
@@ -205,13 +204,7 @@ class Apple(Method):
         "it learns its weights of other silos' models on a loss of its own, which nothing clips or noises"
     )
     under_masks: ClassVar[Sums | str] = HANDED_ON
-    models: int = 0
-    penalty: float = 0.1
-    penalty_share: float = 0.1
-    relationship_rate: float = 0.1
-
-    def __post_init__(self) -> None:
-        require(self.models >= 0, f"apple: models is {self.models}; it must be 0 (all) or more")
-        require(self.penalty >= 0, f"apple: penalty is {self.penalty}; it must be 0 or more")
-        require(0 <= self.penalty_share <= 1, f"apple: penalty_share is {self.penalty_share}; it must lie in 0 … 1")
-        require(self.relationship_rate > 0, f"apple: relationship_rate is {self.relationship_rate}; it must be above 0")
+    models: Count = 0
+    penalty: NonNegative = 0.1
+    penalty_share: Share = 0.1
+    relationship_rate: Positive = 0.1

@@ -1,15 +1,59 @@
-"""What a method states of itself under differential privacy and under masks; ``protection/`` reads it.
-
-All of it is data. Where it depends on hyper-parameters, it names them.
-"""
+"""What a method states of itself, as data: the ranges of its hyper-parameters, and how it stands under differential
+privacy and under masks, which ``protection/`` reads. Where that depends on hyper-parameters, it names them."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from medsilo.privacy.exposure import Exposure
+
+_BOUNDS = (
+    ("least", operator.ge, "{:g} or more", "≥"),
+    ("above", operator.gt, "above {:g}", ">"),
+    ("most", operator.le, "at most {:g}", "≤"),
+    ("below", operator.lt, "below {:g}", "<"),
+)
+
+
+@dataclass(frozen=True)
+class Range:
+    """Of a number, written beside its type: ``Annotated[float, Range(above=0, most=1)]``.
+
+    >>> Range(above=0, most=1).words, Range(above=0, most=1).signs
+    ('above 0 and at most 1', '> 0 ≤ 1')
+    """
+
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+
+    def holds(self, value: float) -> bool:
+        """Whether a number lies in it."""
+        return all(compare(value, bound) for bound, compare, *_ in self._bounds())
+
+    @property
+    def words(self) -> str:
+        """What a number must be."""
+        return " and ".join(text.format(bound) for bound, _, text, _ in self._bounds())
+
+    @property
+    def signs(self) -> str:
+        """The same for a table."""
+        return " ".join(f"{sign} {bound:g}" for bound, *_, sign in self._bounds())
+
+    def _bounds(self) -> list[tuple[float, Callable[[float, float], bool], str, str]]:
+        return [(getattr(self, name), *rest) for name, *rest in _BOUNDS if getattr(self, name) is not None]
+
+
+NonNegative = Annotated[float, Range(least=0)]
+Positive = Annotated[float, Range(above=0)]
+Share = Annotated[float, Range(least=0, most=1)]
+Count = Annotated[int, Range(least=0)]
+OneOrMore = Annotated[int, Range(least=1)]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from medsilo.algorithms.declarations import Protected, Sums
+from medsilo.algorithms.declarations import Count, NonNegative, Protected, Sums
 from medsilo.algorithms.families.two_models import GLOBAL, TwoModelSilo
 from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.method import (
@@ -14,7 +14,6 @@ from medsilo.algorithms.method import (
     TRAINED,
     Correction,
     SiloHalf,
-    require,
     subset,
 )
 from medsilo.algorithms.models import state_of
@@ -63,10 +62,5 @@ class Ditto(FedAvg):
     measures_received: ClassVar[bool] = False
     under_privacy: ClassVar[Protected | str] = Protected(each_round=(None, "personal_epochs"))
     under_masks: ClassVar[Sums | str] = Sums()
-    proximal_weight: float = 1.0
-    personal_epochs: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.proximal_weight >= 0, f"ditto: proximal_weight is {self.proximal_weight}; it must be 0 or more")
-        require(self.personal_epochs >= 0, f"ditto: personal_epochs is {self.personal_epochs}; it must be 0 or more")
+    proximal_weight: NonNegative = 1.0
+    personal_epochs: Count = 0

@@ -24,19 +24,18 @@ A silo's a_ij sum to 1 − ρ, their sizes to at most 1 + ρ, and d has no unit:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from medsilo.algorithms.declarations import MIXTURES, Protected, Sums
+from medsilo.algorithms.declarations import MIXTURES, NonNegative, Positive, Protected, Range, Sums
 from medsilo.algorithms.families.tethered import SAME, Tethered, pairwise_distances, squared_distances
 from medsilo.algorithms.method import (
     CoordinatorHalf,
     Downloads,
     Round,
     SiloWeights,
-    require,
 )
 from medsilo.algorithms.tensors import Payload, Stack, combine
 from medsilo.privacy.exposure import MODEL, Exposure
@@ -84,21 +83,12 @@ class DiversiFed(Tethered):
     under_privacy: ClassVar[Protected | str] = Protected()
     under_masks: ClassVar[Sums | str] = MIXTURES
     variant: Literal["paper", "bounded"] = "paper"
-    temperature: float = 0.5
-    proximal_weight: float = 2.0
-    step_size: float = 1.0
-    repulsion: float = 0.1
+    temperature: Positive = 0.5
+    proximal_weight: NonNegative = 2.0
+    step_size: Positive = 1.0
+    repulsion: Annotated[float, Range(least=0, below=1)] = 0.1
     start: Literal["own", "z"] = "own"
     stale: Literal["reuse", "none"] = "reuse"
-
-    def __post_init__(self) -> None:
-        require(self.temperature > 0, f"diversifed: temperature is {self.temperature}; it must be above 0")
-        require(self.step_size > 0, f"diversifed: step_size is {self.step_size}; it must be above 0")
-        require(
-            self.proximal_weight >= 0,
-            f"diversifed: proximal_weight is {self.proximal_weight}; it must be 0 or more",
-        )
-        require(0 <= self.repulsion < 1, f"diversifed: repulsion is {self.repulsion}; it must lie in [0, 1)")
 
     @property
     def tether(self) -> float:

@@ -17,14 +17,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from medsilo.algorithms.declarations import MIXTURES, Protected, Sums
+from medsilo.algorithms.declarations import MIXTURES, NonNegative, Positive, Protected, Sums
 from medsilo.algorithms.families.tethered import Tethered, pairwise_distances, squared_distances
 from medsilo.algorithms.method import (
     CoordinatorHalf,
     Downloads,
     Round,
     SiloWeights,
-    require,
 )
 from medsilo.algorithms.tensors import Stack, combine
 from medsilo.privacy.exposure import MODEL, Exposure
@@ -72,14 +71,9 @@ class FedAMP(Tethered):
     gets: ClassVar[str] = "its own mixture of similar models"
     under_privacy: ClassVar[Protected | str] = Protected()
     under_masks: ClassVar[Sums | str] = MIXTURES
-    step_size: float = 1.0
-    proximal_weight: float = 1.0
-    sigma: float = 10.0
-
-    def __post_init__(self) -> None:
-        require(self.step_size > 0, f"fedamp: step_size is {self.step_size}; it must be above 0")
-        require(self.proximal_weight >= 0, f"fedamp: proximal_weight is {self.proximal_weight}; it must be 0 or more")
-        require(self.sigma > 0, f"fedamp: sigma is {self.sigma}; it must be above 0")
+    step_size: Positive = 1.0
+    proximal_weight: NonNegative = 1.0
+    sigma: Positive = 10.0
 
     @property
     def tether(self) -> float:

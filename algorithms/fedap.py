@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from medsilo.algorithms.declarations import MIXTURES, Protected, Sums
+from medsilo.algorithms.declarations import MIXTURES, Protected, Share, Sums
 from medsilo.algorithms.method import (
     PERSONAL,
     CoordinatorHalf,
@@ -33,7 +33,6 @@ from medsilo.algorithms.method import (
     Site,
     State,
     load_parameters,
-    require,
     subset,
 )
 from medsilo.algorithms.models import Layout, state_of
@@ -222,13 +221,8 @@ class FedAP(Method):
         "running statistics are averages over the silo's images, and have no mechanism"
     )
     under_masks: ClassVar[Sums | str] = MIXTURES
-    warmup_share: float = 0.5
-    own_weight: float = 0.5
-
-    def __post_init__(self) -> None:
-        for name in ("warmup_share", "own_weight"):
-            value = getattr(self, name)
-            require(0 <= value <= 1, f"fedap: {name} is {value}; it must lie in 0 … 1")
+    warmup_share: Share = 0.5
+    own_weight: Share = 0.5
 
     def warmup_rounds(self, rounds: int) -> int:
         """How many of a run's rounds are warm-up."""

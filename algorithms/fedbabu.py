@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from medsilo.algorithms.declarations import Protected, Sums
+from medsilo.algorithms.declarations import Count, Protected, Sums
 from medsilo.algorithms.families.partial_sharing import PartialSharing, PartialSharingSilo
-from medsilo.algorithms.method import PERSONAL, SiloHalf, require
+from medsilo.algorithms.method import PERSONAL, SiloHalf
 from medsilo.algorithms.models import state_of
 from medsilo.algorithms.tensors import Payload
 
@@ -53,11 +53,4 @@ class FedBABU(PartialSharing):
     personal_model: ClassVar[Literal["trained", "averaged"]] = "averaged"
     under_privacy: ClassVar[Protected | str] = Protected(at_end=("fine_tune_epochs",))
     under_masks: ClassVar[Sums | str] = Sums()
-    fine_tune_epochs: int = 5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            self.fine_tune_epochs >= 0,
-            f"fedbabu: fine_tune_epochs is {self.fine_tune_epochs}; it must be 0 or more",
-        )
+    fine_tune_epochs: Count = 5

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medsilo.algorithms.declarations import MIXTURES, Protected, Sums
+from medsilo.algorithms.declarations import MIXTURES, Positive, Protected, Share, Sums
 from medsilo.algorithms.families.sharing import model_upload
 from medsilo.algorithms.method import (
     PERSONAL,
@@ -35,7 +35,6 @@ from medsilo.algorithms.method import (
     Round,
     SiloHalf,
     load_parameters,
-    require,
 )
 from medsilo.algorithms.models import state_of
 from medsilo.algorithms.tensors import BLOCK, Part, Payload, Stack, TensorSpec
@@ -144,18 +143,8 @@ class FedCAC(Method):
     # The mask compares the trained model with the received one.
     under_privacy: ClassVar[Protected | str] = Protected(derived=frozenset({Exposure.PARAMETER_MASK}))
     under_masks: ClassVar[Sums | str] = f"{MIXTURES}, by their masks of the parameters that matter"
-    critical_share: float = 0.5
-    rounds_to_solitude: float = 100.0
-
-    def __post_init__(self) -> None:
-        require(
-            0 <= self.critical_share <= 1,
-            f"fedcac: critical_share is {self.critical_share}; it must lie in 0 … 1",
-        )
-        require(
-            self.rounds_to_solitude > 0,
-            f"fedcac: rounds_to_solitude is {self.rounds_to_solitude}; it must be above 0",
-        )
+    critical_share: Share = 0.5
+    rounds_to_solitude: Positive = 100.0
 
     def warnings(self, silos: int, model: str, optimizer: str) -> list[str]:
         """Too few silos to choose from."""

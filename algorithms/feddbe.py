@@ -16,13 +16,13 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from medsilo.algorithms.declarations import Protected, Sums
+from medsilo.algorithms.declarations import NonNegative, Protected, Range, Sums
 from medsilo.algorithms.families.class_statistics import class_sums, linear_shape
 from medsilo.algorithms.families.sharing import COUNT, count_part, count_weights, model_upload
 from medsilo.algorithms.method import (
@@ -39,7 +39,6 @@ from medsilo.algorithms.method import (
     Site,
     State,
     load_parameters,
-    require,
     subset,
 )
 from medsilo.algorithms.models import Features, Layout, classifier_of, state_of
@@ -226,15 +225,8 @@ class FedDBE(Method):
     under_masks: ClassVar[Sums | str] = (
         "its mean features come once and from each silo at another time; a masked sum of them is not built"
     )
-    mean_weight: float = 50.0
-    momentum: float = 1.0
-
-    def __post_init__(self) -> None:
-        require(self.mean_weight >= 0, f"feddbe: mean_weight is {self.mean_weight}; it must be 0 or more")
-        require(
-            0 < self.momentum <= 1,
-            f"feddbe: momentum is {self.momentum}; it must be above 0 and at most 1",
-        )
+    mean_weight: NonNegative = 50.0
+    momentum: Annotated[float, Range(above=0, most=1)] = 1.0
 
 
 def regularised(

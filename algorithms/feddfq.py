@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from medsilo.algorithms.declarations import MIXTURES, Average, Condition, Protected, Sums
+from medsilo.algorithms.declarations import MIXTURES, Average, Condition, Count, Protected, Sums
 from medsilo.algorithms.families.sharing import Buffers, check_linear, model_upload, received_tensors, upload_specs
 from medsilo.algorithms.method import (
     PERSONAL,
@@ -36,7 +36,6 @@ from medsilo.algorithms.method import (
     SiloHalf,
     SiloWeights,
     Site,
-    require,
 )
 from medsilo.algorithms.models import Features, classifier_of, state_of
 from medsilo.algorithms.tensors import Part, Payload, Stack, TensorSpec, combine
@@ -305,14 +304,11 @@ class FedDFQ(Method):
     per_class: bool = False
     normalisation: Normalisation = "clamp"
     selection: Literal["greedy", "argmin"] = "greedy"
-    candidates: int = 0
+    candidates: Count = 0
     order: Literal["ascending", "descending"] = "ascending"
     include_self: bool = False
     gradient: Literal["mean", "last_batch", "delta"] = "mean"
     buffers: Buffers = "local"
-
-    def __post_init__(self) -> None:
-        require(self.candidates >= 0, f"feddfq: candidates is {self.candidates}; it must be 0 (all) or more")
 
     @property
     def uploads(self) -> frozenset[Exposure]:

@@ -20,7 +20,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from medsilo.algorithms.declarations import Protected, Sums
+from medsilo.algorithms.declarations import Positive, Protected, Sums
 from medsilo.algorithms.families.partial_sharing import PartialSharingCoordinator, PartialSharingSilo
 from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.method import (
@@ -31,7 +31,6 @@ from medsilo.algorithms.method import (
     Downloads,
     Round,
     SiloHalf,
-    require,
     subset,
 )
 from medsilo.algorithms.models import state_of
@@ -105,8 +104,4 @@ class FedDyn(FedAvg):
     under_privacy: ClassVar[Protected | str] = Protected()
     under_masks: ClassVar[Sums | str] = Sums()
     weighting: Literal["samples", "uniform"] = "uniform"
-    strength: float = 0.01
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.strength > 0, f"feddyn: strength is {self.strength}; it must be above 0")
+    strength: Positive = 0.01

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from medsilo.algorithms.declarations import HANDED_ON, Protected, Sums
+from medsilo.algorithms.declarations import HANDED_ON, NonNegative, OneOrMore, Protected, Range, Share, Sums
 from medsilo.algorithms.families.peers import SENT, PeerCoordinator, peer_models
 from medsilo.algorithms.families.sharing import model_upload
 from medsilo.algorithms.method import (
@@ -36,7 +36,6 @@ from medsilo.algorithms.method import (
     Site,
     State,
     derive_seed,
-    require,
     subset,
 )
 from medsilo.algorithms.models import state_of
@@ -232,19 +231,10 @@ class FedFomo(Method):
         "it rates other silos' models on the silo's own images, and the ratings have no mechanism"
     )
     under_masks: ClassVar[Sums | str] = HANDED_ON
-    models: int = 5
-    explore: float = 0.3
-    explore_decay: float = 0.05
-    validation_share: float = 0.2
-
-    def __post_init__(self) -> None:
-        require(self.models >= 1, f"fedfomo: models is {self.models}; it must be 1 or more")
-        require(0 <= self.explore <= 1, f"fedfomo: explore is {self.explore}; it must lie in 0 … 1")
-        require(self.explore_decay >= 0, f"fedfomo: explore_decay is {self.explore_decay}; it must be 0 or more")
-        require(
-            0 < self.validation_share < 1,
-            f"fedfomo: validation_share is {self.validation_share}; it must lie between 0 and 1",
-        )
+    models: OneOrMore = 5
+    explore: Share = 0.3
+    explore_decay: NonNegative = 0.05
+    validation_share: Annotated[float, Range(above=0, below=1)] = 0.2
 
     def exploration(self, round_number: int) -> float:
         """ε in that round, counted from 0."""

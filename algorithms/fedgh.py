@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from medsilo.algorithms.declarations import PROTOTYPES, Protected, Sums
+from medsilo.algorithms.declarations import PROTOTYPES, OneOrMore, Positive, Protected, Sums
 from medsilo.algorithms.families.class_statistics import class_sums, linear_shape
 from medsilo.algorithms.method import (
     ONE_FOR_ALL,
@@ -31,7 +31,6 @@ from medsilo.algorithms.method import (
     State,
     derive_seed,
     load_parameters,
-    require,
 )
 from medsilo.algorithms.models import state_of
 from medsilo.algorithms.tensors import Part, Payload, TensorSpec
@@ -156,15 +155,8 @@ class FedGH(Method):
     common: ClassVar[frozenset[Exposure]] = ONE_FOR_ALL
     under_privacy: ClassVar[Protected | str] = PROTOTYPES
     under_masks: ClassVar[Sums | str] = "the coordinator trains a head on every single silo's prototypes"
-    server_learning_rate: float = 0.01
-    passes: int = 1
-
-    def __post_init__(self) -> None:
-        require(
-            self.server_learning_rate > 0,
-            f"fedgh: server_learning_rate is {self.server_learning_rate}; it must be above 0",
-        )
-        require(self.passes >= 1, f"fedgh: passes is {self.passes}; it must be 1 or more")
+    server_learning_rate: Positive = 0.01
+    passes: OneOrMore = 1
 
 
 def train_head(

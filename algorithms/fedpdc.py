@@ -19,7 +19,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from medsilo.algorithms.declarations import OWN_LOSS, Condition, Protected, Sums
+from medsilo.algorithms.declarations import OWN_LOSS, Condition, NonNegative, Protected, Sums
 from medsilo.algorithms.families.sharing import Buffers, model_upload, received_tensors, upload_specs
 from medsilo.algorithms.method import (
     ONE_FOR_ALL,
@@ -34,7 +34,6 @@ from medsilo.algorithms.method import (
     Round,
     SiloHalf,
     Site,
-    require,
 )
 from medsilo.algorithms.models import state_of
 from medsilo.algorithms.tensors import Part, Payload, Stack, TensorSpec, combine, payload_tensors
@@ -178,15 +177,11 @@ class FedPDC(Method):
     )
     under_masks: ClassVar[Sums | str] = "the coordinator measures every single model on public images"
     mode: Literal["literal", "proximal", "scale"] = "literal"
-    penalty: float = 10.0
+    penalty: NonNegative = 10.0
     adaptive: bool = False
-    penalty_max: float = 50.0
+    penalty_max: NonNegative = 50.0
     check_disjoint: bool = True
     buffers: Buffers = "local"
-
-    def __post_init__(self) -> None:
-        require(self.penalty >= 0, f"fedpdc: penalty is {self.penalty}; it must be 0 or more")
-        require(self.penalty_max >= 0, f"fedpdc: penalty_max is {self.penalty_max}; it must be 0 or more")
 
     @property
     def uploads(self) -> frozenset[Exposure]:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from medsilo.algorithms.declarations import PROTOTYPES, Protected, Sums
+from medsilo.algorithms.declarations import PROTOTYPES, NonNegative, Protected, Sums
 from medsilo.algorithms.families.sharing import check_linear, sample_weights
 from medsilo.algorithms.method import (
     ONE_FOR_ALL,
@@ -34,7 +34,6 @@ from medsilo.algorithms.method import (
     Site,
     State,
     load_parameters,
-    require,
 )
 from medsilo.algorithms.models import Features, Layout, state_of
 from medsilo.algorithms.tensors import Part, Payload, TensorSpec
@@ -171,14 +170,8 @@ class FedProto(Method):
     under_masks: ClassVar[Sums | str] = (
         "a class's mean is weighted by which silos have that class, so the coordinator needs to know which"
     )
-    prototype_weight: float = 1.0
+    prototype_weight: NonNegative = 1.0
     weighting: Literal["uniform", "counts"] = "uniform"
-
-    def __post_init__(self) -> None:
-        require(
-            self.prototype_weight >= 0,
-            f"fedproto: prototype_weight is {self.prototype_weight}; it must be 0 or more",
-        )
 
     @property
     def uploads(self) -> frozenset[Exposure]:

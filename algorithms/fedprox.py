@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from medsilo.algorithms.declarations import Protected, Sums
+from medsilo.algorithms.declarations import NonNegative, Protected, Sums
 from medsilo.algorithms.families.partial_sharing import PartialSharingSilo
 from medsilo.algorithms.fedavg import FedAvg
-from medsilo.algorithms.method import PERSONAL, TRAINED, Correction, SiloHalf, require, subset
+from medsilo.algorithms.method import PERSONAL, TRAINED, Correction, SiloHalf, subset
 from medsilo.algorithms.models import state_of
 from medsilo.algorithms.tensors import Payload
 
@@ -45,8 +45,4 @@ class FedProx(FedAvg):
     sends: ClassVar[str] = "model, number of images"
     under_privacy: ClassVar[Protected | str] = Protected()
     under_masks: ClassVar[Sums | str] = Sums()
-    proximal_weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.proximal_weight >= 0, f"fedprox: proximal_weight is {self.proximal_weight}; it must be 0 or more")
+    proximal_weight: NonNegative = 1.0

@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from medsilo.algorithms.declarations import Protected, Sums
+from medsilo.algorithms.declarations import OneOrMore, Protected, Sums
 from medsilo.algorithms.families.partial_sharing import PartialSharing, PartialSharingSilo
-from medsilo.algorithms.method import SiloHalf, require
+from medsilo.algorithms.method import SiloHalf
 
 
 class FedRepSilo(PartialSharingSilo):
@@ -43,10 +43,5 @@ class FedRep(PartialSharing):
     under_privacy: ClassVar[Protected | str] = Protected(each_round=("head_epochs", "body_epochs"))
     under_masks: ClassVar[Sums | str] = Sums()
     weighting: Literal["samples", "uniform"] = "uniform"
-    head_epochs: int = 10
-    body_epochs: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for what, epochs in (("head_epochs", self.head_epochs), ("body_epochs", self.body_epochs)):
-            require(epochs >= 1, f"fedrep: {what} is {epochs}; it must be 1 or more")
+    head_epochs: OneOrMore = 10
+    body_epochs: OneOrMore = 1

@@ -16,7 +16,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -367,6 +367,13 @@ class Method(ABC):
     measures_received: ClassVar[bool] = False
     made_at_end: ClassVar[bool] = False
     own_steps: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Raises ``ConfigurationError`` for a hyper-parameter outside its ``Range``."""
+        for name, kind in get_type_hints(type(self), include_extras=True).items():
+            for span in getattr(kind, "__metadata__", ()):
+                value = getattr(self, name)
+                require(span.holds(value), f"{self.name}: {name} is {value}; it must be {span.words}")
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from medsilo.algorithms.declarations import OWN_LOSS, Protected, Sums
+from medsilo.algorithms.declarations import OWN_LOSS, NonNegative, Positive, Protected, Sums
 from medsilo.algorithms.families.partial_sharing import PartialSharingSilo
 from medsilo.algorithms.fedavg import FedAvg
-from medsilo.algorithms.method import PERSONAL, TRAINED, Objective, SiloHalf, require
+from medsilo.algorithms.method import PERSONAL, TRAINED, Objective, SiloHalf
 from medsilo.algorithms.models import Features, state_of
 from medsilo.algorithms.tensors import Payload
 
@@ -83,16 +83,8 @@ class Moon(FedAvg):
     sends: ClassVar[str] = "model, number of images"
     under_privacy: ClassVar[Protected | str] = OWN_LOSS
     under_masks: ClassVar[Sums | str] = Sums()
-    contrastive_weight: float = 1.0
-    temperature: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            self.contrastive_weight >= 0,
-            f"moon: contrastive_weight is {self.contrastive_weight}; it must be 0 or more",
-        )
-        require(self.temperature > 0, f"moon: temperature is {self.temperature}; it must be above 0")
+    contrastive_weight: NonNegative = 1.0
+    temperature: Positive = 0.5
 
 
 def contrastive_loss(current: Tensor, received: Tensor, before: Tensor, *, temperature: float) -> Tensor:

@@ -16,9 +16,9 @@ from typing import ClassVar
 
 import torch
 
-from medsilo.algorithms.declarations import Protected, Sums
+from medsilo.algorithms.declarations import NonNegative, Protected, Sums
 from medsilo.algorithms.families.tethered import Tethered
-from medsilo.algorithms.method import ONE_FOR_ALL, CoordinatorHalf, Downloads, Round, require
+from medsilo.algorithms.method import ONE_FOR_ALL, CoordinatorHalf, Downloads, Round
 from medsilo.algorithms.tensors import Stack, combine
 from medsilo.privacy.exposure import MODEL, Exposure
 
@@ -50,10 +50,7 @@ class MRMTL(Tethered):
     common: ClassVar[frozenset[Exposure]] = ONE_FOR_ALL
     under_privacy: ClassVar[Protected | str] = Protected()
     under_masks: ClassVar[Sums | str] = Sums()
-    lam: float = 0.1
-
-    def __post_init__(self) -> None:
-        require(self.lam >= 0, f"mrmtl: lam is {self.lam}; it must be 0 or more")
+    lam: NonNegative = 0.1
 
     @property
     def tether(self) -> float:

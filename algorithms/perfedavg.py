@@ -15,11 +15,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from medsilo.algorithms.declarations import OWN_STEPS, Protected, Sums
+from medsilo.algorithms.declarations import OWN_STEPS, OneOrMore, Positive, Protected, Sums
 from medsilo.algorithms.families.own_steps import check_finite, mean_gradients, trained_parameters
 from medsilo.algorithms.families.two_models import GLOBAL, TwoModelSilo
 from medsilo.algorithms.fedavg import FedAvg
-from medsilo.algorithms.method import PERSONAL, TRAINED, SiloHalf, require
+from medsilo.algorithms.method import PERSONAL, TRAINED, SiloHalf
 from medsilo.algorithms.models import state_of
 from medsilo.algorithms.tensors import Payload
 
@@ -92,15 +92,9 @@ class PerFedAvg(FedAvg):
     under_privacy: ClassVar[Protected | str] = OWN_STEPS
     under_masks: ClassVar[Sums | str] = Sums()
     weighting: Literal["samples", "uniform"] = "uniform"
-    inner_rate: float = 0.01
-    step_size: float = 0.001
-    personal_steps: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.inner_rate > 0, f"perfedavg: inner_rate is {self.inner_rate}; it must be above 0")
-        require(self.step_size > 0, f"perfedavg: step_size is {self.step_size}; it must be above 0")
-        require(self.personal_steps >= 1, f"perfedavg: personal_steps is {self.personal_steps}; it must be 1 or more")
+    inner_rate: Positive = 0.01
+    step_size: Positive = 0.001
+    personal_steps: OneOrMore = 1
 
 
 def pairs(batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch]]:

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from medsilo.algorithms.declarations import OWN_STEPS, Protected, Sums
+from medsilo.algorithms.declarations import OWN_STEPS, OneOrMore, Positive, Protected, Sums
 from medsilo.algorithms.families.own_steps import check_finite, mean_gradients, trained_parameters
 from medsilo.algorithms.families.partial_sharing import PartialSharingCoordinator
 from medsilo.algorithms.families.two_models import GLOBAL, TwoModelSilo
@@ -111,22 +111,19 @@ class PFedMe(FedAvg):
     under_privacy: ClassVar[Protected | str] = OWN_STEPS
     under_masks: ClassVar[Sums | str] = Sums()
     weighting: Literal["samples", "uniform"] = "uniform"
-    proximal_weight: float = 15.0
-    inner_steps: int = 5
-    inner_rate: float = 0.01
-    step_size: float = 0.005
-    mixing: float = 1.0
+    proximal_weight: Positive = 15.0
+    inner_steps: OneOrMore = 5
+    inner_rate: Positive = 0.01
+    step_size: Positive = 0.005
+    mixing: Positive = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.proximal_weight > 0, f"pfedme: proximal_weight is {self.proximal_weight}; it must be above 0")
-        require(self.inner_steps >= 1, f"pfedme: inner_steps is {self.inner_steps}; it must be 1 or more")
         require(
-            0 < self.inner_rate < 2 / self.proximal_weight,
+            self.inner_rate < 2 / self.proximal_weight,
             f"pfedme: inner_rate is {self.inner_rate}; it must lie above 0 and below 2/proximal_weight",
         )
         require(
-            0 < self.step_size * self.proximal_weight <= 1,
+            self.step_size * self.proximal_weight <= 1,
             f"pfedme: step_size is {self.step_size}; it must lie above 0 and be at most 1/proximal_weight",
         )
-        require(self.mixing > 0, f"pfedme: mixing is {self.mixing}; it must be above 0")

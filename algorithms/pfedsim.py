@@ -16,12 +16,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from medsilo.algorithms.declarations import Protected, Sums
+from medsilo.algorithms.declarations import Protected, Range, Share, Sums
 from medsilo.algorithms.families.robust import Aggregation, average, check_aggregation, robust_warnings
 from medsilo.algorithms.families.sharing import (
     COUNT,
@@ -176,19 +176,16 @@ class PFedSim(Method):
         lambda method, rounds: method.warmup_rounds(rounds),
         otherwise="without warm-up rounds it compares single classifiers from the first round on",
     )
-    warmup_share: float = 0.5
+    warmup_share: Share = 0.5
     variant: Variant = "paper"
-    clip: float = 1e-4
+    clip: Annotated[float, Range(above=0, below=1)] = 1e-4
     diagonal: Diagonal = "clip"
     buffers: Buffers = "local"
     aggregation: Aggregation = field(default="mean", metadata=LATER)
     trim: float | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
-        require(
-            0 <= self.warmup_share <= 1, f"pfedsim: warmup_share is {self.warmup_share}; it must lie between 0 and 1"
-        )
-        require(0 < self.clip < 1, f"pfedsim: clip is {self.clip}; it must lie between 0 and 1")
+        super().__post_init__()
         check_aggregation(self.name, self.aggregation, self.trim)
         require(
             self.aggregation == "mean" or self.warmup_share > 0,

@@ -23,7 +23,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from medsilo.algorithms.declarations import Protected, Sums
+from medsilo.algorithms.declarations import Positive, Protected, Sums
 from medsilo.algorithms.families.partial_sharing import PartialSharingCoordinator, PartialSharingSilo
 from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.method import (
@@ -36,7 +36,6 @@ from medsilo.algorithms.method import (
     SiloHalf,
     State,
     load_parameters,
-    require,
     subset,
 )
 from medsilo.algorithms.models import Layout, state_of
@@ -151,11 +150,7 @@ class Scaffold(FedAvg):
     under_privacy: ClassVar[Protected | str] = Protected(derived=frozenset({Exposure.MODEL_GRADIENT}))
     under_masks: ClassVar[Sums | str] = Sums()
     weighting: Literal["samples", "uniform"] = "uniform"
-    global_step: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.global_step > 0, f"scaffold: global_step is {self.global_step}; it must be above 0")
+    global_step: Positive = 1.0
 
     @property
     def uploads(self) -> frozenset[Exposure]:

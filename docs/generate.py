@@ -368,7 +368,7 @@ def _dataclass(documented: type) -> str:
     fields = [field for field in dataclasses.fields(documented) if field.init]
     if not fields:
         return "It has no hyper-parameters."
-    hints = get_type_hints(documented)
+    hints, annotated = get_type_hints(documented), get_type_hints(documented, include_extras=True)
     lines = ["| key | value | default | meaning |", "| --- | --- | --- | --- |"]
     for field in fields:
         choices = get_args(hints[field.name])
@@ -377,6 +377,8 @@ def _dataclass(documented: type) -> str:
             if choices and str in map(type, choices)
             else _words(hints[field.name])
         )
+        if spans := getattr(annotated[field.name], "__metadata__", ()):
+            kind = f"{kind} {spans[0].signs}"
         default = "**needed**" if field.default is dataclasses.MISSING else _default(field.default)
         if field.default_factory is not dataclasses.MISSING:
             default = _default(field.default_factory())

@@ -156,6 +156,7 @@ class PartialSharing(Method):
     trim: float | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_aggregation(self.name, self.aggregation, self.trim)
         require(
             self.takes_robust or self.aggregation == "mean",

@@ -218,10 +218,10 @@ def test_a_download_of_another_model_is_refused(method: Method) -> None:
         (FedDBE, {"mean_weight": -1.0}, "0 or more"),
         (FedDBE, {"momentum": 0.0}, "above 0 and at most 1"),
         (FedDBE, {"momentum": 1.5}, "above 0 and at most 1"),
-        (FedCAC, {"critical_share": 1.5}, "lie in 0 … 1"),
+        (FedCAC, {"critical_share": 1.5}, "0 or more and at most 1"),
         (FedCAC, {"rounds_to_solitude": 0.0}, "above 0"),
-        (FedAP, {"warmup_share": -0.1}, "lie in 0 … 1"),
-        (FedAP, {"own_weight": 2.0}, "lie in 0 … 1"),
+        (FedAP, {"warmup_share": -0.1}, "0 or more and at most 1"),
+        (FedAP, {"own_weight": 2.0}, "0 or more and at most 1"),
     ],
 )
 def test_hyper_parameters_out_of_range_are_refused(method: Any, parameters: dict[str, Any], words: str) -> None:
