@@ -44,12 +44,15 @@ def results(
     config: Config,
     runs: Runs = Path("runs"),
     to: Annotated[Path, typer.Option("--out", help="Folder for the page, tables and pictures.")] = Path("docs/results"),
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also learning curves, silo-to-silo weights, and all figures as JSON.")
+    ] = False,
 ) -> None:
-    """Turn finished runs into tables, learning curves, and accuracy against exposed bytes."""
+    """Turn finished runs into a page, tables, and a picture of accuracy against exposed bytes, or against ε."""
     from medsilo.simulation.results.writing import write_results
 
     experiment = ExperimentConfig.read(config)
-    page = write_results(experiment, config, runs, to)
+    page = write_results(experiment, config, runs, to, everything=everything)
     out.print(page.read_text(encoding="utf-8"), markup=False)
 
 

@@ -18,6 +18,7 @@ def markdown(
     sections: Sequence[Section],
     pictures: Mapping[str, Sequence[tuple[str, str]]],
     commands: Sequence[str],
+    tables: Sequence[str],
 ) -> str:
     """The results page: what was run, tables, pictures, how to repeat it."""
     lines = [f"# {config.name}", ""]
@@ -54,8 +55,7 @@ def markdown(
         *commands,
         "```",
         "",
-        f"The tables as files: [`{config.name}.csv`]({config.name}.csv), "
-        f"[`{config.name}-exposure.csv`]({config.name}-exposure.csv), [`{config.name}.json`]({config.name}.json).",
+        f"The tables as files: {', '.join(f'[`{name}`]({name})' for name in tables)}.",
         "",
     ]
     return "\n".join(lines)
@@ -189,9 +189,12 @@ def _model(section: Section, label: str) -> str:
     return next(str(run.info["plan"]["model"]["name"]) for run in section.runs if run.info["label"] == label)
 
 
-def commands(config: ExperimentConfig, path: Path, runs: Path, to: Path, sections: Sequence[Section]) -> list[str]:
+def commands(
+    config: ExperimentConfig, path: Path, runs: Path, to: Path, sections: Sequence[Section], *, everything: bool
+) -> list[str]:
     specs = dict.fromkeys(run.info["data_spec"] for section in sections for run in section.runs)
     data = "" if config.data else "".join(f" --data {spec}" for spec in specs)
     where = "" if runs == Path("runs") else f" --runs {runs}"
     out = "" if to == Path("docs/results") else f" --out {to}"
-    return [f"simulation run --config {path}{data}{where}", f"simulation results --config {path}{where}{out}"]
+    more = " --all" if everything else ""
+    return [f"simulation run --config {path}{data}{where}", f"simulation results --config {path}{where}{out}{more}"]

@@ -31,8 +31,14 @@ from medsilo.simulation.results.table import (
 )
 
 
-def write_results(config: ExperimentConfig, config_path: Path, runs: Path, to: Path) -> Path:
-    """Writes an experiment's page, tables (CSV and JSON) and pictures; returns the page's path."""
+def write_results(
+    config: ExperimentConfig, config_path: Path, runs: Path, to: Path, *, everything: bool = False
+) -> Path:
+    """Writes an experiment's page, its tables (CSV) and one picture a section; returns the page's path.
+
+    The picture is accuracy against exposed bytes, or, where a run has differential privacy, accuracy against ε.
+    ``everything`` adds the other one, learning curves, silo-to-silo weights, and all figures (curves too) as JSON.
+    """
     # Drawing into files would take a notebook's own display away from it.
     from medsilo.simulation.results.figures import draw_curves, draw_exposure, draw_privacy, draw_weights
 
@@ -44,25 +50,34 @@ def write_results(config: ExperimentConfig, config_path: Path, runs: Path, to: P
     pictures: dict[str, list[tuple[str, str]]] = {}
     for section in sections:
         stem = f"{config.name}-{section.file_stem}"
-        curves, exposed = f"{stem}-curves.png", f"{stem}-exposure.png"
-        draw_curves(section.title, {row.label: row.curve for row in section.rows}, to / curves)
-        points = {row.label: (row.last, row.megabytes) for row in section.rows}
-        draw_exposure(section.title, points, at_the_end(config), to / exposed)
-        pictures[section.file_stem] = [("learning curves", curves), ("accuracy against exposed bytes", exposed)]
-        if any(row.privacy for row in section.rows):
-            name = f"{stem}-privacy.png"
-            draw_privacy(section.title, _by_epsilon(section), at_the_end(config), to / name)
-            pictures[section.file_stem].insert(0, ("accuracy against ε", name))
+        drawn = pictures[section.file_stem] = []
+        private = any(row.privacy for row in section.rows)
+        if private:
+            drawn.append(("accuracy against ε", f"{stem}-privacy.png"))
+            draw_privacy(section.title, _by_epsilon(section), at_the_end(config), to / drawn[-1][1])
+        if everything or not private:
+            drawn.append(("accuracy against exposed bytes", f"{stem}-exposure.png"))
+            points = {row.label: (row.last, row.megabytes) for row in section.rows}
+            draw_exposure(section.title, points, at_the_end(config), to / drawn[-1][1])
+        if not everything:
+            continue
+        drawn.append(("learning curves", f"{stem}-curves.png"))
+        draw_curves(section.title, {row.label: row.curve for row in section.rows}, to / drawn[-1][1])
         for row in section.rows:
             if weights := _weights(section, row.label):
-                name = f"{stem}-{folder_name(row.label)}-weights.png"
-                draw_weights(f"{row.label}: {section.title}, seed {row.seeds[0]}", weights, to / name)
-                pictures[section.file_stem].append((f"{row.label}: silo-to-silo weights", name))
-    _write(to / f"{config.name}.csv", _csv(accuracy_columns(sections), accuracy_rows(sections)))
-    _write(to / f"{config.name}-exposure.csv", _csv(EXPOSURE_COLUMNS, exposure_rows(sections)))
-    _write(to / f"{config.name}.json", json.dumps(_as_json(config, sections), indent=1) + "\n")
+                drawn.append((f"{row.label}: silo-to-silo weights", f"{stem}-{folder_name(row.label)}-weights.png"))
+                draw_weights(f"{row.label}: {section.title}, seed {row.seeds[0]}", weights, to / drawn[-1][1])
+    tables = {
+        f"{config.name}.csv": _csv(accuracy_columns(sections), accuracy_rows(sections)),
+        f"{config.name}-exposure.csv": _csv(EXPOSURE_COLUMNS, exposure_rows(sections)),
+    }
+    if everything:
+        tables[f"{config.name}.json"] = json.dumps(_as_json(config, sections), indent=1) + "\n"
+    for name, text in tables.items():
+        _write(to / name, text)
     page = to / f"{config.name}.md"
-    _write(page, markdown(config, sections, pictures, commands(config, config_path, runs, to, sections)))
+    again = commands(config, config_path, runs, to, sections, everything=everything)
+    _write(page, markdown(config, sections, pictures, again, list(tables)))
     return page
 
 

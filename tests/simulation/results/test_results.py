@@ -135,7 +135,7 @@ def test_the_page_has_tables_pictures_published_numbers_and_commands(runs: Path,
         weights = {"round": [0] * 4, "silo": list("aabb"), "other": list("abab"), "weight": [1.2, -0.2, 0.1, 0.9]}
         pq.write_table(pa.table(weights), folder / WEIGHTS)
     path, out = config_file(tmp_path), tmp_path / "out"
-    page = write_results(ExperimentConfig.read(path), path, runs, out).read_text()
+    page = write_results(ExperimentConfig.read(path), path, runs, out, everything=True).read_text()
     lines = page.splitlines()
     assert (
         f"| {DIVERSIFED} | 2 | 50.00 ± 0.00 | 50.00 ± 0.00 | 100.00 ± 0.00 | 1 of 2 | 58.25 ± 0.5 | -8.25 | Table I |"
@@ -146,7 +146,7 @@ def test_the_page_has_tables_pictures_published_numbers_and_commands(runs: Path,
     assert "Not finished: local." in page
     assert "synthetic" not in page.lower()
     assert f"simulation run --config {path} --data set.npz --runs {runs}" in lines
-    assert f"simulation results --config {path} --runs {runs} --out {out}" in lines
+    assert f"simulation results --config {path} --runs {runs} --out {out} --all" in lines
     for name in (line.partition("(")[2].rstrip(")") for line in lines if line.startswith("![")):
         assert (out / name).read_bytes().startswith(b"\x89PNG")
     assert sum("silo-to-silo weights" in line for line in lines) == 1
@@ -163,6 +163,21 @@ def test_the_page_has_tables_pictures_published_numbers_and_commands(runs: Path,
     assert [s["setting"] for s in content["sections"]] == ["mild", "hard"]
     accuracy = list(csv.DictReader((out / "made.csv").open()))
     assert float(accuracy[0]["best_mean"]) == pytest.approx(75)
+
+
+def test_a_page_has_its_tables_and_one_picture_a_section_unless_all_is_asked_for(runs: Path, tmp_path: Path) -> None:
+    path, out = config_file(tmp_path), tmp_path / "out"
+    page = write_results(ExperimentConfig.read(path), path, runs, out).read_text()
+    assert {file.name for file in out.iterdir()} == {
+        "made.md",
+        "made.csv",
+        "made-exposure.csv",
+        "made-set-mild-exposure.png",
+    }
+    assert "[`made.csv`](made.csv), [`made-exposure.csv`](made-exposure.csv)." in page
+    assert page.count("![") == 1
+    write_results(ExperimentConfig.read(path), path, runs, out, everything=True)
+    assert {"made.json", "made-set-mild-curves.png"} <= {file.name for file in out.iterdir()}
 
 
 def test_accuracy_stands_beside_epsilon_with_all_that_it_takes_to_read_it(tmp_path: Path) -> None:
@@ -199,7 +214,7 @@ def test_synthetic_data_is_called_so_wherever_numbers_stand(tmp_path: Path) -> N
     folder = tmp_path / "runs"
     write_run(folder, "local", 0, [0.5] * 12, synthetic=True)
     path = config_file(tmp_path, seeds=[0])
-    page = write_results(ExperimentConfig.read(path), path, folder, tmp_path).read_text()
+    page = write_results(ExperimentConfig.read(path), path, folder, tmp_path, everything=True).read_text()
     assert "**Synthetic data: generated images." in page
     assert "## made images (set), mild – SYNTHETIC DATA" in page
     assert ",True," in (tmp_path / "made.csv").read_text()
@@ -276,7 +291,7 @@ def test_of_one_seed_no_deviation_is_told_and_of_few_rounds_no_last_ten(tmp_path
     experiment = ExperimentConfig.read(path)
     for label in ("local", DIVERSIFED):
         write_run(tmp_path / "runs", label, 0, [0.25, 0.5, 0.75], experiment=experiment)
-    page = write_results(experiment, path, tmp_path / "runs", tmp_path / "out").read_text()
+    page = write_results(experiment, path, tmp_path / "runs", tmp_path / "out", everything=True).read_text()
     assert "| method | seeds | best round | all 3 rounds | at the end | seeds on which" in page
     assert "| local | 1 | 75.00 | 50.00 | 100.00 | – |" in page
     (row, _) = csv.DictReader((tmp_path / "out" / "made.csv").read_text().splitlines())
