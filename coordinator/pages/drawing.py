@@ -8,7 +8,8 @@ under the pointer), and the figures stand in a table beside.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
+
+from medsilo.privacy.pages.svg import Drawing
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 300, 46, 170, 12, 34
 _COLOURS = 6
@@ -30,38 +31,31 @@ def curves(measured: Mapping[str, Sequence[tuple[int, float]]], *, planned: int,
     def said(number: int) -> str:
         return str(number) if number <= planned else "end"
 
-    parts = [_begin(_WIDTH, _HEIGHT, "Accuracy by round", _spoken(measured), identifier)]
+    drawing = Drawing(
+        _WIDTH, _HEIGHT, "Accuracy by round", identifier=identifier, description=_spoken(measured), width=_WIDTH
+    )
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        parts.append(
-            f'<line class="cell" x1="{_LEFT}" x2="{_LEFT + width}" y1="{y(share):.1f}" y2="{y(share):.1f}"/>'
-            f'<text x="{_LEFT - 6}" y="{y(share) + 4:.1f}" text-anchor="end">{100 * share:.0f} %</text>'
-        )
+        drawing.line(_LEFT, y(share), _LEFT + width, y(share), class_="cell")
+        drawing.text(_LEFT - 6, y(share) + 4, f"{100 * share:.0f} %", text_anchor="end")
     for number in dict.fromkeys((1, (1 + rounds) // 2, rounds)):
-        parts.append(f'<text x="{x(number):.1f}" y="{_HEIGHT - 14}" text-anchor="middle">{said(number)}</text>')
-    parts.append(f'<text x="{_LEFT + width + 24}" y="{_HEIGHT - 14}">round</text>')
+        drawing.text(x(number), _HEIGHT - 14, said(number), text_anchor="middle")
+    drawing.text(_LEFT + width + 24, _HEIGHT - 14, "round")
     ends = _spread({name: y(points[-1][1]) for name, points in measured.items() if points})
     for place, (name, points) in enumerate(measured.items()):
         if not points:
             continue
         # Neighbours differ in both, so that of lines that lie on each other the lower one shows through the gaps.
-        style = f'class="line" stroke-dasharray="{_DASHES[(place + place // 12) % len(_DASHES)]}"'
-        path = " ".join(f"{x(number):.1f},{y(accuracy):.1f}" for number, accuracy in points)
-        dot = (
-            f'<circle {style} cx="{x(points[0][0]):.1f}" cy="{y(points[0][1]):.1f}" r="2"/>' if len(points) == 1 else ""
-        )
-        parts.append(
-            f'<g class="c{place % _COLOURS}">'
-            f"<title>{escape(name)}: {100 * points[-1][1]:.1f} %, round {said(points[-1][0])}</title>"
-            f'<polyline {style} points="{path}"/>{dot}'
-        )
-        if len(measured) <= _MOST_NAMED:
-            beside = _LEFT + width + 8
-            parts.append(
-                f'<line {style} x1="{beside}" x2="{beside + 30}" y1="{ends[name]:.1f}" y2="{ends[name]:.1f}"/>'
-                f'<text x="{beside + 36}" y="{ends[name] + 4:.1f}">{escape(name)}</text>'
-            )
-        parts.append("</g>")
-    return "".join([*parts, "</svg>"])
+        style = {"class_": "line", "stroke_dasharray": _DASHES[(place + place // 12) % len(_DASHES)]}
+        at_last = f"{name}: {100 * points[-1][1]:.1f} %, round {said(points[-1][0])}"
+        with drawing.group(at_last, class_=f"c{place % _COLOURS}"):
+            drawing.path([(x(number), y(accuracy)) for number, accuracy in points], **style)
+            if len(points) == 1:
+                drawing.element("circle", cx=x(points[0][0]), cy=y(points[0][1]), r=2, **style)
+            if len(measured) <= _MOST_NAMED:
+                beside = _LEFT + width + 8
+                drawing.line(beside, ends[name], beside + 30, ends[name], **style)
+                drawing.text(beside + 36, ends[name] + 4, name)
+    return drawing.end()
 
 
 def matrix(silos: Sequence[str], weights: Sequence[Sequence[float]], *, identifier: str) -> str:
@@ -78,40 +72,25 @@ def matrix(silos: Sequence[str], weights: Sequence[Sequence[float]], *, identifi
         default=0.0,
     )
     spoken = f"Rows are given, columns give. The largest share is {highest:.4g}."
-    parts = [_begin(width, height, "Who was given how much of whose model", spoken, identifier)]
+    title = "Who was given how much of whose model"
+    drawing = Drawing(width, height, title, identifier=identifier, description=spoken, width=width)
     for place, name in enumerate(silos):
-        along = top + size * place + size / 2 + 4
-        parts.append(f'<text x="{left - 6}" y="{along:.1f}" text-anchor="end">{escape(name)}</text>')
-        parts.append(
-            f'<text transform="translate({left + size * place + size / 2 + 4:.1f} {top - 6}) rotate(-60)">'
-            f"{escape(name)}</text>"
-        )
+        middle = size * place + size / 2 + 4
+        drawing.text(left - 6, top + middle, name, text_anchor="end")
+        drawing.element("text", name, transform=f"translate({left + middle:.1f} {top - 6}) rotate(-60)")
     for i, row in enumerate(weights):
         for j, weight in enumerate(row):
-            square = f'x="{left + size * j}" y="{top + size * i}" width="{size}" height="{size}"'
+            square = (left + size * j, top + size * i, size, size)
             if i == j or highest == 0:
-                parts.append(f'<rect class="cell none" {square}/>')
+                drawing.bar(*square, class_="cell none")
                 continue
             way, said = ("pull", "pulled to") if weight >= 0 else ("push", "pushed from")
-            parts.append(
-                f"<g><title>{escape(silos[i])} is {said} {escape(silos[j])}: {weight:.4g}</title>"
-                f'<rect class="cell none" {square}/>'
-                f'<rect class="cell {way}" fill-opacity="{abs(weight) / highest:.3f}" {square}/>'
-            )
-            if weight < 0:
-                middle = f'x="{left + size * j + size / 2:.1f}" y="{top + size * i + size / 2 + 5:.1f}"'
-                parts.append(f'<text text-anchor="middle" {middle}>−</text>')
-            parts.append("</g>")
-    return "".join([*parts, "</svg>"])
-
-
-def _begin(width: float, height: float, title: str, spoken: str, identifier: str) -> str:
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
-        f'role="img" aria-labelledby="{identifier}-title {identifier}-description">'
-        f'<title id="{identifier}-title">{escape(title)}</title>'
-        f'<desc id="{identifier}-description">{escape(spoken)}</desc>'
-    )
+            with drawing.group(f"{silos[i]} is {said} {silos[j]}: {weight:.4g}"):
+                drawing.bar(*square, class_="cell none")
+                drawing.bar(*square, class_=f"cell {way}", fill_opacity=f"{abs(weight) / highest:.3f}")
+                if weight < 0:
+                    drawing.text(square[0] + size / 2, square[1] + size / 2 + 5, "−", text_anchor="middle")
+    return drawing.end()
 
 
 def _spoken(measured: Mapping[str, Sequence[tuple[int, float]]]) -> str:

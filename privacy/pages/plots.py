@@ -11,17 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
+from medsilo.privacy.pages.svg import DARK, INK, LIGHT, PRINTED, WIDTH, Drawing
 from medsilo.privacy.pages.wording import readable_bytes, shown
 
-WIDTH = 600
 _BARS = 34
 _STRIP = 66
 _TOP = 22
 _BOTTOM = 40
 _WIDEST_BAR = 46
-DARK, LIGHT, INK, LINE = "#1f4e79", "#aebac4", "#1b2733", "#8b98a3"
 
 
 @dataclass(frozen=True)
@@ -42,31 +40,27 @@ def bars_by_round(strips: Sequence[Strip], labels: Sequence[str], *, unit: str, 
     height = _STRIP * len(strips) + _BOTTOM
     step = min(_WIDEST_BAR, WIDTH / max(1, len(labels)))
     bar = max(1.0, step * 0.72)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-        f'aria-labelledby="{identifier}-title {identifier}-description" '
-        f'font-family="Libertinus Serif, sans-serif" font-size="13" fill="{INK}">',
-        f'<title id="{identifier}-title">Bytes by {escape(unit)}</title>',
-        f'<desc id="{identifier}-description">{escape(describe(strips, labels, unit=unit))}</desc>',
-    ]
+    drawing = Drawing(
+        WIDTH,
+        height,
+        f"Bytes by {unit}",
+        identifier=identifier,
+        description=describe(strips, labels, unit=unit),
+        **PRINTED,
+    )
     for place, strip in enumerate(strips):
         top = place * _STRIP
         base = top + _TOP + _BARS
         highest = max(strip.values, default=0)
         note = "" if strip.telling else ", nothing about patients"
-        parts.append(
-            f'<text x="0" y="{top + 15}"><tspan font-weight="bold">{escape(strip.name)} (bytes)</tspan>'
-            f"{escape(f': {_scale(strip.values)}{note}')}</text>"
-        )
+        drawing.text(0, top + 15, f": {_scale(strip.values)}{note}", bold=f"{strip.name} (bytes)")
         for number, value in enumerate(strip.values):
             if value:
                 tall = max(1.5, _BARS * value / highest)
-                parts.append(
-                    f'<rect x="{number * step + (step - bar) / 2:.1f}" y="{base - tall:.1f}" width="{bar:.1f}" '
-                    f'height="{tall:.1f}" class="{"telling" if strip.telling else "other"}" '
-                    f'fill="{DARK if strip.telling else LIGHT}"/>'
-                )
-        parts.append(f'<line x1="0" y1="{base}" x2="{WIDTH}" y2="{base}" stroke="{LINE}" stroke-width="1"/>')
+                left = number * step + (step - bar) / 2
+                look = {"class_": "telling", "fill": DARK} if strip.telling else {"class_": "other", "fill": LIGHT}
+                drawing.bar(left, base - tall, bar, tall, **look)
+        drawing.axis(base)
     axis = height - _BOTTOM + 12
     room = 8 * max(map(len, labels), default=0) + 8
     every = max(1, math.ceil(room / step))
@@ -74,9 +68,9 @@ def bars_by_round(strips: Sequence[Strip], labels: Sequence[str], *, unit: str, 
         if (len(labels) - 1 - number) % every == 0:  # even steps that end with the last one
             half = 3.4 * len(label)
             x = min(max(number * step + step / 2, half), WIDTH - half)
-            parts.append(f'<text x="{x:.1f}" y="{axis}" text-anchor="middle" font-size="12">{escape(label)}</text>')
-    parts.append(f'<text x="0" y="{axis + 19}" font-size="12">{escape(unit)}</text></svg>')
-    return "".join(parts)
+            drawing.text(x, axis, label, text_anchor="middle", font_size=12)
+    drawing.text(0, axis + 19, unit, font_size=12)
+    return drawing.end()
 
 
 def spending(course: Sequence[tuple[int, float]], budget: float | None, *, identifier: str) -> str:
@@ -101,27 +95,20 @@ def spending(course: Sequence[tuple[int, float]], budget: float | None, *, ident
     )
     if budget is not None:
         words += f" The budget is {budget:g}."
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + _BOTTOM}" role="img" '
-        f'aria-labelledby="{identifier}-title {identifier}-description" '
-        f'font-family="Libertinus Serif, sans-serif" font-size="13" fill="{INK}">',
-        f'<title id="{identifier}-title">Privacy loss by charges</title>',
-        f'<desc id="{identifier}-description">{escape(words)}</desc>',
-        f'<line x1="{left}" y1="{bottom}" x2="{right}" y2="{bottom}" stroke="{LINE}" stroke-width="1"/>',
-    ]
+    drawing = Drawing(
+        WIDTH, bottom + _BOTTOM, "Privacy loss by charges", identifier=identifier, description=words, **PRINTED
+    )
+    drawing.axis(bottom, left, right)
     if budget is not None:
-        parts.append(
-            f'<line x1="{left}" y1="{y(budget):.1f}" x2="{right}" y2="{y(budget):.1f}" stroke="{INK}" '
-            f'stroke-width="1" stroke-dasharray="5 4"/>'
-            f'<text x="{left}" y="{y(budget) - 5:.1f}">budget {budget:g}</text>'
-        )
+        drawing.line(left, y(budget), right, y(budget), stroke=INK, stroke_width=1, stroke_dasharray="5 4")
+        drawing.text(left, y(budget) - 5, f"budget {budget:g}")
     if course:
-        path = " ".join(f"{x(charges):.1f},{y(epsilon):.1f}" for charges, epsilon in [(0, 0.0), *course])
-        parts.append(f'<polyline points="{path}" class="course" fill="none" stroke="{DARK}" stroke-width="2"/>')
-        parts.append(f'<text x="{right + 6}" y="{y(course[-1][1]) + 4:.1f}">ε = {shown(course[-1][1])}</text>')
-    parts.append(f'<text x="{right}" y="{bottom + 16}" text-anchor="end" font-size="12">{last}</text>')
-    parts.append(f'<text x="{left}" y="{bottom + 35}" font-size="12">charges to the ledger, in order</text></svg>')
-    return "".join(parts)
+        points = [(x(charges), y(epsilon)) for charges, epsilon in [(0, 0.0), *course]]
+        drawing.path(points, class_="course", fill="none", stroke=DARK, stroke_width=2)
+        drawing.text(right + 6, y(course[-1][1]) + 4, f"ε = {shown(course[-1][1])}")
+    drawing.text(right, bottom + 16, str(last), text_anchor="end", font_size=12)
+    drawing.text(left, bottom + 35, "charges to the ledger, in order", font_size=12)
+    return drawing.end()
 
 
 def describe(strips: Sequence[Strip], labels: Sequence[str], *, unit: str) -> str:
