@@ -4,8 +4,7 @@ A report is made by one pass over a journal and holds sums by run, other party, 
 size does not grow with the number of messages. It says the same for the same journal, to the byte.
 
 Both parties' journals tell what left the hospitals: a silo's in the messages that it sent, a coordinator's in those
-that it received. ``medsilo.privacy.report.document`` puts a report into words, ``medsilo.privacy.report.writing``
-writes it out.
+that it received. ``medsilo.privacy.report.writing`` puts a report into words and writes it out.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
@@ -12,12 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 from medsilo.privacy.files.durable import write_atomically
+from medsilo.privacy.pages.blocks import Document, Section, Terms, harmless, texts_of
 from medsilo.privacy.pages.page import page, print_page_one
 from medsilo.privacy.pages.wording import grouped
-from medsilo.privacy.report.document import make_document
 from medsilo.privacy.report.format import Format
 from medsilo.privacy.report.model import Report, in_order
-from medsilo.privacy.report.words import NAME, TELLING
+from medsilo.privacy.report.page_one import answers, subtitle, warnings
+from medsilo.privacy.report.sections import sections
+from medsilo.privacy.report.words import NAME, TELLING, glossary_of
 
 _TEMPLATE = files("medsilo.privacy.report") / "templates" / "report.typ"
 _NEVER = datetime(1970, 1, 1, tzinfo=UTC)
@@ -38,6 +41,22 @@ def write_report(report: Report, folder: str | Path, formats: Iterable[Format] =
         written.append(folder / f"report.{one}")
         write_atomically(written[-1], makers[one](report))
     return written
+
+
+def make_document(report: Report) -> Document:
+    """A report in words: page one's questions with their answers, then the sections, then the words it uses."""
+    document = Document(
+        title=f"What left {report.party.name}" if report.of_silo else "What left the hospitals",
+        subtitle=subtitle(report),
+        warnings=warnings(report),
+        answers=answers(report),
+        sections=sections(report),
+        evidence=f"Made from the first {grouped(report.records)} entries of the record of {report.party.uri}, whose "
+        f"hash (SHA-256, root of the Merkle tree) is `{report.root_sha256}`.",
+    )
+    words = " ".join(texts_of(document.to_data()))
+    terms = Section("words", "Words used here", [Terms(glossary_of(words))])
+    return harmless(replace(document, sections=[*document.sections, terms]))
 
 
 def to_json(report: Report) -> bytes:

@@ -73,10 +73,8 @@ def budget(
         typer.echo(f"The images and patients of data set {version} are on record (as keyed hashes).", err=True)
     found = view.read_accounts(settings, course=html is not None)
     if html is not None:
-        from medsilo.silo.oversight.budget_page import to_html
-
         try:
-            write_atomically(html, to_html(settings.name, found).encode())
+            write_atomically(html, view.to_html(settings.name, found).encode())
         except OSError as error:
             raise ConfigurationError(f"{html}: cannot be written ({error.strerror}); give another file") from None
     if as_json:

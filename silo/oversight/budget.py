@@ -1,9 +1,10 @@
-"""``silo budget``: what the privacy ledgers of a silo say."""
+"""``silo budget``: what the privacy ledgers of a silo say, as tables, JSON, and a page that needs nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,15 @@ from medsilo.privacy.budget.ledger import Entry, Ledger, Spending, Subject, ledg
 from medsilo.privacy.budget.loss import DELTA
 from medsilo.privacy.consent.consent import ConsentFile, PrivacyConsent
 from medsilo.privacy.errors import DataError
+from medsilo.privacy.pages.plots import spending
 from medsilo.privacy.pages.wording import shown
 from medsilo.silo.state.config import SiloConfig
+
+_STYLE = (
+    "body{font-family:sans-serif;max-width:44rem;margin:2rem auto;padding:0 1rem;color:#1b2733}"
+    "svg{width:100%;height:auto}table{border-collapse:collapse;margin:1rem 0}caption{text-align:left;font-weight:bold}"
+    "th,td{padding:.2rem .8rem .2rem 0;text-align:left;border-bottom:1px solid #8b98a3}.number{text-align:right}"
+)
 
 
 @dataclass(frozen=True)
@@ -184,3 +192,34 @@ def lines(account: AccountView) -> list[str]:
             "which the journal proves (`silo audit verify`)."
         )
     return found
+
+
+def to_html(silo: str, accounts: list[AccountView]) -> str:
+    """A page with a picture for each ledger; ``accounts`` as ``read_accounts`` gives them."""
+    title = f"Privacy loss at {escape(silo)}"
+    parts = [
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>',
+        f"<h1>{title}</h1>",
+    ]
+    if not accounts:
+        parts.append(
+            "<p>There is no privacy ledger: nothing was trained with differential privacy. What is learnt from "
+            "what was learnt from models without it has no bound.</p>"
+        )
+    for number, account in enumerate(accounts):
+        subject = account.subject
+        parts.append(f"<h2>Data set {escape(subject.data_sha256[:16])}, split {escape(subject.split)}</h2>")
+        parts.extend(f"<p>{escape(line)}</p>" for line in lines(account))
+        parts.append(spending(account.course, account.budget, identifier=f"account{number}"))
+        parts.extend(_rows(title, rows) for title, rows in titled(account))
+    return "\n".join(parts) + "</html>\n"
+
+
+def _rows(title: str, rows: tuple[Part, ...]) -> str:
+    body = "".join(
+        f'<tr><th scope="row">{escape(row.name)}</th><td class="number">{row.charges}</td>'
+        f'<td class="number">{shown(row.epsilon)}</td></tr>'
+        for row in rows
+    )
+    head = f'<tr><th scope="col">{title}</th><th scope="col">charges</th><th scope="col">ε alone</th></tr>'
+    return f"<table><caption>By {title}</caption>{head}{body}</table>"

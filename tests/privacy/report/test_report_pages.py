@@ -15,10 +15,9 @@ from pypdf import PdfReader
 
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.pages.plots import Strip, bars_by_round
-from medsilo.privacy.report.document import make_document
 from medsilo.privacy.report.format import Format
 from medsilo.privacy.report.model import Report, SharedAccuracy
-from medsilo.privacy.report.writing import to_html, to_json, to_pdf, write_report
+from medsilo.privacy.report.writing import make_document, to_html, to_json, to_pdf, write_report
 from tests.support.evidence.recorded import COORDINATOR, MODELS, OTHER, SILO, Recorded, ordinary
 
 HOSTILE = '<script>alert(1)</script> #image("x") `code` {{ 7*7 }} $x^2$ \N{RIGHT-TO-LEFT OVERRIDE}txt\x1b[31m &amp; “ü”'

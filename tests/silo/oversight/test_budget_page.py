@@ -20,8 +20,7 @@ from medsilo.privacy.budget.units import Content
 from medsilo.privacy.errors import DataError
 from medsilo.privacy.pages.plots import spending
 from medsilo.privacy.pages.wording import shown
-from medsilo.silo.oversight.budget import POINTS, as_json, lines, read_accounts, remember, tables
-from medsilo.silo.oversight.budget_page import to_html
+from medsilo.silo.oversight.budget import POINTS, as_json, lines, read_accounts, remember, tables, to_html
 
 STEPS = SampledGaussian(0.1, 2.0, 10)
 
