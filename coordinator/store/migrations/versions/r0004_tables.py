@@ -1,19 +1,16 @@
-"""Runs, members, rounds, updates, downloads, withdrawals, refusals.
-
-Databases from before migrations have these tables already, or some of them; what is there stays as it is.
-"""
+"""The tables of the first release: runs and their rounds, the rosters of masked ones, and the lease."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0001"
+revision = "0004"
 down_revision = None
 
 
 def upgrade() -> None:
-    """Makes the tables that are not there yet."""
+    """Makes the tables, and the lease's only row, which nobody holds."""
     op.create_table(
         "run",
         sa.Column("name", sa.String(63), primary_key=True),
@@ -22,7 +19,6 @@ def upgrade() -> None:
         sa.Column("memory_file", sa.String()),
         sa.Column("created_at", sa.String(32), nullable=False),
         sa.Column("finished_at", sa.String(32)),
-        if_not_exists=True,
     )
     op.create_table(
         "member",
@@ -33,7 +29,6 @@ def upgrade() -> None:
         sa.Column("audit_key", sa.String(64), nullable=False),
         sa.Column("certificate_sha256", sa.String(64), nullable=False),
         sa.Column("answered_at", sa.String(32), nullable=False),
-        if_not_exists=True,
     )
     op.create_table(
         "round",
@@ -41,7 +36,6 @@ def upgrade() -> None:
         sa.Column("number", sa.Integer(), primary_key=True),
         sa.Column("opened_at", sa.String(32), nullable=False),
         sa.Column("closed_at", sa.String(32)),
-        if_not_exists=True,
     )
     op.create_table(
         "participant",
@@ -54,14 +48,22 @@ def upgrade() -> None:
         sa.Column("receipt", sa.JSON()),
         sa.Column("accuracy", sa.Double()),
         sa.Column("loss", sa.Double()),
-        if_not_exists=True,
+        sa.Column("change_norm", sa.Double()),
+        sa.Column("change_score", sa.Double()),
+        sa.Column("change_cosine", sa.Double()),
+    )
+    op.create_table(
+        "roster",
+        sa.Column("run", sa.String(63), primary_key=True),
+        sa.Column("round", sa.Integer(), primary_key=True),
+        sa.Column("silos", sa.JSON(), nullable=False),
+        sa.Column("fixed_at", sa.String(32), nullable=False),
     )
     op.create_table(
         "download",
         sa.Column("run", sa.String(63), primary_key=True),
         sa.Column("silo", sa.String(63), primary_key=True),
         sa.Column("files", sa.JSON(), nullable=False),
-        if_not_exists=True,
     )
     op.create_table(
         "withdrawal",
@@ -74,7 +76,6 @@ def upgrade() -> None:
         sa.Column("dropped_round", sa.Integer()),
         sa.Column("statement", sa.JSON(), nullable=False),
         sa.Column("renewed_at", sa.String(32)),
-        if_not_exists=True,
     )
     op.create_table(
         "refusal",
@@ -83,5 +84,13 @@ def upgrade() -> None:
         sa.Column("peer", sa.String(200), nullable=False),
         sa.Column("rpc", sa.String(32), nullable=False),
         sa.Column("reason", sa.String(), nullable=False),
-        if_not_exists=True,
     )
+    lease = op.create_table(
+        "lease",
+        sa.Column("id", sa.Integer(), primary_key=True, autoincrement=False),
+        sa.Column("epoch", sa.Integer(), nullable=False),
+        sa.Column("holder", sa.String()),
+        sa.Column("folder", sa.String(32)),
+        sa.Column("expires_at", sa.DateTime(timezone=True)),
+    )
+    op.bulk_insert(lease, [{"id": 1, "epoch": 0}])
