@@ -448,7 +448,8 @@ def test_ray_that_is_not_installed_is_an_error_with_the_way_out(
 def test_numba_that_is_not_installed_is_an_error_with_the_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "medsilo.simulation.lanes", raising=False)
+    for name in [name for name in sys.modules if name.startswith("medsilo.simulation.lanes")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "numba", None)
     config = ExperimentConfig.read(write(tmp_path, engine="lanes"))
     with pytest.raises(ConfigurationError, match=r"pip install 'medsilo\[lanes\]'"):

@@ -1,29 +1,14 @@
-"""Convolutional networks that train faster on a CPU: the images of a batch lie side by side in memory.
-
-With the batch innermost (``[H, C, W, B]``), a convolution of small images is a few large matrix products over a buffer
-in which each row of pixels stands once for every column of the kernel; a window's rows of pixels follow one another in
-that buffer, so that no window is copied out. Bias, ReLU and pooling are then one pass over whole vectors, which Numba
-compiles (a second or two in each process). PyTorch's own layers, of which a quarter of such a network's time goes into
-the pooling alone, give the same up to rounding.
-
-Needs the extra ``lanes``.
-"""
+"""The network whose first blocks are done in lanes, and the memory that they compute in."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from typing import Any, cast
 
-import numba
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-Floats = npt.NDArray[np.floating[Any]]
-
-# Threads wait for Python's lock as often as something is called: few calls that do much, without the lock.
-compiled = numba.njit(nogil=True, error_model="numpy")
+from medsilo.simulation.lanes.passes import cut_strips, join_strips, pool, spread
 
 
 def in_lanes(model: nn.Module) -> nn.Module | None:
@@ -43,11 +28,13 @@ def in_lanes(model: nn.Module) -> nn.Module | None:
 
 def _is_block(modules: list[nn.Module]) -> bool:
     match modules:
-        case [nn.Conv2d() as convolution, nn.ReLU(), nn.MaxPool2d() as pool]:
+        case [nn.Conv2d() as convolution, nn.ReLU(), nn.MaxPool2d() as pooling]:
             plain = (convolution.stride, convolution.dilation, convolution.groups) == ((1, 1), (1, 1), 1)
             unpadded = convolution.padding in ((0, 0), "valid")
-            halves = pool.kernel_size in (2, (2, 2)) and pool.stride in (2, (2, 2)) and pool.padding in (0, (0, 0))
-            return plain and unpadded and halves and pool.dilation in (1, (1, 1)) and not pool.ceil_mode
+            halves = (
+                pooling.kernel_size in (2, (2, 2)) and pooling.stride in (2, (2, 2)) and pooling.padding in (0, (0, 0))
+            )
+            return plain and unpadded and halves and pooling.dilation in (1, (1, 1)) and not pooling.ceil_mode
         case _:
             return False
 
@@ -112,83 +99,6 @@ class _Workspace:
             self.image_gradient = images.new_zeros(images.shape)
 
 
-@compiled
-def _cut_strips(images: Floats, strips: Floats) -> None:
-    """``images``: ``[H, C, W, B]``; ``strips``: ``[H, C, l, w, B]``."""
-    rows, channels, columns, wide, batch = strips.shape
-    for row in range(rows):
-        for channel in range(channels):
-            image, strip = images[row, channel].reshape(-1), strips[row, channel]
-            for column in range(columns):
-                part, there = strip[column].reshape(-1), image[column * batch : (column + wide) * batch]
-                for at in range(wide * batch):
-                    part[at] = there[at]
-
-
-@compiled
-def _join_strips(strips: Floats, images: Floats) -> None:
-    """The sum of what has become of each pixel; ``strips`` may have fewer rows than ``images``."""
-    rows, channels, columns, wide, batch = strips.shape
-    for row in range(rows):
-        for channel in range(channels):
-            image, strip = images[row, channel].reshape(-1), strips[row, channel]
-            image[:] = 0
-            for column in range(columns):
-                part, there = strip[column].reshape(-1), image[column * batch : (column + wide) * batch]
-                for at in range(wide * batch):
-                    there[at] += part[at]
-
-
-@compiled
-def _pool(results: Floats, bias: Floats, pooled: Floats, places: Floats) -> None:
-    """``results``: ``[2H, O, 2W, B]``; ``pooled`` and ``places``, which of the four it was: ``[H, O, W, B]``.
-
-    A NaN is kept, so that training that diverges is seen.
-    """
-    height, kernels, width, batch = pooled.shape
-    for row in range(height):
-        for kernel in range(kernels):
-            # The bias moves all that a maximum is taken of alike, and ReLU of the maximum is the maximum of the ReLUs.
-            add = bias[kernel]
-            for column in range(width):
-                a, b = results[2 * row, kernel, 2 * column], results[2 * row, kernel, 2 * column + 1]
-                c, d = results[2 * row + 1, kernel, 2 * column], results[2 * row + 1, kernel, 2 * column + 1]
-                found, place = pooled[row, kernel, column], places[row, kernel, column]
-                for image in range(batch):
-                    left = a[image] >= b[image] or a[image] != a[image]
-                    upper, upper_place = (a[image], 0.0) if left else (b[image], 1.0)
-                    left = c[image] >= d[image] or c[image] != c[image]
-                    lower, lower_place = (c[image], 2.0) if left else (d[image], 3.0)
-                    first = upper >= lower or upper != upper
-                    place[image] = upper_place if first else lower_place
-                    most = (upper if first else lower) + add
-                    found[image] = np.float32(0) if most <= 0 else most
-
-
-@compiled
-def _spread(gradient: Floats, pooled: Floats, places: Floats, results: Floats, bias: Floats) -> None:
-    """``gradient``, ``pooled``, ``places``: ``[H, O, W, B]``; gives the gradient of ``results``, ``[2H, O, 2W, B]``,
-    and of ``bias``, ``[O, B]``."""
-    height, kernels, width, batch = pooled.shape
-    bias[:] = 0
-    own = np.empty_like(bias[0])
-    for row in range(height):
-        for kernel in range(kernels):
-            total = bias[kernel]
-            for column in range(width):
-                found, given = pooled[row, kernel, column], gradient[row, kernel, column]
-                place = places[row, kernel, column]
-                for image in range(batch):
-                    own[image] = np.float32(0) if found[image] <= 0 else given[image]
-                for image in range(batch):
-                    total[image] += own[image]
-                # One loop for each place: a loop that writes to more arrays is not made one of vectors.
-                for half in range(4):
-                    to = results[2 * row + half // 2, kernel, 2 * column + half % 2]
-                    for image in range(batch):
-                        to[image] = own[image] if place[image] == half else np.float32(0)
-
-
 class _Block(torch.autograd.Function):
     """Convolution, ReLU and max-pooling by two of images ``[H, C, W, B]``: ``[H', O, W', B]``.
 
@@ -201,11 +111,11 @@ class _Block(torch.autograd.Function):
         work.uses += 1
         ctx.work, ctx.use = work, work.uses
         ctx.permuted = kernels, k, channels, l
-        _cut_strips(images.numpy(), work.strips)
+        cut_strips(images.numpy(), work.strips)
         ctx.matrix = weight.permute(0, 2, 1, 3).reshape(kernels, k * channels * l)
         torch.bmm(ctx.matrix.expand(len(work.results), -1, -1), work.windows, out=work.results)
         pooled = images.new_empty(work.places.shape)
-        _pool(work.rows_of_results, (work.bias if bias is None else bias).numpy(), pooled.numpy(), work.places)
+        pool(work.rows_of_results, (work.bias if bias is None else bias).numpy(), pooled.numpy(), work.places)
         ctx.save_for_backward(pooled)
         return pooled
 
@@ -216,7 +126,7 @@ class _Block(torch.autograd.Function):
             raise RuntimeError("a network in lanes was used again before its backward pass")
         (pooled,) = ctx.saved_tensors
         to_images, to_weight, to_bias, _ = ctx.needs_input_grad
-        _spread(
+        spread(
             gradient.contiguous().numpy(),
             pooled.numpy(),
             work.places,
@@ -237,5 +147,5 @@ class _Block(torch.autograd.Function):
             return None, weight, bias, None
         kernels = ctx.matrix.view(-1, work.k, work.rows).flip(1).permute(2, 1, 0).reshape(work.rows, -1)
         torch.bmm(kernels.expand(len(work.back), -1, -1), work.back, out=work.strip_gradients)
-        _join_strips(work.by_column, work.image_gradient.numpy())
+        join_strips(work.by_column, work.image_gradient.numpy())
         return work.image_gradient, weight, bias, None
