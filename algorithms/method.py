@@ -330,7 +330,8 @@ ONE_FOR_ALL = frozenset({Exposure.INITIAL_MODEL, Exposure.PEER_DERIVED})
 """``Method.common`` where what the coordinator makes of a round is one thing, given to all."""
 
 LATER = {"later": True}
-"""Metadata of a hyper-parameter that a method did not have from the beginning."""
+"""Metadata of a hyper-parameter that is not written while it has its default: the last release's runs go on under the
+hash of a plan without it."""
 
 
 @dataclass(frozen=True)
@@ -411,8 +412,7 @@ class Method(ABC):
         return []
 
     def parameters(self) -> dict[str, Any]:
-        """All hyper-parameters by name; those that are ``LATER`` only where they are not at their defaults: a plan
-        without them is written, and hashed, as before there were any."""
+        """All hyper-parameters by name; those that are ``LATER`` only where they are not at their defaults."""
         values = dataclasses.asdict(self)
         for item in dataclasses.fields(self):
             if item.metadata == LATER and values[item.name] == item.default:

@@ -26,11 +26,11 @@ from medsilo.privacy.report.model import (
     Attendance,
     Flow,
     Peer,
-    Refusal,
+    RefusalCount,
     Report,
     Run,
     SharedAccuracy,
-    Verification,
+    Soundness,
     add_counts,
 )
 from medsilo.privacy.report.rehearsed import Rehearsed, read_rehearsals
@@ -149,7 +149,7 @@ def build_report(
         root_sha256=sums.tree.root().hex(),
         first_time=sums.first_time,
         last_time=sums.last_time,
-        verification=Verification(
+        verification=Soundness(
             not found.problem,
             found.sentences(),
             found.index,
@@ -209,7 +209,7 @@ class _Sums:
         self.outside_consent: dict[Exposure, int] = {}
         self.in_force_from: str | None = None
         self.withdrawn: tuple[str, str] | None = None
-        self.refusals: dict[tuple[str, ...], Refusal] = {}
+        self.refusals: dict[tuple[str, ...], RefusalCount] = {}
         self.refusals_unlisted = 0
         self.open_calls: OrderedDict[str, list[tuple[_Flows, str, Mapping[str, Any]]]] = OrderedDict()
         self.synthetic: list[str] = []
@@ -296,7 +296,7 @@ class _Sums:
             self.refusals_unlisted += 1
             return
         time = str(record["time"])
-        refusal = self.refusals.setdefault(key, Refusal(run, peer, rpc, direction, reason, time, time))
+        refusal = self.refusals.setdefault(key, RefusalCount(run, peer, rpc, direction, reason, time, time))
         refusal.times += 1
         refusal.last_time = record["time"]
 

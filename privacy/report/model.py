@@ -45,7 +45,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class Verification:
+class Soundness:
     """Whether a journal is what its owner signed, in sentences; ``first_bad_record`` is an index, where known.
 
     ``signed``: how many records, from the first, its last signature covers, where known; ``records``: how many were
@@ -262,7 +262,7 @@ class Peer:
 
 
 @dataclass
-class Refusal:
+class RefusalCount:
     """What was refused for one reason, and how often. ``peer`` and ``rpc`` are empty where it was no message."""
 
     run: str
@@ -332,7 +332,7 @@ class Report:
     root_sha256: str
     first_time: str | None
     last_time: str | None
-    verification: Verification
+    verification: Soundness
     runs: list[Run]
     left: list[Flow]
     came_back: list[Flow]
@@ -342,7 +342,7 @@ class Report:
     decisions: list[Mapping[str, Any]]
     outside_consent: dict[Exposure, int]
     withdrawn: tuple[str, str] | None
-    refusals: list[Refusal]
+    refusals: list[RefusalCount]
     refusals_unlisted: int
     synthetic: list[str]
     limited_to: str | None

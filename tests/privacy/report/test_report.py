@@ -21,7 +21,7 @@ from medsilo.privacy.journal.journal import RECORDS, read_checkpoints, read_reco
 from medsilo.privacy.pages.wording import minute
 from medsilo.privacy.report import builder as report_builder
 from medsilo.privacy.report.builder import LISTED_REFUSALS
-from medsilo.privacy.report.model import Answer, Attendance, Flow, Report, Run, SharedAccuracy, Verification
+from medsilo.privacy.report.model import Answer, Attendance, Flow, Report, Run, SharedAccuracy
 from medsilo.privacy.report.rehearsed import read_rehearsals
 from medsilo.privacy.report.words import GLOSSARY, NAME, RISK, TELLING, classify, glossary_of
 from medsilo.privacy.report.writing import make_document
