@@ -396,7 +396,7 @@ def thin(names: Sequence[str]) -> None:
     import torch
 
     from medsilo.algorithms.models import Layout, build
-    from medsilo.algorithms.tensors import FileSource, MemorySource, Part
+    from medsilo.algorithms.tensors import FileSource, MemorySource, Part, transfer
     from medsilo.algorithms.tensors.files import read_payload
     from medsilo.privacy.consent.consent import ConsentFile
     from medsilo.privacy.consent.gate import PlanGate
@@ -406,7 +406,7 @@ def thin(names: Sequence[str]) -> None:
     from medsilo.privacy.journal.journal import Journal
     from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
     from medsilo.silo.state.config import SiloConfig
-    from medsilo.silo.uplink import uplink
+    from medsilo.silo.uplink.uplink import Uplink
 
     class Dropping:
         def __init__(self, parts: Any) -> None:
@@ -418,7 +418,7 @@ def thin(names: Sequence[str]) -> None:
         def payload(self) -> dict[Exposure, Part]:
             return {exposure: Part((), MemorySource([])) for exposure in self._parts}
 
-    uplink.MemorySink = Dropping  # type: ignore[assignment, misc]
+    transfer.MemorySink = Dropping  # type: ignore[assignment, misc]
 
     def take_part(name: str) -> None:
         config = SiloConfig.read(Path(f"{name}.yaml"))
@@ -427,9 +427,7 @@ def thin(names: Sequence[str]) -> None:
             door = Door(journal, identity=config.identity.uri, federation="load", gate=PlanGate(Exposure))
             consent = ConsentFile.read(config.consent)
             door.note("consent", consent=consent.describe(), synthetic=True)
-            line = uplink.Uplink(
-                config, config.open_credentials(), door, notice=lambda text: print(name, text, flush=True)
-            )
+            line = Uplink(config, config.open_credentials(), door, notice=lambda text: print(name, text, flush=True))
             plan = line.get_plan()
             line.use(door, plan)
             line.answer(plan, None, synthetic=True)
@@ -447,13 +445,13 @@ def thin(names: Sequence[str]) -> None:
                 start += update[exposure].nbytes
             last = False
             for asked in itertools.count():
-                task, _ = uplink.next_task(plan, holds_model=asked > 0, trained_rounds=0)
+                task, _ = line.next_task(plan, holds_model=asked > 0, trained_rounds=0)
                 last = task.kind == wire.TASK_KIND_FINISH
-                uplink.submit(plan, task.round, {} if last else update, before_last=lambda: None)
+                line.submit(plan, task.round, {} if last else update, before_last=lambda: None)
                 if last:
                     break
-            uplink.part(plan)
-            uplink.close()
+            line.part(plan)
+            line.close()
 
     in_threads(take_part, names)
 

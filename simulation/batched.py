@@ -34,7 +34,8 @@ from torch.nn import functional as F
 
 from medsilo.algorithms.method import Correction, Downloads, Objective, SiloHalf, State, Watch
 from medsilo.privacy.errors import ConfigurationError
-from medsilo.silo.training.site import LocalSite, diverged, gradients_of, make_optimizer
+from medsilo.silo.training.optimizers import make_optimizer
+from medsilo.silo.training.site import LocalSite, chosen_of, diverged, gradients_of
 
 _RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
 
@@ -284,15 +285,7 @@ def _kind(fit: Fit) -> object:
     batches = len(site.batch_sizes())
     shapes = tuple((name, parameter.shape, parameter.requires_grad) for name, parameter in model.named_parameters())
     device = site.train_data()[0].device
-    return repr(model), shapes, device, site.training, epochs, batches, tuple(sorted(_chosen(fit)))
-
-
-def _chosen(fit: Fit) -> list[str]:
-    return [
-        name
-        for name, parameter in fit.site.model.named_parameters()
-        if parameter.requires_grad and (fit.trainable is None or name in fit.trainable)
-    ]
+    return repr(model), shapes, device, site.training, epochs, batches, tuple(sorted(chosen_of(model, fit.trainable)))
 
 
 def _together(fits: Sequence[Fit]) -> list[Trained] | None:
@@ -300,7 +293,7 @@ def _together(fits: Sequence[Fit]) -> list[Trained] | None:
     first = fits[0].site
     model, training = first.model, first.training
     model.train()
-    chosen = _chosen(fits[0])
+    chosen = list(chosen_of(model, fits[0].trainable))
     stacked = {name: torch.stack([fit.state[name] for fit in fits]) for name in fits[0].state}
     leaves = {name: nn.Parameter(stacked[name]) for name in chosen}
     weights = {**stacked, **leaves}

@@ -38,7 +38,8 @@ from medsilo.silo.state.config import SiloConfig
 from medsilo.silo.state.plans import keep_plan
 from medsilo.silo.training.device import choose_device, set_threads
 from medsilo.silo.training.processes import Processes
-from medsilo.silo.uplink.uplink import UnansweredError, Uplink
+from medsilo.silo.uplink.explaining import UnansweredError
+from medsilo.silo.uplink.uplink import Uplink
 
 _LOOK_SECONDS = 0.5
 """How often a waiting daemon looks whether its consent still holds."""

@@ -36,7 +36,8 @@ from medsilo.privacy.errors import TrainingError
 from medsilo.privacy.exposure import Exposure
 from medsilo.silo.state.config import SiloConfig
 from medsilo.silo.training.data_parallel import Alone, DataParallel, LostProcessError, check_divisible
-from medsilo.silo.training.site import OPTIMIZER, LocalSite
+from medsilo.silo.training.optimizers import OPTIMIZER
+from medsilo.silo.training.site import LocalSite
 
 READY = b"ready"
 _PATIENCE_SECONDS = 30.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -18,12 +18,14 @@ from medsilo.algorithms.datasets import ImageDataset, ImageSplit, image_hashes, 
 from medsilo.algorithms.method import Correction, Memory, Objective, Vectors, Watch, derive_seed
 from medsilo.algorithms.models import Layout
 from medsilo.algorithms.protection.private import check_model
-from medsilo.privacy.consent.plan import RunPlan, TrainingPlan
+from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import ConfigurationError, DataError, RefusedError, TrainingError
 from medsilo.silo.training.augmentation import Augmenter, seeded
 from medsilo.silo.training.data_parallel import Alone, check_layers
 from medsilo.silo.training.device import Precision
 from medsilo.silo.training.measuring import Measurement, Progress
+from medsilo.silo.training.optimizers import keep, resumed
+from medsilo.silo.training.testing import EVALUATION_BATCH, judge, mean
 
 if TYPE_CHECKING:
     from medsilo.privacy.budget.kept_releases import KeptReleases
@@ -31,10 +33,7 @@ if TYPE_CHECKING:
     from medsilo.silo.training.private_average import PrivateAverages
     from medsilo.silo.training.private_training import Charge, PrivateTrainer
 
-EVALUATION_BATCH = 1024
 REPORT_SECONDS = 0.5
-OPTIMIZER = "optimizer-"
-"""What the names of groups of kept optimisers' states begin with, before the phase."""
 
 
 def check_fits(dataset: ImageDataset, plan: RunPlan) -> None:
@@ -67,8 +66,8 @@ class LocalSite:
     ``medsilo.silo.training.data_parallel``); a plan with privacy is trained by one alone.
 
     ``optimizers`` is what the runtime keeps across rounds and restarts, beside the half's memory, where the plan says
-    so: for each phase the optimiser's state as ``KIND/PARAMETER``, in a group whose name begins with ``OPTIMIZER``.
-    With privacy it is made from noised gradients alone. Modules of a method's own begin anew in every round.
+    so (``medsilo.silo.training.optimizers``): for each phase a group with the optimiser's state. With privacy it is
+    made from noised gradients alone. Modules of a method's own begin anew in every round.
     """
 
     def __init__(
@@ -171,9 +170,9 @@ class LocalSite:
             return self._fit_privately(self._private, round_number, correction, trainable, epochs, phase, watch)
         loss_of = objective or self._plain_loss
         augment = self._augmenter(round_number, phase)
-        chosen = self._chosen(trainable)
+        chosen = chosen_of(self._model, trainable)
         trained = [*chosen.values(), *(extra.parameters() if extra is not None else ())]
-        optimizer = self._optimizer(trained, chosen, phase)
+        optimizer = resumed(self.optimizers, trained, chosen, phase, self.training)
         correct = correction.bind(chosen) if correction is not None else _nothing
         self._model.train()
         epochs = epochs or self.training.epochs
@@ -206,7 +205,8 @@ class LocalSite:
                 if not (finite and torch.isfinite(total)):
                     raise diverged(round_number, epoch, mean)
                 self._progress(Progress(round_number, epoch + 1, epochs, step, len(batches), mean))
-        self._keep(optimizer, chosen, phase)
+        if self.training.keep_optimizer_state:
+            keep(self.optimizers, optimizer, chosen, phase)
         optimizer.zero_grad(set_to_none=True)  # as large as the model, and nobody looks at them any more
         return steps
 
@@ -222,8 +222,8 @@ class LocalSite:
     ) -> int:
         from medsilo.silo.training.private_training import reads_of
 
-        chosen = self._chosen(trainable)
-        optimizer = self._optimizer(list(chosen.values()), chosen, phase)
+        chosen = chosen_of(self._model, trainable)
+        optimizer = resumed(self.optimizers, list(chosen.values()), chosen, phase, self.training)
         epochs = epochs or self.training.epochs
         steps, per_epoch = private.plan.steps_of(epochs), private.plan.steps_of(1)
         self._permit(round_number, steps)
@@ -256,31 +256,9 @@ class LocalSite:
                 augmentation=self.training.augmentation,
                 watch=watch,
             )
-        self._keep(optimizer, chosen, phase)
+        if self.training.keep_optimizer_state:
+            keep(self.optimizers, optimizer, chosen, phase)
         return steps
-
-    def _optimizer(
-        self, trained: Sequence[nn.Parameter], chosen: Mapping[str, nn.Parameter], phase: str
-    ) -> torch.optim.Optimizer:
-        """An optimiser of ``trained``, with what is kept of the phase's last one."""
-        optimizer = make_optimizer(trained, self.training)
-        for key, tensor in self.optimizers.get(OPTIMIZER + phase, {}).items():
-            kind, name = key.split("/", 1)
-            if name in chosen:
-                optimizer.state[chosen[name]][kind] = tensor.to(chosen[name].device, copy=True)
-        return optimizer
-
-    def _keep(self, optimizer: torch.optim.Optimizer, chosen: Mapping[str, nn.Parameter], phase: str) -> None:
-        if not self.training.keep_optimizer_state:
-            return
-        kept = {
-            f"{kind}/{name}": tensor.detach().to("cpu", copy=True)
-            for name, parameter in chosen.items()
-            for kind, tensor in optimizer.state[parameter].items()
-            if isinstance(tensor, Tensor)
-        }
-        if kept:
-            self.optimizers[OPTIMIZER + phase] = kept
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """See ``medsilo.algorithms.method.Site``. With weights of classes the batch's mean is the weighted one: the sum
@@ -299,13 +277,7 @@ class LocalSite:
         return self.loss(model(images), labels)
 
     def _weights_of_classes(self) -> Tensor | None:
-        """``float32 [classes]``: n / (K · n_c) for each of the K classes that the silo has; None for no weights."""
-        if self.training.class_weights is None:
-            return None
-        labels = self._train[1]
-        counts = torch.bincount(labels, minlength=self.num_classes)
-        weights = len(labels) / (int((counts > 0).sum()) * counts.clamp(min=1))
-        return torch.where(counts > 0, weights, 0).float()
+        return None if self.training.class_weights is None else _balanced(self._train[1], self.num_classes)
 
     def _augmenter(self, round_number: int, phase: str) -> Augmenter:
         seed = derive_seed(self._seed, "augmentation", phase, self.name, round_number)
@@ -327,13 +299,6 @@ class LocalSite:
         if self._averages is not None:
             return self._averages.average(content, parts, round_number=round_number, lasting=lasting)
         return torch.cat(list(parts)).mean(dim=0)
-
-    def _chosen(self, trainable: Collection[str] | None) -> dict[str, nn.Parameter]:
-        return {
-            name: parameter
-            for name, parameter in self._model.named_parameters()
-            if parameter.requires_grad and (trainable is None or name in trainable)
-        }
 
     def _give_images(self) -> None:
         if self._private is not None:
@@ -394,7 +359,7 @@ class LocalSite:
 
     def measure(self, state: Mapping[str, Tensor]) -> Measurement | None:
         """A state's accuracy and loss on the silo's test images; None where there are none."""
-        return _mean(*self.test(state))
+        return mean(*self.test(state))
 
     def validate(self, state: Mapping[str, Tensor]) -> Measurement | None:
         """The same on images by which models may be chosen: the shard's validation images, else those that the method
@@ -402,24 +367,15 @@ class LocalSite:
         if self._dataset.validation is not None:
             self._validation = self._validation or _on(self._device, self._dataset.validation)
         images = self._validation or self._reserved
-        return None if images is None else _mean(*self._judge(state, images))
+        return None if images is None else mean(*self._judge(state, images))
 
     def test(self, state: Mapping[str, Tensor]) -> tuple[npt.NDArray[np.bool_], float]:
         """On which of the silo's test images a state is right, ``bool [m]``, and the sum of its cross entropies."""
         return self._judge(state, self._test)
 
     def _judge(self, state: Mapping[str, Tensor], split: tuple[Tensor, Tensor]) -> tuple[npt.NDArray[np.bool_], float]:
-        images, labels = split
         self.load(state)
-        self._model.eval()
-        right, loss = [], 0.0
-        with torch.inference_mode():
-            for start in range(0, len(labels), EVALUATION_BATCH):
-                logits = self._model(images[start : start + EVALUATION_BATCH])
-                truth = labels[start : start + EVALUATION_BATCH]
-                right.append((logits.argmax(dim=1) == truth).cpu().numpy())
-                loss += float(F.cross_entropy(logits, truth, reduction="sum"))
-        return np.concatenate(right) if right else np.zeros(0, dtype=np.bool_), loss
+        return judge(self._model, *split)
 
     def orders(self, round_number: int, epochs: int, phase: str) -> Iterator[list[Tensor]]:
         """For each epoch the batches of ``fit`` as indices into the training images; seeds PyTorch's own generator."""
@@ -442,10 +398,6 @@ class LocalSite:
         return sizes
 
 
-def _mean(right: npt.NDArray[np.bool_], loss: float) -> Measurement | None:
-    return Measurement(int(right.sum()) / len(right), loss / len(right)) if len(right) else None
-
-
 def diverged(round_number: int, epoch: int, loss: float) -> TrainingError:
     """The error of a training whose loss or model is no longer finite; ``epoch`` counts from 0."""
     return TrainingError(
@@ -459,13 +411,20 @@ def gradients_of(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     return {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
 
 
-def make_optimizer(parameters: Sequence[nn.Parameter], training: TrainingPlan) -> torch.optim.Optimizer:
-    """The plan's optimiser."""
-    if training.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=training.learning_rate, weight_decay=training.weight_decay, fused=True)
-    return torch.optim.SGD(
-        parameters, lr=training.learning_rate, momentum=training.momentum, weight_decay=training.weight_decay
-    )
+def chosen_of(model: nn.Module, trainable: Collection[str] | None) -> dict[str, nn.Parameter]:
+    """The parameters that a training changes: of those that can be trained, the named ones; all for None."""
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and (trainable is None or name in trainable)
+    }
+
+
+def _balanced(labels: Tensor, classes: int) -> Tensor:
+    """``float32 [classes]``: n / (K · n_c) for each of the K classes that n labels have, 0 for the others."""
+    counts = torch.bincount(labels, minlength=classes)
+    weights = len(labels) / (int((counts > 0).sum()) * counts.clamp(min=1))
+    return torch.where(counts > 0, weights, 0).float()
 
 
 def _on(device: torch.device, split: ImageSplit) -> tuple[Tensor, Tensor]:

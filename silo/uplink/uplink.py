@@ -2,44 +2,34 @@
 
 from __future__ import annotations
 
-import re
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 from securesystemslib import dsse
-from tenacity import (
-    RetryCallState,
-    Retrying,
-    retry_if_exception,
-    sleep_using_event,
-    stop_after_delay,
-    stop_never,
-    wait_exponential_jitter,
-)
 
 from medsilo.privacy.consent.consent import Missing
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.door.door import Call, Door
 from medsilo.privacy.door.protocol import agreed, newer, spoken_instead
-from medsilo.privacy.errors import IdentityError, LateError, MedsiloError, ReceiptError, RefusedError
+from medsilo.privacy.errors import IdentityError, MedsiloError, RefusedError
 from medsilo.privacy.identity.certificates import Credentials, fingerprint
 from medsilo.privacy.identity.endpoint import is_loopback
 from medsilo.privacy.identity.envelope import to_message
 from medsilo.privacy.identity.revocation import LiveCredentials
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.protos.medsilo.v1.tensor_pb2 import TensorChunk
 from medsilo.protos.nonces import nonce
 from medsilo.protos.versions import OLDEST_VERSION, PROTOCOL_VERSION
 from medsilo.silo.state.config import SiloConfig
 from medsilo.silo.state.proxy import proxies_in_environment
-from medsilo.silo.uplink.channel import channel_credentials, open_channel, said
+from medsilo.silo.uplink.channel import channel_credentials, open_channel
+from medsilo.silo.uplink.explaining import UnansweredError
+from medsilo.silo.uplink.waiting import Waiting
 
 if TYPE_CHECKING:
     from medsilo.algorithms.tensors import Payload
@@ -51,27 +41,8 @@ STALLED_SECONDS: float = 600
 """How long nothing of tensors may move, in either direction: a message of a megabyte takes so long at 14 kbit/s."""
 PARTING_SECONDS: float = 60
 """How long a silo calls whose run has ended: it needs nothing more of the coordinator, which may have ended too."""
-LONGEST_PAUSE_SECONDS: float = 30
 _SERVICE = wire.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
-_TRANSIENT = (
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-    grpc.StatusCode.CANCELLED,
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.INTERNAL,
-    grpc.StatusCode.UNKNOWN,
-)
-
-_PROXY_ANSWER = re.compile(r"HTTP proxy returned response code (\d+)")
-_PROXY_BUSY = (408, 425, 429, 500, 502, 503, 504)
-_NOT_REACHED = ("Failed to connect to remote host", "DNS resolution failed")
-
 T = TypeVar("T")
-
-
-class UnansweredError(MedsiloError):
-    """A call failed for a reason that time may mend."""
 
 
 class Uplink:
@@ -100,10 +71,8 @@ class Uplink:
         self._peer_certificate_sha256 = ""
         self._in_step = False
         self.bytes_sent = 0
-        self._moved_at = time.monotonic()
         self.needed = True
-        self._under_way: Any = None
-        self._interrupted = threading.Event()
+        self._waiting = Waiting(config, notice)
         self._shown: Credentials | None = None
         self._channel = self._connect()
 
@@ -115,13 +84,11 @@ class Uplink:
         """From now on messages belong to this plan and pass this door."""
         self._door = door
         self._plan = plan
-        self._interrupted.clear()
+        self._waiting.interrupted.clear()
 
     def interrupt(self) -> None:
         """Cuts the call or pause under way short, from another thread: the gate is to be asked again."""
-        self._interrupted.set()
-        if (call := self._under_way) is not None:
-            call.cancel()
+        self._waiting.interrupt()
 
     def get_plan(self) -> RunPlan:
         """The coordinator's plan; from then on its protocol version is spoken with it, if that is the older one.
@@ -253,7 +220,9 @@ class Uplink:
                     protocol_version=PROTOCOL_VERSION,
                 )
                 data = self._release(request, call)
-                stream = self._begin(self._channel.unary_stream(f"/{_SERVICE}/GetTask")(data, wait_for_ready=False))
+                stream = self._waiting.begin(
+                    self._channel.unary_stream(f"/{_SERVICE}/GetTask")(data, wait_for_ready=False)
+                )
                 try:
                     return self._read_task(stream, call, plan, trained_rounds)
                 finally:
@@ -304,7 +273,7 @@ class Uplink:
                 messages = _end_at_failure(self._counted(messages), failure, lambda: begun.result().cancel())
                 begun.set_result(self._channel.stream_unary(f"/{_SERVICE}/SubmitUpdate").future(messages))
                 try:
-                    data = self._answer(begun.result(), STALLED_SECONDS)
+                    data = self._waiting.answer(begun.result(), STALLED_SECONDS)
                 except (grpc.RpcError, UnansweredError):
                     # What went wrong on our own side of the stream is no answer of the other's.
                     if failure:
@@ -344,10 +313,8 @@ class Uplink:
     def _read_task(
         self, stream: Any, call: Call, plan: RunPlan, trained_rounds: int
     ) -> tuple[wire.Task, Payload] | None:
-        from medsilo.algorithms.tensors.transfer import MemorySink, Receiver, check_finite, read_manifest
-
         # The coordinator may take WAIT_SECONDS until there is a task.
-        first = self._next_of(stream, WAIT_SECONDS + ANSWER_SECONDS)
+        first = self._waiting.next_of(stream, WAIT_SECONDS + ANSWER_SECONDS)
         frame = self._door.admit(first, wire.GetTaskResponse, call) if first is not None else None
         if frame is None or frame.WhichOneof("frame") != "task":
             raise RefusedError("the coordinator's answer does not begin with a task")
@@ -360,71 +327,15 @@ class Uplink:
             raise RefusedError(f"round {task.round} lies beyond the plan's {plan.rounds} rounds")
         if task.kind == wire.TASK_KIND_TRAIN and task.round < trained_rounds:
             return task, {}
-        parts = read_manifest(task.parts)
-        if extra := set(parts) - set(plan.downlink):
-            raise RefusedError(f"the coordinator sends {', '.join(sorted(extra))}, which the plan does not announce")
-        sink = MemorySink(parts)
-        receiver = Receiver(parts, sink)
-        while (data := self._next_of(stream, STALLED_SECONDS)) is not None:
-            frame = self._door.admit(data, wire.GetTaskResponse, call)
-            receiver.take(frame.chunk)
-        receiver.finish()
-        payload = sink.payload()
-        check_finite({exposure: payload[exposure] for exposure in receiver.unchecked})
-        return task, payload
+        return task, _read_payload(task, plan, self._chunks(stream, call))
+
+    def _chunks(self, stream: Any, call: Call) -> Iterator[TensorChunk]:
+        while (data := self._waiting.next_of(stream, STALLED_SECONDS)) is not None:
+            yield self._door.admit(data, wire.GetTaskResponse, call).chunk
 
     def _unary(self, request: Message, call: Call, *, seconds: float = ANSWER_SECONDS) -> bytes:
         data = self._release(request, call)
-        return self._answer(self._channel.unary_unary(f"/{_SERVICE}/{call.rpc}").future(data), seconds)
-
-    def _begin(self, call: Any) -> Any:
-        """Notes the call under way, so that it can be interrupted."""
-        self._under_way = call
-        self._moved_at = time.monotonic()
-        if self._interrupted.is_set():
-            call.cancel()
-        return call
-
-    def _answer(self, call: Any, seconds: float) -> bytes:
-        """The answer of a call, waited for so long after the last message was taken from here. The limit is on this
-        side alone: a deadline would travel in a header of its own."""
-        self._begin(call)
-        while True:
-            try:
-                answer: bytes = call.result(timeout=max(0.0, self._moved_at + seconds - time.monotonic()))
-            except grpc.FutureTimeoutError:
-                if time.monotonic() < self._moved_at + seconds:
-                    continue
-                call.cancel()
-                raise self._unanswered(seconds) from None
-            except grpc.FutureCancelledError:
-                raise UnansweredError("the call was cut short") from None
-            return answer
-
-    def _next_of(self, stream: Any, seconds: float) -> bytes | None:
-        """A stream's next message, or None at its end, waited for on this side alone as in ``_answer``."""
-        late = threading.Event()
-
-        def cut() -> None:
-            late.set()
-            stream.cancel()
-
-        timer = threading.Timer(seconds, cut)
-        timer.daemon = True
-        timer.start()
-        try:
-            found: bytes | None = next(stream, None)
-        except grpc.RpcError:
-            if late.is_set():
-                raise self._unanswered(seconds) from None
-            raise
-        finally:
-            timer.cancel()
-        return found
-
-    def _unanswered(self, seconds: float) -> UnansweredError:
-        address = self._config.coordinator.address
-        return UnansweredError(f"the coordinator at {address} does not answer within {seconds:g} s")
+        return self._waiting.answer(self._channel.unary_unary(f"/{_SERVICE}/{call.rpc}").future(data), seconds)
 
     def _release(self, message: Message, call: Call) -> bytes:
         (data,) = self._counted(iter(self._door.release([message], call)))
@@ -435,7 +346,7 @@ class Uplink:
             # Messages are recorded several at once; the consent may end between two of them.
             self._door.gate.check(())
             self.bytes_sent += len(data)
-            self._moved_at = time.monotonic()
+            self._waiting.moved()
             yield data
 
     @property
@@ -468,95 +379,8 @@ class Uplink:
     def _persistently(self, action: Callable[[int], T], *, seconds: float | None = None) -> T:
         if seconds is None and not self.needed:
             seconds = PARTING_SECONDS
-        for attempt in Retrying(
-            retry=retry_if_exception(_passing),
-            wait=wait_exponential_jitter(multiplier=0.2, max=LONGEST_PAUSE_SECONDS if seconds is None else 2),
-            stop=stop_never if seconds is None else stop_after_delay(seconds),
-            sleep=sleep_using_event(self._interrupted),
-            before_sleep=partial(self._before_pause, seconds),
-            reraise=True,
-        ):
-            with attempt:
-                try:
-                    return action(attempt.retry_state.attempt_number)
-                except (grpc.RpcError, UnansweredError) as error:
-                    # What cut the call may be the end of the consent.
-                    self._door.gate.check(())
-                    self._interrupted.clear()
-                    if isinstance(error, UnansweredError):
-                        raise
-                    explained = self._explain(error)
-                    if isinstance(explained, MedsiloError):
-                        explained.recorded = True  # what the other side refuses, its journal tells
-                    raise explained from error
-        raise AssertionError("unreachable: the loop ends by returning or raising")
-
-    def _before_pause(self, seconds: float | None, state: RetryCallState) -> None:
-        reason = state.outcome.exception() if state.outcome else None
-        pause = state.next_action.sleep if state.next_action else 0
-        if seconds is None:
-            self._notice(f"{reason}; trying again in {pause:.0f} s")
-        elif state.attempt_number == 1:  # that it goes on is said once: it has an end, and pauses are short
-            self._notice(f"{reason}; trying again for {seconds:.0f} s")
-
-    def _explain(self, error: grpc.RpcError) -> Exception:
-        code, details = error.code(), said(error)
-        address = self._config.coordinator.address
-        if code == grpc.StatusCode.UNAVAILABLE and (proxied := self._explain_proxy(details)) is not None:
-            return proxied
-        if code == grpc.StatusCode.PERMISSION_DENIED:
-            return IdentityError(f"the coordinator at {address} refuses this silo: {details}")
-        if code == grpc.StatusCode.INVALID_ARGUMENT:
-            return RefusedError(f"the coordinator at {address} refuses: {details}")
-        if code == grpc.StatusCode.ABORTED:
-            return LateError(details)
-        if code == grpc.StatusCode.DATA_LOSS:
-            return ReceiptError(
-                f"the coordinator at {address} does not accept this silo's word on its journal: {details}"
-            )
-        if code == grpc.StatusCode.UNIMPLEMENTED:
-            return RefusedError(f"what answers at {address} is not a Medsilo coordinator: {details}")
-        if "CERTIFICATE_VERIFY_FAILED" in details or "Hostname Verification Check failed" in details:
-            return IdentityError(
-                f"what answers at {address} cannot show a valid certificate of "
-                f"{self._config.coordinator_identity.uri}: {details}\nCheck the address, `federation`, "
-                f"`coordinator: name` and {self._config.tls_files.ca}, and with the coordinator's operator that its "
-                "certificate has not expired"
-            )
-        if code in _TRANSIENT:
-            # A server that turns a certificate away closes the connection without a word.
-            hint = "; if this goes on, it may not accept this silo's certificate" if "Socket closed" in details else ""
-            through = "" if self._config.proxy is None else f", through the proxy at {self._config.proxy.address},"
-            return UnansweredError(
-                f"the coordinator at {address}{through} does not answer ({code.name}: {details}{hint})"
-            )
-        return RefusedError(f"the coordinator at {address} answered {code.name}: {details}")
-
-    def _explain_proxy(self, details: str) -> Exception | None:
-        """What the hospital's proxy has to do with a call that failed; None for nothing."""
-        proxy = self._config.proxy
-        if proxy is None:
-            return None
-        address = self._config.coordinator.address
-        if any(words in details for words in _NOT_REACHED):
-            return UnansweredError(f"the proxy at {proxy.address} does not answer: {details}")
-        if (found := _PROXY_ANSWER.search(details)) is None:
-            return None
-        status = int(found[1])
-        if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
-            # Not tried again: many wrong passwords lock an account.
-            wrong = (
-                f"does not accept the name and password in {proxy.credentials} (HTTP 407); put them right"
-                if proxy.credentials
-                else "asks for a name and password (HTTP 407); put them into a file, named as `credentials` of `proxy`"
-            )
-            return IdentityError(f"the proxy at {proxy.address} {wrong}, and the same command goes on")
-        if status in _PROXY_BUSY:
-            return UnansweredError(f"the proxy at {proxy.address} does not reach {address} (HTTP {status})")
-        return RefusedError(
-            f"the proxy at {proxy.address} does not let this machine through to {address} (HTTP {status}); whoever "
-            "runs the proxy has to allow CONNECT to that host and port"
-        )
+        # What cut a call may be the end of the consent.
+        return self._waiting.persistently(action, check=lambda: self._door.gate.check(()), seconds=seconds)
 
     def _connect(self) -> grpc.Channel:
         address, proxy = self._config.coordinator.address, self._config.proxy
@@ -571,8 +395,21 @@ class Uplink:
         return open_channel(address, self._config.coordinator_identity, credentials, proxy=proxy)
 
 
-def _passing(error: BaseException) -> bool:
-    return isinstance(error, UnansweredError)
+def _read_payload(task: wire.Task, plan: RunPlan, chunks: Iterable[TensorChunk]) -> Payload:
+    """A task's tensors, which have to be what the plan announces and the task says."""
+    from medsilo.algorithms.tensors.transfer import MemorySink, Receiver, check_finite, read_manifest
+
+    parts = read_manifest(task.parts)
+    if extra := set(parts) - set(plan.downlink):
+        raise RefusedError(f"the coordinator sends {', '.join(sorted(extra))}, which the plan does not announce")
+    sink = MemorySink(parts)
+    receiver = Receiver(parts, sink)
+    for chunk in chunks:
+        receiver.take(chunk)
+    receiver.finish()
+    payload = sink.payload()
+    check_finite({exposure: payload[exposure] for exposure in receiver.unchecked})
+    return payload
 
 
 def _hold_last(messages: Iterator[bytes], action: Callable[[], object]) -> Iterator[bytes]:

@@ -18,7 +18,7 @@ from medsilo.privacy.errors import ConfigurationError, DataError, TrainingError
 from medsilo.privacy.exposure import Exposure
 from medsilo.silo.training.device import choose_device
 from medsilo.silo.training.measuring import Progress
-from medsilo.silo.training.site import make_optimizer
+from medsilo.silo.training.optimizers import make_optimizer
 from tests.support.hospital.local_training import CPU, Recording, dataset, equal, plan, site, trained
 
 

@@ -21,7 +21,8 @@ from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.journal.journal import Journal, read_records
 from medsilo.silo.state.config import CoordinatorAddress, SiloConfig
 from medsilo.silo.uplink import uplink
-from medsilo.silo.uplink.uplink import UnansweredError, Uplink
+from medsilo.silo.uplink.explaining import UnansweredError
+from medsilo.silo.uplink.uplink import Uplink
 
 PLAN = RunPlan.model_validate(
     {
@@ -114,9 +115,9 @@ def test_a_coordinator_that_hangs_in_the_midst_of_what_it_sends_is_given_up(
         door = Door(journal, identity=config.identity.uri, federation="test", gate=PlanGate(Exposure))
         way_out = Uplink(config, None, door, notice=str)
         stream = way_out._channel.unary_stream("/Half")(b"")
-        assert way_out._next_of(stream, 60) == b"first"
+        assert way_out._waiting.next_of(stream, 60) == b"first"
         with pytest.raises(UnansweredError, match=r"does not answer within 0\.5 s"):
-            way_out._next_of(stream, 0.5)
+            way_out._waiting.next_of(stream, 0.5)
         way_out.close()
 
 

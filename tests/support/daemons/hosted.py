@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from medsilo.coordinator.service import service
-from medsilo.silo.uplink import channel, uplink
+from medsilo.silo.uplink import channel, waiting
 
 _CLONE_NEWNET = 0x40000000
 
@@ -24,7 +24,7 @@ def main() -> None:
         if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), f"cannot enter the namespace {namespace}")
     channel.KEEPALIVE_SECONDS = float(keepalive)
-    uplink.LONGEST_PAUSE_SECONDS = float(pause)
+    waiting.LONGEST_PAUSE_SECONDS = float(pause)
     service.SHORTEST_PING_SECONDS = channel.KEEPALIVE_SECONDS / 2
     os.environ["OMP_NUM_THREADS"] = "1"
     importlib.import_module(f"medsilo.{sys.argv[0]}.cli").main()
