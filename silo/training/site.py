@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -162,11 +162,7 @@ class LocalSite:
         method's own, for whose gradients there is no bound, and ``BudgetError`` if the account does not allow it.
         """
         if self._private is not None:
-            if objective is not None or extra is not None:
-                raise RefusedError(
-                    "this method trains on an objective or a module of its own; under differential privacy the "
-                    "gradients of those have no bound here. Use a method that trains on the cross entropy"
-                )
+            _refuse_own(objective, extra)
             return self._fit_privately(self._private, round_number, correction, trainable, epochs, phase, watch)
         loss_of = objective or self._plain_loss
         augment = self._augmenter(round_number, phase)
@@ -179,17 +175,12 @@ class LocalSite:
         reported = time.monotonic()
         steps = 0
         with _only(self._model, chosen), self._place.training(self._model, *([extra] if extra is not None else [])):
-            images, labels = self._train
             for epoch, batches in enumerate(self.orders(round_number, epochs, phase)):
                 self._permit(round_number, len(batches))
                 total = torch.zeros((), device=self._train[0].device)
                 for step, index in enumerate(batches, start=1):
                     optimizer.zero_grad(set_to_none=True)
-                    part = self._place.part(index)
-                    with torch.autocast(self._device.type, torch.bfloat16, enabled=self._precision == "bfloat16"):
-                        changed = augment(images[part.index], first=part.first, of=len(index))
-                        loss = loss_of(self._model, changed, labels[part.index])
-                    loss = self._place.backward(loss, part, trained)
+                    loss = self._gradients(index, trained, augment, loss_of)
                     if watch is not None:
                         watch(gradients_of(chosen))
                     correct()
@@ -209,6 +200,17 @@ class LocalSite:
             keep(self.optimizers, optimizer, chosen, phase)
         optimizer.zero_grad(set_to_none=True)  # as large as the model, and nobody looks at them any more
         return steps
+
+    def _gradients(
+        self, index: Tensor, trained: Sequence[nn.Parameter], augment: Augmenter, loss_of: Objective
+    ) -> Tensor:
+        """Makes a batch's gradients, and gives its loss."""
+        images, labels = self._train
+        part = self._place.part(index)
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._precision == "bfloat16"):
+            changed = augment(images[part.index], first=part.first, of=len(index))
+            loss = loss_of(self._model, changed, labels[part.index])
+        return self._place.backward(loss, part, trained)
 
     def _fit_privately(
         self,
@@ -396,6 +398,14 @@ class LocalSite:
             # Batch normalisation cannot take a batch of one image.
             sizes[-2:] = [sizes[-2] + 1]
         return sizes
+
+
+def _refuse_own(objective: Objective | None, extra: nn.Module | None) -> None:
+    if objective is not None or extra is not None:
+        raise RefusedError(
+            "this method trains on an objective or a module of its own; under differential privacy the gradients of "
+            "those have no bound here. Use a method that trains on the cross entropy"
+        )
 
 
 def diverged(round_number: int, epoch: int, loss: float) -> TrainingError:
