@@ -146,28 +146,7 @@ def evaluate(
     model = trained.module.to(device)
     probabilities = _probabilities(model, test, device, kept.path)
     performance = measure(probabilities, test.labels, test.patients)
-    right = probabilities.argmax(axis=1) == test.labels
-
-    def judged(other: nn.Module, name: str | None, method: str | None, where: Path) -> Comparison:
-        theirs = _probabilities(other.to(device).eval(), test, device, where)
-        difference = compare(right, theirs.argmax(axis=1) == test.labels, test.patients)
-        return Comparison(name, method, measure(theirs, test.labels, test.patients), difference)
-
-    compared, not_compared = None, ""
-    other = _other_run(config, folder, trained, against)
-    if other is not None:
-        theirs = load_kept(other, trusted=config.trusted_models)
-        _check_comparable(other.folder, theirs, trained)
-        compared = judged(theirs.module, other.run, read_plan(other.folder).method.name, other.path)
-    else:
-        start = build(plan.model, seed=plan.seed, trusted=config.trusted_models).to(device).eval()
-        if _is_the_start(start, folder, shard, trained, device):
-            compared = judged(start, None, None, kept.path)
-        else:
-            not_compared = (
-                "The run folder holds no model from before, and the starting model, built again from the plan, does "
-                "not measure what was measured at the start"
-            )
+    compared, not_compared = _compared(config, kept, trained, shard, test, probabilities, device, against)
     found, layer = _samples(model, test, probabilities, samples, device)
     return Evaluation(
         silo=config.name,
@@ -214,6 +193,39 @@ def _probabilities(model: nn.Module, test: ImageSplit, device: torch.device, whe
         raise DataError(f"{where}: this model gives numbers that are not finite; take the model of another run")
     found: Floats = torch.softmax(logits.double(), dim=1).numpy()
     return found
+
+
+def _compared(
+    config: SiloConfig,
+    kept: KeptModel,
+    trained: PersonalisedModel,
+    shard: ImageDataset,
+    test: ImageSplit,
+    probabilities: Floats,
+    device: torch.device,
+    against: str | None,
+) -> tuple[Comparison | None, str]:
+    """The model beside another one on the same test images; None with the reason where there is no such model."""
+    right = probabilities.argmax(axis=1) == test.labels
+
+    def judged(other: nn.Module, name: str | None, method: str | None, where: Path) -> Comparison:
+        theirs = _probabilities(other.to(device).eval(), test, device, where)
+        difference = compare(right, theirs.argmax(axis=1) == test.labels, test.patients)
+        return Comparison(name, method, measure(theirs, test.labels, test.patients), difference)
+
+    other = _other_run(config, kept.folder, trained, against)
+    if other is not None:
+        theirs = load_kept(other, trusted=config.trusted_models)
+        _check_comparable(other.folder, theirs, trained)
+        return judged(theirs.module, other.run, read_plan(other.folder).method.name, other.path), ""
+    plan = read_plan(kept.folder)
+    start = build(plan.model, seed=plan.seed, trusted=config.trusted_models).to(device).eval()
+    if _is_the_start(start, kept.folder, shard, trained, device):
+        return judged(start, None, None, kept.path), ""
+    return None, (
+        "The run folder holds no model from before, and the starting model, built again from the plan, does not "
+        "measure what was measured at the start"
+    )
 
 
 def _other_run(config: SiloConfig, folder: Path, trained: PersonalisedModel, against: str | None) -> KeptModel | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import NoReturn
 
 import torch
 
-from medsilo.algorithms.datasets import largest_group, load_npz
+from medsilo.algorithms.datasets import ImageDataset, largest_group, load_npz
 from medsilo.algorithms.method import Method, local_metrics
 from medsilo.algorithms.models import build, state_of
 from medsilo.algorithms.protection.masked import check_masks, encode_upload, masked_payload
@@ -132,35 +133,17 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
     """
     consent = ConsentFile.read(config.consent)
     dataset = load_npz(config.shard)
-    model = build(plan.model, seed=plan.seed, trusted=config.trusted_models)
-    site = LocalSite(config.name, dataset, model, plan, device=torch.device("cpu"), charge=_no_training)
     method = make(plan.method.name, plan.method.parameters)
-    check_promise(plan, method)
-    half = method.silo_half(site)
-    half.begin(state_of(model))
-    half.rehearse()
-    payload = dict(half.upload())
-    if plan.secure_aggregation is not None and plan.is_masked(0):
-        check_masks(plan, method)
-        _, numbers = encode_upload(payload, plan.secure_aggregation, plan.secure_aggregation.minimum)
-        payload = dict(masked_payload(payload, numbers))
-    if Exposure.LOCAL_METRICS in set(plan.optional) & consent.consent.classes and (
-        plan.privacy is None or metrics_budget_of(consent.consent, plan.privacy) is not None
-    ):
-        payload[Exposure.LOCAL_METRICS] = Part.of({spec.name: torch.zeros(()) for spec in local_metrics(plan)})
+    payload = _first_update(config, plan, method, dataset, consent.consent)
     earlier = History.read(config.journal).rounds_with(plan.coordinator_identity.uri, beside=plan.sha256.hex())
     missing = consent.missing_for(plan, images=len(dataset.train), earlier_rounds=earlier)
     withdrawn = config.withdrawal.exists()
-    fields: dict[str, int] = {}
-    classes: dict[Exposure, int] = {}
-    messages = 0
-    for message in _messages(config.name, plan, payload):
-        attribution = attribute(message.SerializeToString(), message.DESCRIPTOR)
-        messages += 1
-        for field, count in attribution.fields.items():
-            fields[field] = fields.get(field, 0) + count
-        for exposure, count in attribution.classes.items():
-            classes[exposure] = classes.get(exposure, 0) + count
+    messages = [attribute(m.SerializeToString(), m.DESCRIPTOR) for m in _messages(config.name, plan, payload)]
+    fields: Counter[str] = Counter()
+    classes: Counter[Exposure] = Counter()
+    for attribution in messages:
+        fields.update(attribution.fields)
+        classes.update(attribution.classes)
     allowed = consent.consent.classes
     ledger = None
     if plan.privacy is not None:
@@ -178,21 +161,13 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
         )
         for exposure, count in sorted(classes.items(), key=lambda item: list(Exposure).index(item[0]))
     )
-    asking = wire.GetTaskRequest(
-        nonce=bytes(NONCE_BYTES),
-        silo=config.name,
-        plan_sha256=plan.sha256,
-        wait_seconds=WAIT_SECONDS,
-        holds_model=True,
-        protocol_version=PROTOCOL_VERSION,
-    )
     leaving = method.uploads | {Exposure.MASKED_UPDATE}
     other_rounds = tuple(exposure for exposure in plan.required if exposure in leaving - set(classes))
     spent, after = _account(plan, consent.consent, ledger, paid)
     return Inspection(
         plan,
-        messages,
-        asking.ByteSize(),
+        len(messages),
+        _asking(config.name, plan).ByteSize(),
         content,
         missing,
         other_rounds,
@@ -206,6 +181,27 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
         not_agreed=tuple(exposure for exposure in plan.optional if exposure not in allowed),
         masks_with_anyone=plan.is_masked(0) and consent.consent.masks_with_anyone,
     )
+
+
+def _first_update(
+    config: SiloConfig, plan: RunPlan, method: Method, dataset: ImageDataset, consent: Consent
+) -> Payload:
+    model = build(plan.model, seed=plan.seed, trusted=config.trusted_models)
+    site = LocalSite(config.name, dataset, model, plan, device=torch.device("cpu"), charge=_no_training)
+    check_promise(plan, method)
+    half = method.silo_half(site)
+    half.begin(state_of(model))
+    half.rehearse()
+    payload = dict(half.upload())
+    if plan.secure_aggregation is not None and plan.is_masked(0):
+        check_masks(plan, method)
+        _, numbers = encode_upload(payload, plan.secure_aggregation, plan.secure_aggregation.minimum)
+        payload = dict(masked_payload(payload, numbers))
+    if Exposure.LOCAL_METRICS in set(plan.optional) & consent.classes and (
+        plan.privacy is None or metrics_budget_of(consent, plan.privacy) is not None
+    ):
+        payload[Exposure.LOCAL_METRICS] = Part.of({spec.name: torch.zeros(()) for spec in local_metrics(plan)})
+    return payload
 
 
 def privacy_loss(plan: RunPlan, method: Method, exposure: Exposure, paid: Collection[str] = frozenset()) -> PrivacyLoss:
@@ -254,6 +250,17 @@ def _account(
 
 def _no_training(*_: object) -> NoReturn:
     raise AssertionError("an inspection trains nothing")
+
+
+def _asking(silo: str, plan: RunPlan) -> wire.GetTaskRequest:
+    return wire.GetTaskRequest(
+        nonce=bytes(NONCE_BYTES),
+        silo=silo,
+        plan_sha256=plan.sha256,
+        wait_seconds=WAIT_SECONDS,
+        holds_model=True,
+        protocol_version=PROTOCOL_VERSION,
+    )
 
 
 def _messages(silo: str, plan: RunPlan, payload: Payload) -> Iterable[wire.SubmitUpdateRequest]:

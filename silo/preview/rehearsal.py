@@ -165,33 +165,11 @@ def rehearse(
     coins = coins or np.random.default_rng(secrets.randbits(128))
     chosen = np.sort(coins.permutation(len(members))[: max(canaries, 2)])
     trained = coins.random(len(chosen)) < 0.5
-    left_out = chosen[~trained]
-
     start = build(plan.model, seed=plan.seed, trusted=config.trusted_models)
     initial = state_of(start)
-    events: list[Event] = []
-    images = dataset
-    if plan.privacy is None:
-        images = _without(dataset, np.concatenate([np.zeros(0, np.int64), *(members[unit] for unit in left_out)]))
-    else:
-        noise = _Blanking(noise or NoiseSource(), left_out)
-
-    def charge(_round: int, _phase: str, event: Event, _reads: str) -> Paid:
-        events.append(event)
-        return unsealed()
-
-    site = LocalSite(
-        config.name,
-        images,
-        start,
-        plan,
-        device=device,
-        precision=config.precision,
-        progress=progress,
-        charge=charge,
-        noise=noise,
+    upload, memory, events = _train(
+        config, plan, method, dataset, start, members, chosen[~trained], device=device, noise=noise, progress=progress
     )
-    upload, memory = _first_round(plan, method, site, initial)
     released = _released(memory, upload)
 
     model = build(plan.model, seed=plan.seed, trusted=config.trusted_models).to(device)
@@ -215,6 +193,46 @@ def rehearse(
         leaves=tuple(exposure for exposure in MODEL if exposure in upload),
         identifier=_probe(config, plan, method, dataset, members, coins),
     )
+
+
+def _train(
+    config: SiloConfig,
+    plan: RunPlan,
+    method: Method,
+    dataset: ImageDataset,
+    start: nn.Module,
+    members: Sequence[npt.NDArray[np.int64]],
+    left_out: npt.NDArray[np.int64],
+    *,
+    device: torch.device,
+    noise: NoiseSource | None,
+    progress: Callable[[Progress], None],
+) -> tuple[Payload, Memory, list[Event]]:
+    """The run's first round without the units ``left_out``: what would be sent, what is kept, and what it costs."""
+    events: list[Event] = []
+    images = dataset
+    if plan.privacy is None:
+        images = _without(dataset, np.concatenate([np.zeros(0, np.int64), *(members[unit] for unit in left_out)]))
+    else:
+        noise = _Blanking(noise or NoiseSource(), left_out)
+
+    def charge(_round: int, _phase: str, event: Event, _reads: str) -> Paid:
+        events.append(event)
+        return unsealed()
+
+    site = LocalSite(
+        config.name,
+        images,
+        start,
+        plan,
+        device=device,
+        precision=config.precision,
+        progress=progress,
+        charge=charge,
+        noise=noise,
+    )
+    upload, memory = _first_round(plan, method, site, state_of(start))
+    return upload, memory, events
 
 
 class _Blanking(NoiseSource):

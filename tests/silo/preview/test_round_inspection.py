@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,8 @@ def really_sent(folder: Path, config: SiloConfig, plan: RunPlan) -> tuple[int, d
     with Journal(folder / "journal", key=Ed25519PrivateKey.generate(), origin="o") as journal:
         door = Door(journal, identity="i", federation="test", gate=gate)
         door.correspondence("p").version = PROTOCOL_VERSION
-        sent = list(send(door, Call("SubmitUpdate", "p", "", "t"), wire.SubmitUpdateRequest(update=header), payload))
+        release = partial(door.release, call=Call("SubmitUpdate", "p", "", "t"))
+        sent = list(send(release, wire.SubmitUpdateRequest(update=header), payload))
         records = [record for record in read_records(journal.directory) if record["kind"] == "message"]
     assert [record["length"] for record in records] == [len(data) for data in sent]
     classes: dict[str, int] = {}
