@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit, image_hashes
 from medsilo.algorithms.method import derive_seed
@@ -37,17 +38,7 @@ def cut_public(
     Raises:
         ConfigurationError: a class has too few images.
     """
-    if dataset.validation is not None and len(dataset.validation):
-        split, free, origin = dataset.validation, np.arange(len(dataset.validation)), "validation"
-    else:
-        split, origin = dataset.train, "training"
-        # Where both splits are pooled, indices go on through the test images.
-        dealt = np.zeros(len(split) + len(dataset.test), dtype=bool)
-        for shard in deal(dataset, setting, seed=seed):
-            dealt[shard.train] = True
-            if shard.test_from != "test":
-                dealt[shard.test] = True
-        free = np.flatnonzero(~dealt[: len(split)])
+    split, free, origin = _free(dataset, setting, seed)
     if per_class is None:
         per_class = int((share or 0.0) * len(split) / dataset.num_classes)
     held = {digest for shard in shards for part in (shard.train, shard.test) for digest in image_hashes(part.images)}
@@ -76,6 +67,20 @@ def cut_public(
         validation=None,
         test=_without_patients(public.take(first)),
     )
+
+
+def _free(dataset: ImageDataset, setting: Setting, seed: int) -> tuple[ImageSplit, npt.NDArray[np.int64], str]:
+    """The split to take from, which of its images no silo was dealt, and what to call it."""
+    if dataset.validation is not None and len(dataset.validation):
+        return dataset.validation, np.arange(len(dataset.validation)), "validation"
+    split = dataset.train
+    # Where both splits are pooled, indices go on through the test images.
+    dealt = np.zeros(len(split) + len(dataset.test), dtype=bool)
+    for shard in deal(dataset, setting, seed=seed):
+        dealt[shard.train] = True
+        if shard.test_from != "test":
+            dealt[shard.test] = True
+    return split, np.flatnonzero(~dealt[: len(split)]), "training"
 
 
 def _without_patients(split: ImageSplit) -> ImageSplit:

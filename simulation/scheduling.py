@@ -165,8 +165,8 @@ def _begin_worker() -> None:
     threading.Thread(target=watch, daemon=True, name="parent").start()
 
 
-@contextlib.contextmanager
-def _ray(address: str) -> Iterator[Submit]:
+def _connected(address: str) -> Any:
+    """Ray, connected to its cluster."""
     if address == "local":
         # A secret of this cluster alone: Ray would leave one in the user's home, and every cluster that is begun
         # later on this machine would ask for it. It is read as Ray is loaded.
@@ -195,6 +195,12 @@ def _ray(address: str) -> Iterator[Submit]:
         raise ConfigurationError(
             f"--ray {address}: cannot be reached: {error}. Give the address that `ray start` says, or `local`"
         ) from None
+    return ray
+
+
+@contextlib.contextmanager
+def _ray(address: str) -> Iterator[Submit]:
+    ray = _connected(address)
     try:
         # A run is never repeated by Ray itself: the checkpoint is what it goes on from.
         remote: Any = ray.remote(num_cpus=1, max_retries=0)(execute)

@@ -59,20 +59,11 @@ def init(
     Overwrites nothing; after an interruption the same command goes on.
     """
     from medsilo.silo.joining import setting_up as steps
-    from medsilo.silo.joining.doctor import examine, skew_finding
+    from medsilo.silo.joining.doctor import skew_finding
     from medsilo.silo.joining.enrolment import trusted_authority
 
     asking = sys.stdin.isatty()
-    invited = Invitation.parse(invitation or ask(asking, "The invitation, one line", "give the invitation"))
-    if invited.expires < datetime.now(UTC):
-        raise ConfigurationError(
-            f"the invitation was good until {invited.expires:%Y-%m-%d %H:%M} UTC; ask the operator of "
-            f"{invited.coordinator_identity.uri} for another (`coordinator invite {invited.silo}`)"
-        )
-    say(
-        f"{invited.silo} is invited to the federation {invited.federation} by the coordinator at {invited.address}; "
-        f"the invitation is good until {invited.expires:%Y-%m-%d %H:%M} UTC."
-    )
+    invited = _invited(invitation or ask(asking, "The invitation, one line", "give the invitation"))
     path = folder / f"{invited.silo}.yaml"
     known = SiloConfig.read(path) if path.exists() else None
     if known is None:
@@ -103,6 +94,29 @@ def init(
         agreed, how = _agree(plan, yes_to or [], rounds, config, asking)
         steps.write_consent(config, plan, agreed, how=how)
         say(f"Consent: {config.consent}. {how}")
+    _show_what_is_next(config, path, skew)
+
+
+def _invited(line: str) -> Invitation:
+    """The invitation, if it is still good."""
+    invited = Invitation.parse(line)
+    if invited.expires < datetime.now(UTC):
+        raise ConfigurationError(
+            f"the invitation was good until {invited.expires:%Y-%m-%d %H:%M} UTC; ask the operator of "
+            f"{invited.coordinator_identity.uri} for another (`coordinator invite {invited.silo}`)"
+        )
+    say(
+        f"{invited.silo} is invited to the federation {invited.federation} by the coordinator at {invited.address}; "
+        f"the invitation is good until {invited.expires:%Y-%m-%d %H:%M} UTC."
+    )
+    return invited
+
+
+def _show_what_is_next(config: SiloConfig, path: Path, skew: Finding | None) -> None:
+    """Says whether the hospital can train, and the next commands; raises ``NotReadyError`` where more than its
+    consent is missing."""
+    from medsilo.silo.joining.doctor import examine
+
     with writing_privately():
         _, findings = examine(path)
     findings += [skew] if skew is not None and "clock" not in {finding.check for finding in findings} else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -12,6 +12,9 @@ from rich.table import Table
 
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.party.console import out, say
+
+if TYPE_CHECKING:
+    from medsilo.algorithms.datasets import ImageDataset
 
 
 def prepare(
@@ -83,21 +86,7 @@ def prepare(
         progress=lambda placed: track(placed, "reading images", console=errors, transient=True),
     )
     save_npz(target, dataset)
-    table = Table(title=f"{len(entries)} images as {size}×{size}", title_justify="left")
-    splits = [("train", dataset.train), ("val", dataset.validation), ("test", dataset.test)]
-    known = [(title, split) for title, split in splits if split is not None]
-    for column in ("", "class", *(title for title, _ in known)):
-        table.add_column(column, justify="left" if column == "class" else "right")
-    counts = [split.counts(dataset.num_classes) for _, split in known]
-    for label, class_name in enumerate(dataset.class_names):
-        table.add_row(str(label), class_name, *(str(each[label]) for each in counts))
-    out.print(table)
-    for (title, _), each in zip(known, counts, strict=True):
-        if lacking := [name for name, count in zip(dataset.class_names, each, strict=True) if not count]:
-            say(
-                f"No {title} images of: {', '.join(lacking)}."
-                + (" Accuracies will say nothing about them; add a patient's, or a column `split`." * (title == "test"))
-            )
+    _show_counts(dataset, f"{len(entries)} images as {size}×{size}")
     if labels is None and (others := passed_over(images)):
         say(f"{len(others)} files are no images and were passed over, such as {others[0]}.")
     if dataset.train.patients is None:
@@ -108,6 +97,25 @@ def prepare(
         say("All hospitals must number the classes alike: give everybody the same --classes.")
     say(f"data set version {dataset.fingerprint}")
     say(f"wrote {target}")
+
+
+def _show_counts(dataset: ImageDataset, title: str) -> None:
+    """Images of each class in each split, and the classes of which a split has none."""
+    table = Table(title=title, title_justify="left")
+    splits = [("train", dataset.train), ("val", dataset.validation), ("test", dataset.test)]
+    known = [(name, split) for name, split in splits if split is not None]
+    for column in ("", "class", *(name for name, _ in known)):
+        table.add_column(column, justify="left" if column == "class" else "right")
+    counts = [split.counts(dataset.num_classes) for _, split in known]
+    for label, class_name in enumerate(dataset.class_names):
+        table.add_row(str(label), class_name, *(str(each[label]) for each in counts))
+    out.print(table)
+    for (name, _), each in zip(known, counts, strict=True):
+        if lacking := [one for one, count in zip(dataset.class_names, each, strict=True) if not count]:
+            say(
+                f"No {name} images of: {', '.join(lacking)}."
+                + (" Accuracies will say nothing about them; add a patient's, or a column `split`." * (name == "test"))
+            )
 
 
 def read_window(text: str) -> tuple[float, float]:

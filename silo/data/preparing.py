@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from medsilo.algorithms.datasets import ImageDataset, ImageSplit
+from medsilo.algorithms.datasets import ImageDataset, Images, ImageSplit
 from medsilo.algorithms.scope import beyond, file_kind
 from medsilo.privacy.errors import DataError
 from medsilo.silo.data.image_files import Window, is_image, read_image, read_patient
@@ -274,18 +274,39 @@ def assemble(
     names = class_names(entries, wanted)
     placed = with_splits(entries, test_share=test_share, seed=seed)
     numbers = {label: number for number, label in enumerate(names)}
-    pseudonyms: dict[str, str] = {}
+    patients = dict.fromkeys(entry.patient for entry in placed if entry.patient is not None)
+    pseudonyms = {patient: f"p{number:06d}" for number, patient in enumerate(patients, start=1)}
+    pixels = _read_all(placed, form, progress)
+
+    def split(chosen: str) -> ImageSplit | None:
+        where = np.flatnonzero([entry.split == chosen for entry in placed])
+        if not len(where) and chosen == "val":
+            return None
+        own = [placed[index] for index in where]
+        whose = np.array([pseudonyms[entry.patient] for entry in own if entry.patient], dtype=np.str_)
+        return ImageSplit(
+            pixels[where],
+            np.array([numbers[entry.label] for entry in own], dtype=np.int64),
+            whose if pseudonyms else None,
+        )
+
+    train, test = split("train"), split("test")
+    assert train is not None
+    assert test is not None
+    source = f"{len(placed)} of the hospital's own image files, scaled to {form.size}×{form.size} pixels"
+    return ImageDataset(name, source, False, names, train, split("val"), test)
+
+
+def _read_all(entries: Sequence[Entry], form: Form, progress: Callable[[Sequence[Entry]], Iterable[Entry]]) -> Images:
     try:
-        pixels = np.empty((len(placed), form.size, form.size, form.channels), dtype=np.uint8)
+        pixels = np.empty((len(entries), form.size, form.size, form.channels), dtype=np.uint8)
     except MemoryError:
         raise DataError(
-            f"{len(placed)} images of {form.size}×{form.size} pixels do not fit into this machine's memory; choose a "
+            f"{len(entries)} images of {form.size}×{form.size} pixels do not fit into this machine's memory; choose a "
             "smaller size"
         ) from None
     unreadable: list[str] = []
-    for index, entry in enumerate(progress(placed)):
-        if entry.patient is not None:
-            pseudonyms.setdefault(entry.patient, f"p{len(pseudonyms) + 1:06d}")
+    for index, entry in enumerate(progress(entries)):
         try:
             pixels[index] = read_image(
                 entry.path, channels=form.channels, height=form.size, width=form.size, window=form.window
@@ -295,21 +316,4 @@ def assemble(
     if unreadable:
         more = f"\nand {len(unreadable) - _SHOWN} more" if len(unreadable) > _SHOWN else ""
         raise DataError("\n".join(unreadable[:_SHOWN]) + more + "\nMend or remove them; nothing was written")
-
-    def split(chosen: str) -> ImageSplit | None:
-        where = np.flatnonzero([entry.split == chosen for entry in placed])
-        if not len(where) and chosen == "val":
-            return None
-        own = [placed[index] for index in where]
-        patients = np.array([pseudonyms[entry.patient] for entry in own if entry.patient], dtype=np.str_)
-        return ImageSplit(
-            pixels[where],
-            np.array([numbers[entry.label] for entry in own], dtype=np.int64),
-            patients if pseudonyms else None,
-        )
-
-    train, test = split("train"), split("test")
-    assert train is not None
-    assert test is not None
-    source = f"{len(placed)} of the hospital's own image files, scaled to {form.size}×{form.size} pixels"
-    return ImageDataset(name, source, False, names, train, split("val"), test)
+    return pixels

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -21,22 +22,7 @@ from medsilo.silo.state.config import SiloConfig
 def show(found: Inspection, settings: SiloConfig, out: Console, *, as_json: bool) -> None:
     """Prints what would leave in a round."""
     if as_json:
-        content = {
-            "run": found.plan.run,
-            "plan_sha256": found.plan.sha256.hex(),
-            "messages_per_round": found.messages,
-            "bytes_per_round": found.total,
-            "bytes_per_request_for_a_task": found.asking,
-            "content": [{**asdict(item), "loss": _loss(item)} for item in found.content],
-            "privacy": _privacy(found),
-            "also_in_other_rounds": [exposure.value for exposure in found.other_rounds],
-            "missing": found.missing.lines(),
-            "optional_and_not_agreed_to": [exposure.value for exposure in found.not_agreed],
-            "masks_with_anyone": found.masks_with_anyone,
-            "ended": found.ended,
-            "withdrawn": found.withdrawn,
-        }
-        typer.echo(json.dumps(content, indent=2))
+        typer.echo(json.dumps(_content(found), indent=2))
         return
     table = Table(
         title=f"Run {found.plan.run}, {found.plan.method.name}: what would leave {settings.name} in the "
@@ -56,6 +42,28 @@ def show(found: Inspection, settings: SiloConfig, out: Console, *, as_json: bool
             _consented(item),
         )
     out.print(table)
+    _show_remarks(found, out)
+
+
+def _content(found: Inspection) -> dict[str, Any]:
+    return {
+        "run": found.plan.run,
+        "plan_sha256": found.plan.sha256.hex(),
+        "messages_per_round": found.messages,
+        "bytes_per_round": found.total,
+        "bytes_per_request_for_a_task": found.asking,
+        "content": [{**asdict(item), "loss": _loss(item)} for item in found.content],
+        "privacy": _privacy(found),
+        "also_in_other_rounds": [exposure.value for exposure in found.other_rounds],
+        "missing": found.missing.lines(),
+        "optional_and_not_agreed_to": [exposure.value for exposure in found.not_agreed],
+        "masks_with_anyone": found.masks_with_anyone,
+        "ended": found.ended,
+        "withdrawn": found.withdrawn,
+    }
+
+
+def _show_remarks(found: Inspection, out: Console) -> None:
     for line in _privacy_lines(found):
         out.print(line, markup=False, soft_wrap=True)
     for exposure in found.not_agreed:

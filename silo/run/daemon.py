@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
-from medsilo.algorithms.datasets import load_npz
+from medsilo.algorithms.datasets import ImageDataset, load_npz
 from medsilo.algorithms.tensors.memory import reuse_freed_memory
 from medsilo.privacy.consent.consent import ConsentFile, today
 from medsilo.privacy.consent.early_end import Cause
@@ -64,21 +64,13 @@ def train(config: SiloConfig, display: Display, *, day: Callable[[], date] = tod
     """
     with on_disk(config.state):
         keep_private(config.state, display.notice)
+        reuse_freed_memory()
         return _train(config, display, day)
 
 
 def _train(config: SiloConfig, display: Display, day: Callable[[], date]) -> Outcome:
-    reuse_freed_memory()
     history = History.read(config.journal)
-    if config.withdrawal.exists() or history.withdrawal:
-        raise refuse_withdrawn(config, display.notice)
-    consent = ConsentFile.read(config.consent)
-    if missing := consent.missing_to_ask(config.coordinator_identity, day=day()):
-        error = consent.refusal(missing, f"asking {config.coordinator_identity.uri} for its plan")
-        if history.last and (history.last.is_open or not history.last.told):
-            cause = Cause.EXPIRED if missing.expired else Cause.NARROWED
-            raise conclude_alone(config, EndedError(cause, str(error)), display.notice)
-        raise error
+    consent = _consent_to_ask(config, history, display, day)
     dataset = load_npz(config.shard)
     credentials = config.open_credentials()
     devices = [choose_device(name) for name in config.devices]
@@ -86,15 +78,7 @@ def _train(config: SiloConfig, display: Display, day: Callable[[], date]) -> Out
     audit_key = load_audit_key(config.keys / "audit.key")
 
     def note(file: ConsentFile, problem: str | None = None) -> None:
-        told = {"unusable": problem} if problem else {}
-        door.note(
-            "consent",
-            consent=file.describe(),
-            data=dataset.name,
-            data_sha256=dataset.fingerprint,
-            synthetic=dataset.synthetic,
-            **told,
-        )
+        _note_consent(door, file, dataset, problem)
 
     gate = ConsentGate(consent, config.coordinator_identity, withdrawal=config.withdrawal, changed=note, day=day)
     with Journal(config.journal, key=audit_key, origin=config.journal_origin) as journal:
@@ -107,24 +91,27 @@ def _train(config: SiloConfig, display: Display, day: Callable[[], date]) -> Out
         uplink.needed = done is None
         joined = False
         try:
-            plan = uplink.get_plan()
-            keep_plan(config, plan)
-            run = plan.run
-            uplink.needed = done is None or plan.sha256.hex() != done.plan_sha256
-            gate, account, counts = agree(config, plan, uplink, gate, dataset, door, history, display)
-            masking = open_masking(plan, credentials.current if credentials else None, audit_key, gate, door, history)
-            with Processes(config, devices, plan, dataset) as processes:
-                participation = Participation(
-                    config, plan, gate, dataset, processes, uplink, display, account, counts, masking, door
+            with _noting_refusals(door, config.coordinator_identity.uri):
+                plan = uplink.get_plan()
+                keep_plan(config, plan)
+                run = plan.run
+                uplink.needed = done is None or plan.sha256.hex() != done.plan_sha256
+                gate, account, counts = agree(config, plan, uplink, gate, dataset, door, history, display)
+                masking = open_masking(
+                    plan, credentials.current if credentials else None, audit_key, gate, door, history
                 )
-                with _watching(gate, uplink):
-                    await_approval(config, plan, gate, door, history, display.notice)
-                    with gate.held():  # the file may have been changed since it was held against the plan
-                        gate.check(())
-                        door.note("run", **summary(plan))
-                    joined = True
-                    with _ending_with_the_budget():
-                        participation.run()
+                with Processes(config, devices, plan, dataset) as processes:
+                    participation = Participation(
+                        config, plan, gate, dataset, processes, uplink, display, account, counts, masking, door
+                    )
+                    with _watching(gate, uplink):
+                        await_approval(config, plan, gate, door, history, display.notice)
+                        with gate.held():  # the file may have been changed since it was held against the plan
+                            gate.check(())
+                            door.note("run", **summary(plan))
+                        joined = True
+                        with _ending_with_the_budget():
+                            participation.run()
         except UnansweredError as error:
             if done is None:
                 raise
@@ -133,10 +120,6 @@ def _train(config: SiloConfig, display: Display, day: Callable[[], date]) -> Out
                 f"{error}\nThe coordinator is not waited for: run {run} has ended, and it has acknowledged that. For "
                 "another run, give the same command again"
             )
-        except (RefusedError, ReceiptError) as error:
-            if not error.recorded:
-                door.note("refusal", peer=config.coordinator_identity.uri, direction="received", reason=str(error))
-            raise
         except ConsentError as error:
             if not joined and not isinstance(error, EndedError):
                 raise  # the plan was declined
@@ -147,6 +130,43 @@ def _train(config: SiloConfig, display: Display, day: Callable[[], date]) -> Out
         finally:
             uplink.close()
     return Outcome(run, config.runs / run, uplink.bytes_sent)
+
+
+def _consent_to_ask(config: SiloConfig, history: History, display: Display, day: Callable[[], date]) -> ConsentFile:
+    """The consent, if the coordinator may be asked for its plan with it; raises why not."""
+    if config.withdrawal.exists() or history.withdrawal:
+        raise refuse_withdrawn(config, display.notice)
+    consent = ConsentFile.read(config.consent)
+    if missing := consent.missing_to_ask(config.coordinator_identity, day=day()):
+        error = consent.refusal(missing, f"asking {config.coordinator_identity.uri} for its plan")
+        if history.last and (history.last.is_open or not history.last.told):
+            cause = Cause.EXPIRED if missing.expired else Cause.NARROWED
+            raise conclude_alone(config, EndedError(cause, str(error)), display.notice)
+        raise error
+    return consent
+
+
+def _note_consent(door: Door, file: ConsentFile, dataset: ImageDataset, problem: str | None) -> None:
+    told = {"unusable": problem} if problem else {}
+    door.note(
+        "consent",
+        consent=file.describe(),
+        data=dataset.name,
+        data_sha256=dataset.fingerprint,
+        synthetic=dataset.synthetic,
+        **told,
+    )
+
+
+@contextmanager
+def _noting_refusals(door: Door, peer: str) -> Iterator[None]:
+    """What of the other side's is refused here stands in the journal."""
+    try:
+        yield
+    except (RefusedError, ReceiptError) as error:
+        if not error.recorded:
+            door.note("refusal", peer=peer, direction="received", reason=str(error))
+        raise
 
 
 def _archive(config: SiloConfig) -> SentArchive | None:

@@ -74,6 +74,28 @@ def _section(config: ExperimentConfig, section: Section, pictures: Sequence[tupl
     ]
     if section.setting in config.published and info["data"] != config.published_on:
         lines += [f"The published numbers of the experiment are for {config.published_on}; none stands here.", ""]
+    if any(row.privacy for row in section.rows):
+        lines += [*_promises(section), ""]
+    lines += _accuracy_table(config, section)
+    missing = [v.label for v in config.variants() if v.label not in {row.label for row in section.rows}]
+    if missing:
+        lines += ["", f"Not finished: {', '.join(missing)}."]
+    lines += [
+        "",
+        "### Accuracy against exposed bytes",
+        "",
+        "MB (10⁶ bytes; B where so marked) of tensors per silo for the whole run, by exposure class: ↑ sent by a silo, "
+        "↓ sent to it. Names, shapes, round numbers and the encoding's few bytes (PROTOCOL, IDENTITY) are not in it.",
+        "",
+        *_exposure_table(section, at_the_end(config)),
+        "",
+    ]
+    for title, name in pictures:
+        lines += [f"![{title}]({name})", ""]
+    return lines
+
+
+def _accuracy_table(config: ExperimentConfig, section: Section) -> list[str]:
     models = {row.label: _model(section, row.label) for row in section.rows}
     with_published = any(row.published for row in section.rows) or section.unmeasured
     private = any(row.privacy for row in section.rows)
@@ -86,7 +108,6 @@ def _section(config: ExperimentConfig, section: Section, pictures: Sequence[tupl
         "seeds on which it beats separate training",
     ]
     if private:
-        lines += [*_promises(section), ""]
         header.append("ε")
     if with_published:
         header += ["published", "best round − published", "source"]
@@ -107,23 +128,7 @@ def _section(config: ExperimentConfig, section: Section, pictures: Sequence[tupl
         body.append(cells)
     for label, number in section.unmeasured.items():
         body.append([label, "not run", "–", "–", "–", "–", *(["–"] * private), _published(number), "–", number.source])
-    lines += _table(header, body)
-    missing = [v.label for v in config.variants() if v.label not in {row.label for row in section.rows}]
-    if missing:
-        lines += ["", f"Not finished: {', '.join(missing)}."]
-    lines += [
-        "",
-        "### Accuracy against exposed bytes",
-        "",
-        "MB (10⁶ bytes; B where so marked) of tensors per silo for the whole run, by exposure class: ↑ sent by a silo, "
-        "↓ sent to it. Names, shapes, round numbers and the encoding's few bytes (PROTOCOL, IDENTITY) are not in it.",
-        "",
-        *_exposure_table(section, at_the_end(config)),
-        "",
-    ]
-    for title, name in pictures:
-        lines += [f"![{title}]({name})", ""]
-    return lines
+    return _table(header, body)
 
 
 def _promises(section: Section) -> list[str]:
