@@ -29,7 +29,7 @@ from medsilo.algorithms.tensors.memory import return_freed_memory
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.coordinator.rounds import weights_log
 from medsilo.coordinator.rounds.changes import compare
-from medsilo.coordinator.rounds.comparing import Beginning, norm_of_change, products_of_changes
+from medsilo.coordinator.rounds.comparing import Beginning, products_of_changes
 from medsilo.coordinator.rounds.masked_round import MaskedRound
 from medsilo.coordinator.rounds.round_files import named, read_memory
 from medsilo.coordinator.store.records import EVERYONE, Change, RoundState, Withdrawal
@@ -375,20 +375,10 @@ class Rounds:
             self._changed.notify_all()
         return receipt
 
-    def check_norm(self, silo: str, round_number: int, update: Payload) -> None:
-        """Raises ``RefusedError`` for an update that lies further from what the silo was sent than the run allows."""
-        limit = self.config.run.max_update_norm
-        if limit is None or not update:
-            return
+    def beginning(self, silo: str, round_number: int) -> Beginning:
+        """What the silo's round began with."""
         with self._in_step():
-            beginning = self._beginnings([silo], round_number)[silo]
-        if (norm := norm_of_change(update, beginning)) > limit:
-            self.earlier_receipt(silo, round_number)  # a round that has ended meanwhile is the better reason
-            raise RefusedError(
-                f"round {round_number + 1}: {silo}'s update changes the model by {norm:.6g} (Euclidean norm), and this "
-                f"run's limit is {limit:.6g}; it is not used. If the training was as it should be, ask the "
-                "coordinator's operator to raise `run.max_update_norm`, and start the silo again"
-            )
+            return self._beginnings([silo], round_number)[silo]
 
     def _beginnings(self, silos: Iterable[str], round_number: int) -> dict[str, Beginning]:
         """What each silo's round began with."""

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
@@ -21,18 +21,9 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import HealthServicer
 
-from medsilo.algorithms.tensors import TensorSpec
-from medsilo.algorithms.tensors.files import PayloadWriter
-from medsilo.algorithms.tensors.transfer import (
-    MemorySink,
-    Receiver,
-    check_finite,
-    check_parts,
-    manifest,
-    read_manifest,
-    send,
-)
+from medsilo.algorithms.tensors.transfer import manifest, send
 from medsilo.coordinator.config import CoordinatorConfig
+from medsilo.coordinator.rounds.delivery import Delivery
 from medsilo.coordinator.rounds.rounds import Rounds
 from medsilo.coordinator.service.listening import server_credentials
 from medsilo.coordinator.service.patience import Patience
@@ -268,44 +259,19 @@ class CoordinatorService:
         self._check_member(silo)
         self._check_signed(call)
         call.round = update.round
-        if (earlier := self._rounds.earlier_receipt(silo, update.round, update.roster_sha256)) is not None:
-            return self._acknowledge(call, first=earlier)
-        parts = read_manifest(update.parts)
-        expected = self._rounds.expected_parts(silo, update.round)
-        if Exposure.LOCAL_METRICS not in parts:
-            expected.pop(Exposure.LOCAL_METRICS, None)
-        check_parts(parts, expected)
-        large = dict(parts)
-        measured = large.pop(Exposure.LOCAL_METRICS, None)
-        path = self._rounds.new_upload_path(silo, update.round)
-        with PayloadWriter(path, large, spares=self._rounds.spares) as writer:
-            metrics = MemorySink({} if measured is None else {Exposure.LOCAL_METRICS: measured})
-            receiver = Receiver(parts, _Split(parts, writer, metrics))
+        with Delivery(self._rounds, silo, update) as delivery:
+            if delivery.earlier is not None:
+                return self._acknowledge(call, first=delivery.earlier)
             while (message := self._next(stream, call, context)) is not None:
                 if message.WhichOneof("frame") != "chunk":
                     raise RefusedError("after its header an update holds chunks only")
-                receiver.take(message.chunk)
-            receiver.finish()
-            written = writer.payload()
-            check_finite({exposure: written[exposure] for exposure in receiver.unchecked})
-            self._rounds.check_norm(silo, update.round, written)
-            if large:
-                writer.commit()
-        self._peer(context)  # once more: meanwhile its certificate may have been revoked
-        # Durable, so that the receipt in the store never outlives the records that it is for.
-        attestation = self._door.attest(call.peer, durable=True)
-        receipt = to_json(from_message(attestation))
-        accepted = self._rounds.accept(
-            silo,
-            update.round,
-            file=path if large else None,
-            receipt=receipt,
-            metrics=metrics.payload(),
-            roster_sha256=update.roster_sha256,
-        )
-        if accepted is not receipt:
-            path.unlink(missing_ok=True)
-            return self._acknowledge(call, first=accepted)
+                delivery.take(message.chunk)
+            delivery.finish()
+            self._peer(context)  # once more: meanwhile its certificate may have been revoked
+            # Durable, so that the receipt in the store never outlives the records that it is for.
+            attestation = self._door.attest(call.peer, durable=True)
+            if not delivery.accept(to_json(from_message(attestation))):
+                return self._acknowledge(call, first=delivery.earlier or {})
         response = wire.SubmitUpdateResponse(nonce=nonce(), attestation=attestation)
         return self._door.release([response], call)[0]
 
@@ -508,25 +474,6 @@ def _certificate(context: grpc.ServicerContext) -> bytes | None:
     """The caller's certificate (PEM), which TLS has checked."""
     shown: Any = context.auth_context().get("x509_pem_cert")
     return bytes(shown[0]) if shown else None
-
-
-class _Split:
-    """Sends metrics to memory and everything else to the file."""
-
-    def __init__(
-        self, parts: Mapping[Exposure, Sequence[TensorSpec]], writer: PayloadWriter, metrics: MemorySink
-    ) -> None:
-        self._sinks = [
-            (metrics if exposure == Exposure.LOCAL_METRICS else writer, sum(spec.nbytes for spec in specs))
-            for exposure, specs in parts.items()
-        ]
-
-    def write(self, data: bytes) -> None:
-        while self._sinks[0][1] == 0:
-            self._sinks.pop(0)
-        sink, left = self._sinks[0]
-        sink.write(data)
-        self._sinks[0] = (sink, left - len(data))
 
 
 def _shown(own: Credentials) -> Any:
