@@ -41,12 +41,13 @@ class Delivery:
         if Exposure.LOCAL_METRICS not in parts:
             expected.pop(Exposure.LOCAL_METRICS, None)
         check_parts(parts, expected)
-        self._stored = {exposure: specs for exposure, specs in parts.items() if exposure != Exposure.LOCAL_METRICS}
+        self._has_file = {exposure: specs for exposure, specs in parts.items() if exposure != Exposure.LOCAL_METRICS}
         self._metrics = MemorySink(
-            {exposure: specs for exposure, specs in parts.items() if exposure not in self._stored}
+            {exposure: specs for exposure, specs in parts.items() if exposure not in self._has_file}
         )
         path = rounds.new_upload_path(silo, self._round)
-        self._writer = self._open_files.enter_context(PayloadWriter(path, self._stored, spares=rounds.spares))
+        self._has_file = bool(large)
+        self._writer = self._open_files.enter_context(PayloadWriter(path, large, spares=rounds.spares))
         self._receiver = Receiver(parts, _Split(parts, self._writer, self._metrics))
 
     def __enter__(self) -> Self:
@@ -80,7 +81,7 @@ class Delivery:
                     f"and this run's limit is {limit:.6g}; it is not used. If the training was as it should be, ask "
                     "the coordinator's operator to raise `run.max_update_norm`, and start the silo again"
                 )
-        if self._stored:
+        if self._has_file:
             self._is_mine = True
             self._writer.commit()
 
@@ -91,7 +92,7 @@ class Delivery:
         accepted = self._rounds.accept(
             self._silo,
             self._round,
-            file=self._writer.path if self._stored else None,
+            file=self._writer.path if self._has_file else None,
             receipt=receipt,
             metrics=self._metrics.payload(),
             roster_sha256=self._roster_sha256,
