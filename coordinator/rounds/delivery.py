@@ -41,10 +41,9 @@ class Delivery:
         if Exposure.LOCAL_METRICS not in parts:
             expected.pop(Exposure.LOCAL_METRICS, None)
         check_parts(parts, expected)
-        self._has_file = {exposure: specs for exposure, specs in parts.items() if exposure != Exposure.LOCAL_METRICS}
-        self._metrics = MemorySink(
-            {exposure: specs for exposure, specs in parts.items() if exposure not in self._has_file}
-        )
+        large = dict(parts)
+        measured = large.pop(Exposure.LOCAL_METRICS, None)
+        self._metrics = MemorySink({} if measured is None else {Exposure.LOCAL_METRICS: measured})
         path = rounds.new_upload_path(silo, self._round)
         self._has_file = bool(large)
         self._writer = self._open_files.enter_context(PayloadWriter(path, large, spares=rounds.spares))

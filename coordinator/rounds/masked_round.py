@@ -8,25 +8,31 @@ which waits for them, unless single updates have a bound.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 
 from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey, Roster
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class MaskedRound:
-    """``silos``: whose sum it is to be, and ``fixed_at`` since when (UTC, ISO 8601); None until a roster is fixed.
-
-    ``offers``: keys that updates can be masked with, by silo. ``roster``: the one that silos mask for now.
+    """``silos``: whose sum it is to be; None until a roster is fixed. ``offers``: keys that updates can be masked with,
+    by silo. ``roster``: the one that silos mask for now.
     """
 
     number: int
-    minimum: int
     silos: tuple[str, ...] | None = None
-    fixed_at: str | None = None
-    offers: dict[str, CertifiedKey] = field(default_factory=dict)
+    offers: tuple[CertifiedKey, ...] = ()
     roster: Roster | None = None
+
+    def with_offer(self, key: CertifiedKey) -> MaskedRound:
+        """The same with a silo's key in place of an earlier one."""
+        others = (offer for offer in self.offers if offer.silo != key.silo)
+        return replace(self, offers=tuple(sorted((*others, key), key=lambda offer: offer.silo)))
+
+    def without_offer(self, silo: str) -> MaskedRound:
+        """The same when a silo's key has masked an update: it masks one."""
+        return replace(self, offers=tuple(offer for offer in self.offers if offer.silo != silo))
 
     def has_lost_its_key(self, silo: str, key: CertifiedKey) -> bool:
         """Whether the roster counts on another key of the silo than the one that it states now."""
@@ -41,20 +47,26 @@ class MaskedRound:
         """Whether an update was masked for the present roster."""
         return self.roster is not None and self.roster.sha256 == roster_sha256
 
-    def ready(self, participants: Collection[str], *, quorum: int, overdue: bool) -> tuple[str, ...] | None:
+    def is_complete(self, delivered: Collection[str]) -> bool:
+        """Whether all of the roster have delivered for it."""
+        return self.roster is not None and all(silo in delivered for silo in self.roster.silos)
+
+    def next_silos(
+        self, participants: Collection[str], *, minimum: int, quorum: int, overdue: bool
+    ) -> tuple[str, ...] | None:
         """The silos of the next roster, if it can be fixed: the earlier ones again; at first all that take part, or
         when the round is overdue those that are there, if they are enough."""
         if self.roster is not None:
             return None
+        offered = {offer.silo for offer in self.offers}
         if self.silos is not None:
-            return self.silos if set(self.silos) <= set(self.offers) else None
-        there = tuple(sorted(set(participants) & set(self.offers)))
+            return self.silos if offered.issuperset(self.silos) else None
+        there = tuple(sorted(offered.intersection(participants)))
         whole = len(there) == len(participants)
-        enough = len(there) >= self.minimum and (whole or (overdue and len(there) >= quorum))
+        enough = len(there) >= minimum and (whole or (overdue and len(there) >= quorum))
         return there if enough else None
 
-    def fix(self, silos: tuple[str, ...]) -> Roster:
-        """Fixes the roster of these silos with the keys that they stated last."""
-        self.silos = silos
-        self.roster = Roster(self.offers[silo] for silo in silos)
-        return self.roster
+    def keys_of(self, silos: Iterable[str]) -> tuple[CertifiedKey, ...]:
+        """The keys that these silos stated last."""
+        wanted = set(silos)
+        return tuple(offer for offer in self.offers if offer.silo in wanted)

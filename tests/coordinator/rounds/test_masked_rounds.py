@@ -21,7 +21,8 @@ from medsilo.algorithms.tensors.files import write_payload
 from medsilo.algorithms.tensors.transfer import check_parts
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.coordinator.rounds import rounds
-from medsilo.coordinator.rounds.rounds import Order, Rounds
+from medsilo.coordinator.rounds.machine import Order
+from medsilo.coordinator.rounds.rounds import Rounds
 from medsilo.coordinator.store.store import Store
 from medsilo.privacy.consent.early_end import EarlyEnd, EndReason
 from medsilo.privacy.errors import ConfigurationError, LateError, RefusedError, StoreError

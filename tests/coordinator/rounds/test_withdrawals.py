@@ -149,7 +149,7 @@ def test_a_run_that_nobody_began_ends_when_all_have_withdrawn(begin: Callable[..
 def test_a_withdrawal_while_a_round_is_being_closed_waits_for_it(begin: Callable[..., Run]) -> None:
     """Its update is being used just then; the tombstone counts from the next round on."""
     run = begin("fedavg")
-    half, closing, go_on = run.rounds._half, threading.Event(), threading.Event()
+    half, closing, go_on = run.rounds._aggregator.half, threading.Event(), threading.Event()
     aggregate = half.aggregate
 
     def slow(*arguments: Any) -> Any:

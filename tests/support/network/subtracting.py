@@ -3,7 +3,7 @@ the difference of the two sums is that hospital's update: ``subtracting serve â€
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,20 +13,23 @@ from medsilo.algorithms.method import Downloads
 from medsilo.algorithms.tensors import Part, Payload
 from medsilo.algorithms.tensors.files import read_payload
 from medsilo.coordinator import cli
-from medsilo.coordinator.rounds.rounds import Rounds
+from medsilo.coordinator.rounds.closing import Aggregator
+from medsilo.coordinator.rounds.machine import Machine, State
 from medsilo.privacy.exposure import Exposure
 
 
 def main() -> None:
-    chosen, sum_up = Rounds._chosen, Rounds._sum_up
+    chosen, sum_up = Machine.chosen, Aggregator.sum_up
 
-    def without_the_last(self: Rounds, number: int) -> tuple[str, ...]:
-        names = chosen(self, number)
+    def without_the_last(self: Machine, state: State, number: int) -> tuple[str, ...]:
+        names = chosen(self, state, number)
         return names if number == 0 or len(names) < 4 else names[:-1]
 
-    def noting(self: Rounds, masks: Any, state: Any, files: Mapping[str, str], workspace: Any) -> dict[str, Payload]:
-        found = sum_up(self, masks, state, files, workspace)
-        updates = self._payloads(files).values()
+    def noting(
+        self: Aggregator, number: int, silos: Sequence[str], files: Mapping[str, str], workspace: Any
+    ) -> dict[str, Payload]:
+        found = sum_up(self, number, silos, files, workspace)
+        updates = self._files.payloads(files).values()
         weight = sum(int(u[Exposure.MASKED_UPDATE].tensors()["weight"]) for u in updates) % 2**64
         mean = next(iter(found.values()))
         sums = {
@@ -35,7 +38,7 @@ def main() -> None:
             if exposure is not Exposure.SAMPLE_COUNT
             for name, tensor in part.tensors().items()
         }
-        save_file({**sums, "weight": torch.tensor(weight)}, self.config.state / f"sum-{state.number}.safetensors")
+        save_file({**sums, "weight": torch.tensor(weight)}, self._config.state / f"sum-{number}.safetensors")
         return found
 
     def the_same_again(half: Any, *_: Any) -> Downloads:
@@ -43,16 +46,16 @@ def main() -> None:
         names = [spec.name for spec in half.parameters]
         return Downloads(everyone={Exposure.PEER_DERIVED: Part.of({name: initial[name] for name in names})})
 
-    restore = Rounds._restore
+    restore = Aggregator.restore
 
-    def restored(self: Rounds) -> None:
+    def restored(self: Aggregator) -> None:
         restore(self)
-        half = self._half
-        half.initial = read_payload(self._initial)  # type: ignore[attr-defined]
-        half.parameters = self._federation.layout.parameters  # type: ignore[attr-defined]
+        half = self.half
+        half.initial = read_payload(self._files.initial)  # type: ignore[attr-defined]
+        half.parameters = self.federation.layout.parameters  # type: ignore[attr-defined]
         half.aggregate = lambda *arguments: the_same_again(half, *arguments)  # type: ignore[method-assign]
 
-    Rounds._chosen = without_the_last  # type: ignore[method-assign]
-    Rounds._sum_up = noting  # type: ignore[method-assign,assignment]
-    Rounds._restore = restored  # type: ignore[method-assign]
+    Machine.chosen = without_the_last  # type: ignore[method-assign]
+    Aggregator.sum_up = noting  # type: ignore[method-assign,assignment]
+    Aggregator.restore = restored  # type: ignore[method-assign]
     cli.main()
