@@ -97,6 +97,7 @@ class KeptState:
                 assert deliver is not None
                 deliver()
             elif isinstance(decision, CloseRound):
+                assert aggregated is not None
                 self._close(decision.number, aggregated)
             else:
                 self._write(decision)
@@ -144,8 +145,8 @@ class KeptState:
         match decision:
             case OpenRound(number, silos):
                 store.open_round(run, number, silos)
-            case FinishRun(silos, early):
-                store.finish_run(run, self._plan.rounds, silos, early=early)
+            case FinishRun(silos, early, closes):
+                store.finish_run(run, self._plan.rounds, silos, early=early, closes=closes)
             case AdmitToEnd(silo):
                 store.admit_participant(run, self._plan.rounds, silo)
             case FixRoster(number, silos):
@@ -153,13 +154,9 @@ class KeptState:
             case RestartRound(number):
                 self._files.delete(store.restart_round(run, number))
 
-    def _close(self, number: int, aggregated: Aggregated | None) -> None:
-        run = self._plan.run
-        if aggregated is None:
-            self._store.close_round(run, number, downloads={}, memory_file=self._store.memory_file(run))
-            return
+    def _close(self, number: int, aggregated: Aggregated) -> None:
         self._store.close_round(
-            run,
+            self._plan.run,
             number,
             downloads=aggregated.downloads,
             memory_file=aggregated.memory_file,

@@ -116,10 +116,12 @@ class OpenRound:
 
 @dataclass(frozen=True, slots=True)
 class FinishRun:
-    """To be written: the run has ended, for these silos to fetch; ``early``: before its plan's last round."""
+    """To be written: the run has ended, for these silos to fetch; ``early``: before its plan's last round, and in one
+    with it that the round ``closes``, which is open and comes to nothing."""
 
     silos: tuple[str, ...]
     early: EarlyEnd | None = None
+    closes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,8 +246,10 @@ class Machine:
             return Step((), replace(state, masks=masks))
         return self._mask_again(replace(state, masks=masks))
 
-    def joined(self, state: State, silo: str) -> Step:
-        """A silo has accepted the plan, which is stored already."""
+    def joined(self, state: State, silo: str, *, has_withdrawn: bool) -> Step:
+        """A silo has accepted the plan, which is stored already; ``has_withdrawn``: and a withdrawal after that."""
+        if has_withdrawn:
+            return Step((), state)
         state = replace(state, members=state.members | {silo}, withdrawn=state.withdrawn - {silo})
         end = state.round
         if not state.finished or end is None or silo in end.asked:
@@ -476,8 +480,7 @@ class Machine:
             masks=None,
             overdue=False,
         )
-        closing = (CloseRound(state.number),) if is_open else ()
-        return Step((*closing, FinishRun(silos, early)), after)
+        return Step((FinishRun(silos, early, closes=state.number if is_open else None),), after)
 
     def _why_early(self, state: State) -> EndReason:
         if not state.members:

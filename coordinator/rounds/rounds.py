@@ -162,7 +162,8 @@ class Rounds:
     def joined(self, silo: str) -> None:
         """A silo has accepted the plan, as the database says."""
         with self._kept.in_step():
-            self._kept.take(self._machine.joined(self._state, silo))
+            has_withdrawn = silo in self.store.withdrawals(self.plan.run)
+            self._kept.take(self._machine.joined(self._state, silo, has_withdrawn=has_withdrawn))
             if self._machine.comes_too_late(self._state, silo):
                 self._telling.comes_too_late(silo)
 

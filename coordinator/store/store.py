@@ -126,10 +126,14 @@ class Store:
                 for r in session.scalars(select(tables.Run).order_by(tables.Run.created_at))
             ]
 
-    def finish_run(self, run: str, number: int, silos: Sequence[str], *, early: EarlyEnd | None = None) -> None:
+    def finish_run(
+        self, run: str, number: int, silos: Sequence[str], *, early: EarlyEnd | None = None, closes: int | None = None
+    ) -> None:
         """Notes that the run has ended, and opens round ``number`` for fetching the end. ``early``: why it did before
-        its plan's last round."""
+        its plan's last round; ``closes``: the round that was open then, which ends in the same transaction."""
         with self._writing() as session:
+            if closes is not None:
+                _close_round(session, run, closes)
             row = session.get_one(tables.Run, run)
             row.finished_at = now()
             if early is not None:
@@ -345,11 +349,7 @@ class Store:
         """Ends a round, in one transaction with what it gave: silos' downloads, the method's memory, and what is said
         of each silo's change."""
         with self._writing() as session:
-            session.get_one(tables.Round, (run, number)).closed_at = now()
-            for row in session.scalars(
-                select(tables.Participant).where(tables.Participant.run == run, tables.Participant.round == number)
-            ):
-                row.late = row.delivered_at is None
+            for row in _close_round(session, run, number):
                 if (change := (changes or {}).get(row.silo)) is not None:
                     row.change_norm, row.change_score, row.change_cosine = change.norm, change.score, change.cosine
             for silo, files in downloads.items():
@@ -460,6 +460,16 @@ def _participation(row: tables.Participant) -> Participation:
 def _open_round(session: Session, run: str, number: int, silos: Sequence[str]) -> None:
     session.add(tables.Round(run=run, number=number, opened_at=now()))
     session.add_all(tables.Participant(run=run, round=number, silo=silo) for silo in silos)
+
+
+def _close_round(session: Session, run: str, number: int) -> Sequence[tables.Participant]:
+    session.get_one(tables.Round, (run, number)).closed_at = now()
+    rows = session.scalars(
+        select(tables.Participant).where(tables.Participant.run == run, tables.Participant.round == number)
+    ).all()
+    for row in rows:
+        row.late = row.delivered_at is None
+    return rows
 
 
 def _withdrawal_in_force(session: Session, run: str, silo: str) -> tables.Withdrawal | None:
