@@ -439,9 +439,10 @@ class Machine:
 
     def _is_lost(self, state: State, masks: MaskedRound, current: Round) -> bool:
         """Whether a masked round can come to no sum: its silos cannot be others once a roster is fixed."""
-        if masks.silos is None:
+        silos = masks.silos or state.bound
+        if silos is None:
             return len(current.asked) < (self.rules.minimum or 0)
-        if not current.asked.issuperset(masks.silos):
+        if not current.asked.issuperset(silos):
             return True
         if state.bound is not None:
             return False  # it waits for them: the next round would need the same silos

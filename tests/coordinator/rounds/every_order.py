@@ -12,6 +12,7 @@ two sets of hospitals, and what the coordinator has in memory is what it would r
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -384,7 +385,10 @@ class Model:
         """A step's decisions, with a crash after each write. ``then`` is done after the last."""
         done = world
         for op in self._ops(step.decisions) if ops is None else ops:
-            done = op(done)
+            try:
+                done = op(done)
+            except BrokenPromiseError as broken:
+                raise BrokenPromiseError(f"{label}: {broken}") from None
             if crashes:
                 yield f"{label}; the coordinator crashes after a write", _down(done)
         done = done._replace(state=step.state)
@@ -480,6 +484,8 @@ def check(machine: Machine, world: World) -> None:
         stored = State(**{**_fields(stored), "round": state.round})  # of a masked round all would deliver again
         last = disk.read().round
         _promise(last == state.round, f"memory says {state.round}, the disk {last}")
+        rosters = {mine.roster for mine in disk.rounds[-1].delivered.values()}
+        _promise(rosters <= {cast(Any, state.masks.roster)}, f"updates for {rosters}, with {state.masks.roster} to sum")
     for what in ("finished", "early_end", "bound", "round"):
         _promise(getattr(state, what) == getattr(stored, what), f"{what}: {getattr(state, what)}, stored otherwise")
     for what in ("members", "withdrawn"):
@@ -586,7 +592,16 @@ def search(
 ) -> Found:
     """Follows all orders of up to ``depth`` events, or until ``enough``; ends at the first promise that is broken,
     with the events that led there."""
-    begin = model.start() if start is None else start
+    gc.disable()  # nothing here is circular, and to look through millions of worlds takes as long as to make them
+    try:
+        return _search(model, depth, model.start() if start is None else start, told, enough)
+    finally:
+        gc.enable()
+
+
+def _search(
+    model: Model, depth: int, begin: World, told: Callable[[Found], None], enough: Callable[[Found], bool]
+) -> Found:
     found = Found()
     came: dict[World, tuple[World | None, str]] = {begin: (None, "")}
     follows: dict[World, list[World]] = {}
@@ -604,9 +619,10 @@ def search(
                         if reached not in came:
                             came[reached] = (world, label)
                             check(model.machine, reached)
+                        label = ""
                 except BrokenPromiseError as broken:
                     found.broken = str(broken)
-                    found.trace = [*_way(came, world), label or "?", found.broken]
+                    found.trace = [*_way(came, world), *filter(None, [label]), found.broken]
                     return found
                 found.events += len(next_ones)
             if not next_ones:
@@ -619,6 +635,34 @@ def search(
         found.states = len(came)
         told(found)
     return found
+
+
+def one_by_one(model: Model, world: World, depth: int) -> int:
+    """The number of orders, each gone through for itself."""
+    following = [after for _, after in model.events(world)] if depth else []
+    return sum(one_by_one(model, after, depth - 1) for after in following) or 1
+
+
+def completes(model: Model, world: World, known: set[World]) -> bool:
+    """Whether the run comes to its end when from now on nothing crashes and all take part. ``known``: worlds that
+    do."""
+    way = [world]
+    while way[-1] not in known and not (way[-1].state is not None and way[-1].state.is_done):
+        before = set(way)
+        after = {label: to for label, to in model.events(way[-1]) if to not in before and not _disturbs(label)}
+        if not after:
+            return False
+        way.append(min(after.items(), key=lambda item: _patience(item[0]))[1])
+    known.update(way)
+    return True
+
+
+def _disturbs(label: str) -> bool:
+    return any(word in label for word in ("crashes", "withdraws", "lost", "do not cancel"))
+
+
+def _patience(label: str) -> int:
+    return 2 if "deadline" in label else 1 if "repeats" in label else 0
 
 
 def _way(came: Mapping[World, tuple[World | None, str]], world: World) -> list[str]:
@@ -643,9 +687,29 @@ def opened(model: Model) -> World:
     return lead(model, model.start(), *joins, "the run goes on")
 
 
+def overdue(model: Model) -> World:
+    """A world in which two have delivered, and the third is sending when the deadline passes."""
+    asks = [f"{name} asks for its task" for name in NAMES]
+    two = [label for n in "ab" for label in (f"{n} sends", f"{n}'s update of round 0 is counted")]
+    return lead(model, opened(model), *asks, *two, "c sends", "the deadline passes")
+
+
 def trained(model: Model) -> World:
     """A world in which all three have trained the first round, which is masked."""
     return lead(model, opened(model), *(f"{name} asks for its task" for name in NAMES))
+
+
+def masked(model: Model) -> World:
+    """A world in which all three have masked their updates of the first round for each other."""
+    asks = [f"{name} asks for its task" for name in NAMES]
+    return lead(model, trained(model), *asks, "the run goes on", *asks)
+
+
+def second(model: Model) -> World:
+    """A world in which the first round's masked sum has been made, and all three have trained the second round."""
+    counted = [label for n in NAMES for label in (f"{n} sends", f"{n}'s update of round 0 is counted")]
+    asks = [f"{name} asks for its task" for name in NAMES]
+    return lead(model, masked(model), *counted, "the run goes on", "the round ends", "the run goes on", *asks)
 
 
 def rules(*, rounds: int = 2, quorum: int | None = 2, minimum: int | None = None, binds: bool = False) -> Rules:
@@ -664,13 +728,27 @@ def rules(*, rounds: int = 2, quorum: int | None = 2, minimum: int | None = None
     )
 
 
-RUNS: Mapping[str, tuple[Rules, Callable[[Model], World]]] = {
-    "from the start": (rules(), Model.start),
-    "with a quorum": (rules(), opened),
-    "waiting for all": (rules(quorum=None), opened),
-    "masked, one set of hospitals": (rules(minimum=2, binds=True), trained),
-    "masked, sets may change": (rules(minimum=2), trained),
-    "masked, all three": (rules(minimum=3, quorum=None, binds=True), trained),
+class Kind(NamedTuple):
+    """A kind of run: its rules, and where its orders begin; ``depth``: to which a test run follows them."""
+
+    rules: Rules
+    start: Callable[[Model], World]
+    depth: int
+
+
+_BOUND, _FREE = rules(minimum=2, binds=True), rules(minimum=2)
+_STRICT = rules(minimum=3, quorum=None, binds=True)
+KINDS: Mapping[str, Kind] = {
+    "from the start": Kind(rules(), Model.start, 11),
+    "with a quorum": Kind(rules(), opened, 8),
+    "with a quorum, past the deadline": Kind(rules(), overdue, 8),
+    "waiting for all": Kind(rules(quorum=None), opened, 8),
+    "masked: one set of hospitals, from training on": Kind(_BOUND, trained, 7),
+    "masked: one set of hospitals, from masking on": Kind(_BOUND, masked, 7),
+    "masked: one set of hospitals, in the second round": Kind(_BOUND, second, 8),
+    "masked: sets may change, from training on": Kind(_FREE, trained, 7),
+    "masked: sets may change, from masking on": Kind(_FREE, masked, 7),
+    "masked: all three or none, from masking on": Kind(_STRICT, masked, 7),
 }
 
 
@@ -680,12 +758,20 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=99, help="events in one order, at most")
     parser.add_argument("--only", help="one kind of run")
     chosen = parser.parse_args()
-    for name, (its_rules, start) in RUNS.items():
+
+    def enough(found: Found) -> bool:
+        return found.orders >= chosen.orders
+
+    for name, kind in KINDS.items():
         if chosen.only in (None, name):
-            model = Model(Machine(its_rules))
+            model = Model(Machine(kind.rules))
             print(name)
             found = search(
-                model, depth=chosen.depth, start=start(model), told=_said(), enough=lambda f: f.orders >= chosen.orders
+                model,
+                depth=chosen.depth,
+                start=kind.start(model),
+                told=_said(),
+                enough=lambda f: f.orders >= chosen.orders,
             )
             if found.broken:
                 sys.exit("\n".join(found.trace))
