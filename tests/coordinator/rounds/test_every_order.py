@@ -8,7 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from every_order import (
+
+from medsilo.coordinator.rounds.machine import GiveEarlierReceipt, Machine, Refuse, Round, State, Step, Stored
+from medsilo.coordinator.rounds.masked_round import MaskedRound
+from medsilo.privacy.errors import RefusedError
+from tests.support.rounds.every_order import (
     KINDS,
     Event,
     Kind,
@@ -24,10 +28,6 @@ from every_order import (
     search,
     second,
 )
-
-from medsilo.coordinator.rounds.machine import GiveEarlierReceipt, Machine, Refuse, Round, State, Step, Stored
-from medsilo.coordinator.rounds.masked_round import MaskedRound
-from medsilo.privacy.errors import RefusedError
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

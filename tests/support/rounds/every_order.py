@@ -1,4 +1,4 @@
-"""All orders of what can happen to a run with three hospitals: ``python tests/coordinator/rounds/every_order.py``.
+"""All orders of what can happen to a run with three hospitals: ``python -m tests.support.rounds.every_order``.
 
 The coordinator's state machine is driven by a model of what stands around it: a disk, calls under way, and hospitals
 that join, train, send, send again, withdraw and crash. The coordinator may crash at any moment, so also before and
