@@ -40,7 +40,7 @@ from medsilo.coordinator.rounds.machine import (
     WriteDelivery,
     WriteWithdrawal,
 )
-from medsilo.privacy.party.early_end import EarlyEnd
+from medsilo.privacy.consent.early_end import EarlyEnd
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 
 NAMES = ("a", "b", "c")
