@@ -188,7 +188,7 @@ def test_a_half_that_trains_twice_waits_twice() -> None:
     engine = Counting()
     for together in (False, True):
         found = sites(plan())
-        halves: dict[str, SiloHalf] = {name: TwoPhases(site) for name, site in found.items()}
+        halves: dict[str, SiloHalf] = {name: TwoPhases(Local(), site) for name, site in found.items()}
         for half in halves.values():
             half.begin(state_of(half.site.model))
         if together:

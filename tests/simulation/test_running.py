@@ -19,7 +19,6 @@ import yaml
 from rich.console import Console
 
 from medsilo.algorithms.datasets import ImageDataset
-from medsilo.algorithms.method import CoordinatorHalf, Federation
 from medsilo.algorithms.models import build
 from medsilo.privacy.consent.plan import ModelPlan
 from medsilo.privacy.errors import ConfigurationError, MedsiloError
@@ -459,10 +458,7 @@ def test_numba_that_is_not_installed_is_an_error_with_the_way_out(
 def test_weights_are_kept_every_so_many_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = only(tmp_path, participation=1.0, weights_every=2, rounds=6)
 
-    def half(self: object, federation: Federation) -> CoordinatorHalf:
-        return Mixing(federation)
-
-    monkeypatch.setattr(type(run.variant.method), "coordinator_half", half)
+    monkeypatch.setattr(type(run.variant.method), "coordinator", Mixing)
     assert execute(run, tmp_path / "stop").status == "done"
     rows = pq.read_table(run.folder / WEIGHTS).to_pylist()
     # DiversiFed does not aggregate after the last round (5), so that there is none of it.
