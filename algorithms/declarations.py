@@ -116,11 +116,6 @@ class Protected:
     conditions: tuple[Condition, ...] = ()
 
 
-def _all(method: object, rounds: int) -> int:
-    del method
-    return rounds
-
-
 @dataclass(frozen=True)
 class Sums:
     """States that all that a method's coordinator makes of a round's updates is made of their weighted mean and their
@@ -131,7 +126,7 @@ class Sums:
         otherwise: why it holds for none, where ``rounds`` can be 0.
     """
 
-    rounds: Callable[[Any, int], int] = _all
+    rounds: Callable[[Any, int], int] = lambda _, rounds: rounds
     otherwise: str = ""
 
 
