@@ -39,9 +39,9 @@ class MRMTL(Tethered):
     """MR-MTL's hyper-parameters.
 
     Attributes:
-        lam: λ ≥ 0; 0 is separate training, and the larger it is, the more alike the models become. The paper searches
-            it by data set and by privacy budget: the noisier the silos' training, the more they gain from each other.
-            0.1 is ours.
+        proximal_weight: λ ≥ 0; 0 is separate training, and the larger it is, the more alike the models become. The
+            paper searches it by data set and by privacy budget: the noisier the silos' training, the more they gain
+            from each other. 0.1 is ours.
     """
 
     name: ClassVar[str] = "mrmtl"
@@ -50,9 +50,9 @@ class MRMTL(Tethered):
     common: ClassVar[frozenset[Exposure]] = ONE_FOR_ALL
     under_privacy: ClassVar[Protected | str] = Protected()
     under_masks: ClassVar[Sums | str] = Sums()
-    lam: NonNegative = 0.1
+    proximal_weight: NonNegative = 0.1
 
     @property
     def tether(self) -> float:
         """λ."""
-        return self.lam
+        return self.proximal_weight

@@ -27,7 +27,7 @@ def linear() -> nn.Module:
 def test_two_silos_go_where_the_formula_leads() -> None:
     """Softmax regression, all images in each step: w_k ← w_k − η (∇F_k(w_k) + λ (w_k − w̄)), w̄ the mean of the w_k as
     they were at the end of the round before."""
-    method = MRMTL(lam=0.7)
+    method = MRMTL(proximal_weight=0.7)
     plan = run_plan(method, rounds=ROUNDS)
     plan = plan.model_copy(update={"training": plan.training.model_copy(update={"epochs": STEPS, "batch_size": 24})})
     halves = {}
@@ -61,7 +61,7 @@ def test_two_silos_go_where_the_formula_leads() -> None:
 
 
 def test_without_the_term_it_is_separate_training_to_the_last_bit() -> None:
-    alone, none, held = (simulate(method, rounds=3) for method in (Local(), MRMTL(lam=0.0), MRMTL()))
+    alone, none, held = (simulate(method, rounds=3) for method in (Local(), MRMTL(proximal_weight=0.0), MRMTL()))
     for name, half in alone.silos.items():
         for key, tensor in half.personal().items():
             assert torch.equal(tensor, none.silos[name].personal()[key])
@@ -69,5 +69,5 @@ def test_without_the_term_it_is_separate_training_to_the_last_bit() -> None:
 
 
 def test_a_negative_weight_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"lam is -0.1; it must be 0 or more"):
-        MRMTL(lam=-0.1)
+    with pytest.raises(ConfigurationError, match=r"proximal_weight is -0.1; it must be 0 or more"):
+        MRMTL(proximal_weight=-0.1)

@@ -3,14 +3,36 @@ lost, none is counted twice, there is no receipt without a file, and no update i
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from medsilo.coordinator.rounds.machine import GiveEarlierReceipt, Machine, Refuse, Round, State, Step, Stored
+from medsilo.coordinator.rounds.kept_state import stored
+from medsilo.coordinator.rounds.machine import (
+    AdmitToEnd,
+    CloseRound,
+    Decision,
+    FinishRun,
+    FixRoster,
+    GiveEarlierReceipt,
+    Machine,
+    OpenRound,
+    Refuse,
+    RestartRound,
+    Round,
+    Rules,
+    State,
+    Step,
+    Stored,
+    WriteDelivery,
+    WriteWithdrawal,
+)
 from medsilo.coordinator.rounds.masked_round import MaskedRound
+from medsilo.coordinator.store.store import Store
 from medsilo.privacy.errors import RefusedError
 from tests.support.rounds.every_order import (
     KINDS,
@@ -20,6 +42,7 @@ from tests.support.rounds.every_order import (
     Roster,
     World,
     completes,
+    down,
     masked,
     one_by_one,
     opened,
@@ -195,3 +218,64 @@ PLAIN, BOUND, FREE = rules(), rules(minimum=2, binds=True), rules(minimum=2)
 def test_what_breaks_a_promise_is_found(model: Model, start: Callable[[Model], World], said: str) -> None:
     found = search(model, depth=8, start=start(Model(Machine(model.rules))))
     assert said in found.broken, found.trace
+
+
+class Told(Model):
+    """Remembers the decisions that an event carried out, and after which write a crash came."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__(machine)
+        self.writes: dict[World, tuple[Decision, ...]] = {}
+
+    def _carry_out(self, label: str, world: World, step: Step, **options: Any) -> Iterator[Event]:
+        # Without crashes between two writes of one decision, which the database keeps together with its files.
+        *_, (_, after) = super()._carry_out(label, world, step, **{**options, "crashes": False})
+        self.writes[after] = step.decisions
+        yield label, after
+        if step.decisions and options.get("crashes", True):
+            self.writes[down(after)] = step.decisions
+            yield f"{label}; the coordinator crashes", down(after)
+
+
+def _write(store: Store, decision: Decision, rounds: int) -> None:
+    match decision:
+        case OpenRound(number, silos):
+            store.open_round("r", number, silos)
+        case FinishRun(silos, early, closes):
+            store.finish_run("r", rounds, silos, early=early, closes=closes)
+        case AdmitToEnd(silo):
+            store.admit_participant("r", rounds, silo)
+        case FixRoster(number, silos):
+            store.fix_roster("r", number, silos)
+        case RestartRound(number):
+            store.restart_round("r", number)
+        case CloseRound(number):
+            store.close_round("r", number, downloads={}, memory_file=None)
+        case WriteDelivery(number, silo):
+            store.deliver("r", number, silo, file="f", receipt={"of": silo}, accuracy=None, loss=None)
+        case WriteWithdrawal(silo, open_round):
+            store.withdraw("r", silo, reason="", rounds_acknowledged=[], statement={}, open_round=open_round)
+
+
+@pytest.mark.parametrize("its_rules", [PLAIN, BOUND, FREE], ids=["plain", "one set", "sets may change"])
+def test_the_models_disk_says_what_the_database_says(its_rules: Rules, tmp_path: Path) -> None:
+    """Random orders, whose writes go to both."""
+    model, rng = Told(Machine(its_rules)), random.Random(1)
+    store = Store(f"sqlite:///{tmp_path / 'store.db'}")
+    store.open_run("r", b"{}", "00")
+    world, kept = model.start(), 0
+    for _ in range(150):
+        model.writes.clear()
+        following = list(model.events(world))
+        if not following:
+            break
+        label, after = rng.choice([event for event in following if "crashes" not in event[0]] * 9 + following)
+        if "answers the plan" in label:
+            store.answer("r", label[0], accepted=True, missing=[], audit_key="", certificate_sha256="")
+        for decision in model.writes.get(after, ()):
+            _write(store, decision, its_rules.rounds)
+            kept += 1
+        world = after
+        assert stored(store, "r") == world.disk.read(), label
+    store.close()
+    assert kept > 10

@@ -55,7 +55,12 @@ def main() -> None:
         half.parameters = self.federation.layout.parameters  # type: ignore[attr-defined]
         half.aggregate = lambda *arguments: the_same_again(half, *arguments)  # type: ignore[method-assign]
 
+    def never(*_: Any) -> bool:
+        """An honest coordinator gives a round up that lacks one of the run's set."""
+        return False
+
     Machine.chosen = without_the_last  # type: ignore[method-assign]
+    Machine._is_lost = never  # type: ignore[method-assign]
     Aggregator.sum_up = noting  # type: ignore[method-assign,assignment]
     Aggregator.restore = restored  # type: ignore[method-assign]
     cli.main()

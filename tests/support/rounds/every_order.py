@@ -208,7 +208,7 @@ class Model:
                 "the coordinator starts", world, self.machine.restored(world.disk.read()), then=self._let_go
             )
         else:
-            yield "the coordinator crashes", _down(world)
+            yield "the coordinator crashes", down(world)
             yield from self._of_the_run(world, world.state)
         for place, name in enumerate(NAMES):
             silo = world.silos[place]
@@ -390,7 +390,7 @@ class Model:
             except BrokenPromiseError as broken:
                 raise BrokenPromiseError(f"{label}: {broken}") from None
             if crashes:
-                yield f"{label}; the coordinator crashes after a write", _down(done)
+                yield f"{label}; the coordinator crashes after a write", down(done)
         done = done._replace(state=step.state)
         aggregates = [decision for decision in step.decisions if isinstance(decision, Aggregate)]
         if aggregates:
@@ -505,7 +505,7 @@ def _with(world: World, place: int, silo: Silo) -> World:
     return world._replace(silos=(*world.silos[:place], silo, *world.silos[place + 1 :]))
 
 
-def _down(world: World) -> World:
+def down(world: World) -> World:
     """The coordinator has crashed: what was in memory, and all calls, are gone."""
     return world._replace(state=None, calls=(), closing=None, joining=frozenset())
 
@@ -748,7 +748,7 @@ KINDS: Mapping[str, Kind] = {
     "masked: one set of hospitals, in the second round": Kind(_BOUND, second, 8),
     "masked: sets may change, from training on": Kind(_FREE, trained, 7),
     "masked: sets may change, from masking on": Kind(_FREE, masked, 7),
-    "masked: all three or none, from masking on": Kind(_STRICT, masked, 7),
+    "masked: all three or none, from training on": Kind(_STRICT, trained, 7),
 }
 
 
