@@ -404,6 +404,7 @@ def thin(names: Sequence[str]) -> None:
     from medsilo.privacy.exposure import Exposure
     from medsilo.privacy.identity.keys import load_audit_key
     from medsilo.privacy.journal.journal import Journal
+    from medsilo.privacy.journal.records import ConsentRecord, RunRecord
     from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
     from medsilo.silo.state.config import SiloConfig
     from medsilo.silo.uplink.uplink import Uplink
@@ -426,12 +427,12 @@ def thin(names: Sequence[str]) -> None:
         with Journal(config.journal, key=key, origin=config.journal_origin) as journal:
             door = Door(journal, identity=config.identity.uri, federation="load", gate=PlanGate(Exposure))
             consent = ConsentFile.read(config.consent)
-            door.note("consent", consent=consent.describe(), synthetic=True)
+            door.note(ConsentRecord(consent=consent.describe(), synthetic=True))
             line = Uplink(config, config.open_credentials(), door, notice=lambda text: print(name, text, flush=True))
             plan = line.get_plan()
             line.use(door, plan)
             line.answer(plan, None, synthetic=True)
-            door.note("run", run=plan.run, plan_sha256=plan.sha256.hex(), plan=plan.model_dump(mode="json"))
+            door.note(RunRecord(run=plan.run, plan_sha256=plan.sha256.hex(), plan=plan.model_dump(mode="json")))
             with torch.device("meta"):
                 layout = Layout.of(build(plan.model, seed=plan.seed))
             whole = read_payload(Path(f"state/coordinator/runs/{plan.run}/initial.safetensors"))[Exposure.INITIAL_MODEL]

@@ -30,7 +30,7 @@ class PlainDoor:
     def through(self, _gate: Any) -> PlainDoor:
         return self
 
-    def correspondence(self, _peer: str) -> Any:
+    def receipt_state(self, _peer: str) -> Any:
         return SimpleNamespace(seen=SimpleNamespace(size=0), unsigned=list)
 
     def attest(self, *_: Any, **__: Any) -> journal_pb2.Envelope:

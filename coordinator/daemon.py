@@ -29,6 +29,7 @@ from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.identity.keys import load_audit_key
 from medsilo.privacy.identity.revocation import LiveCredentials
 from medsilo.privacy.journal.journal import Journal
+from medsilo.privacy.journal.records import RunRecord
 from medsilo.privacy.party import systemd as service_manager
 
 log = logging.getLogger(__name__)
@@ -124,7 +125,7 @@ def _lead(
     if config.enrolment is not None and credentials is not None:
         enrolling = EnrolmentService(config, config.enrolment, plan, store, door, credentials)
         enrolment = serve_enrolment(enrolling, config.enrolment, credentials)
-    door.note("run", run=plan.run, plan_sha256=plan.sha256.hex(), plan=plan.model_dump(mode="json"))
+    door.note(RunRecord(run=plan.run, plan_sha256=plan.sha256.hex(), plan=plan.model_dump(mode="json")))
     rounds.start()
     log.info("run %s: %s, listening on %s", plan.run, plan.method.name, config.listen)
     threading.Thread(target=_watch, args=(config, rounds, door, stopped, until_done), daemon=True).start()

@@ -1,5 +1,5 @@
 """Writes what pages say of the code from the code: those under ``docs/reference``, and elsewhere the tables of methods,
-each between two comments.
+each between two comments; and the JSON Schema of evidence bundles.
 
     python docs/generate.py [--check]
 
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import typer
+from bundle_schema import bundle_schema
 from pydantic import BaseModel
 from typer.cli import get_docs_for_click
 from typer.main import get_command
@@ -59,6 +60,7 @@ def main() -> None:
         "secure-aggregation.md": masks_table,
     }
     texts = {DOCS / "reference" / name: make().rstrip() + "\n" for name, make in pages.items()}
+    texts[DOCS / "bundle.schema.json"] = bundle_schema() + "\n"
     texts |= {(DOCS / name).resolve(): _between(DOCS / name, make) for name, make in tables.items()}
     stale = []
     for path, text in texts.items():

@@ -29,6 +29,7 @@ from medsilo.coordinator.store.records import RoundState
 from medsilo.coordinator.store.store import Store
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import DiskError, StoreError
+from medsilo.privacy.journal.records import Record, RosterRecord
 
 
 class KeptState:
@@ -49,7 +50,7 @@ class KeptState:
         telling: Telling,
         *,
         changed: threading.Condition,
-        note: Callable[..., object],
+        note: Callable[[Record], object],
     ) -> None:
         self._machine = machine
         self._plan = plan
@@ -172,8 +173,8 @@ class KeptState:
             case FinishRun():
                 self._telling.finished(state)
             case FixRoster(number, silos) if state.masks is not None and (roster := state.masks.roster) is not None:
-                about = {"run": self._plan.run, "plan_sha256": self._plan.sha256.hex(), "round": number}
-                self._note("roster", **about, **roster.describe())
+                run, plan_sha256 = self._plan.run, self._plan.sha256.hex()
+                self._note(RosterRecord(run=run, plan_sha256=plan_sha256, round=number, **roster.describe()))
                 self._telling.mask(number, silos, before=before, after=state)
 
 

@@ -42,6 +42,7 @@ from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import DiskError, StoreError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.files.durable import on_disk
+from medsilo.privacy.journal.records import Record
 from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 
@@ -71,7 +72,7 @@ class Rounds:
         method: Method,
         store: Store,
         *,
-        note: Callable[..., object] = lambda _kind, **_content: None,
+        note: Callable[[Record], object] = lambda _: None,
     ) -> None:
         self.config = config
         self.plan = plan

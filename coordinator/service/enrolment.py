@@ -211,7 +211,7 @@ class EnrolmentService:
             raise
         self._door.enrol(silo.uri, audit_key, request.rotations)
         self._door.admit(data, wire.EnrolRequest, call, durable=True)
-        self._door.correspondence(silo.uri).version = agreed(request.protocol_version, "the silo", "this coordinator")
+        self._door.receipt_state(silo.uri).version = agreed(request.protocol_version, "the silo", "this coordinator")
         response = wire.EnrolResponse(
             nonce=nonce(),
             certificate=self._certificate(silo, request.certificate_request, key),

@@ -39,6 +39,7 @@ from medsilo.privacy.identity.certificates import Credentials, fingerprint
 from medsilo.privacy.identity.envelope import from_json, from_message, to_json, to_message
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.identity.revocation import LiveCredentials
+from medsilo.privacy.journal.records import WithdrawalRecord
 from medsilo.privacy.printable import from_the_other_side
 from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey, Occasion, read_certified, round_of
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
@@ -198,14 +199,15 @@ class CoordinatorService:
         )
         call.run, call.plan_sha256 = run, request.plan_sha256.hex()
         self._door.note(
-            "withdrawal",
-            run=run,
-            plan_sha256=call.plan_sha256,
-            silo=own,
-            rounds_acknowledged=list(kept.rounds_acknowledged),
-            dropped_round=kept.dropped_round,
-            cause=kept.reason,
-            statement=kept.statement,
+            WithdrawalRecord(
+                run=run,
+                plan_sha256=call.plan_sha256,
+                silo=own,
+                rounds_acknowledged=list(kept.rounds_acknowledged),
+                dropped_round=kept.dropped_round,
+                cause=kept.reason,
+                statement=kept.statement,
+            )
         )
         log.warning("%s takes no further part in run %s: %s", silo, run, kept.reason)
         attestation = self._door.attest(call.peer, since=request.seen, durable=True)
@@ -243,7 +245,7 @@ class CoordinatorService:
             return None
         occasion = Occasion(self._config.federation, self._plan.run, self._plan.sha256, number)
         key = read_certified(request.mask_key, occasion, ca_pem=self._credentials.current.ca_pem)
-        if key.silo != silo or key.audit_key != self._door.correspondence(call.peer).peer_key:
+        if key.silo != silo or key.audit_key != self._door.receipt_state(call.peer).peer_key:
             raise RefusedError(
                 f"the mask key is {key.silo}'s, or not signed with the audit key that {silo} joined with"
             )
@@ -287,7 +289,7 @@ class CoordinatorService:
 
     def _check_signed(self, call: Call) -> None:
         """Nothing more is taken from a silo that has not signed for what it sent before."""
-        if unsigned := self._door.correspondence(call.peer).unsigned():
+        if unsigned := self._door.receipt_state(call.peer).unsigned():
             raise UnsignedError(
                 f"{len(unsigned)} earlier calls of {call.peer} lack its signed word on what it sent; it has to give "
                 "that first (Attest)"
@@ -329,7 +331,7 @@ class CoordinatorService:
         if claimed not in self._config.silos:
             raise IdentityError(f"{claimed} is not one of this run's hospitals; its operator can add it under `silos:`")
         spoken = agreed(request.protocol_version, f"the silo {claimed}", "this coordinator")
-        self._door.correspondence(call.peer).version = spoken
+        self._door.receipt_state(call.peer).version = spoken
         return claimed
 
     def _claimed(self, message: Message) -> str:

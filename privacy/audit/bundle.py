@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,16 @@ from medsilo.privacy.files.durable import replacing
 from medsilo.privacy.journal.checkpoint import Checkpoint, read_note
 from medsilo.privacy.journal.journal import last_checkpoint, read_checkpoints, read_lines
 from medsilo.privacy.journal.merkle import MerkleTree, perfect_subtrees
+from medsilo.privacy.journal.records import (
+    KeyRecord,
+    KeyRotationRecord,
+    MessageRecord,
+    Record,
+    SchemaRecord,
+    read,
+    round_of,
+    run_of,
+)
 
 VERSION = 1
 _OPENING = "{"
@@ -42,32 +52,37 @@ class NothingFitsError(ConfigurationError):
 
 
 class Subtree(StrictModel):
-    """2^level leaves of which only the root is told."""
+    """A perfect subtree of 2^level leaves, of which only the root is told."""
 
     level: int = Field(ge=0, le=62)
     root: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
 class Header(StrictModel):
-    """What a bundle says before its records.
-
-    ``size``: records of the journal that ``checkpoint`` covers. ``first``: index of the first record here. ``before``
-    and ``behind``: what the journal holds besides. ``public_key`` and ``schemas`` (the files of each, base64): for a
-    stretch, what the records of a whole journal say themselves.
-    """
+    """What a bundle says before its records."""
 
     v: int = Field(ge=VERSION, le=VERSION)
     party: str
+    """A party's identity: spiffe://FEDERATION/ROLE/NAME."""
     federation: str
     origin: str
+    """Name of the journal in its checkpoints."""
     size: int = Field(ge=1, lt=2**53)
+    """Records of the journal that the checkpoint covers."""
     first: int = Field(ge=0, lt=2**53)
+    """Index of the first record here."""
     count: int = Field(ge=1, lt=2**53)
+    """Records here."""
     before: tuple[Subtree, ...] = Field(default=(), max_length=64)
+    """What stands before the first record here."""
     behind: tuple[Subtree, ...] = Field(default=(), max_length=128)
+    """What stands behind the last record here."""
     checkpoint: str
     public_key: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    """Of a stretch: the public audit key (Ed25519, hex) that signed the checkpoint. Of a whole journal: null, its first
+    record names it."""
     schemas: tuple[tuple[str, ...], ...] = ()
+    """Of a stretch: schemas that its messages need and that stand before it."""
 
     @property
     def whole(self) -> bool:
@@ -106,13 +121,13 @@ class Selection:
     first_round: int | None = None
     last_round: int | None = None
 
-    def fits(self, record: Mapping[str, Any]) -> bool:
+    def fits(self, record: Record) -> bool:
         """Whether a record belongs to it."""
-        number = record.get("round")
-        if self.run is not None and record.get("run") != self.run:
+        run, number = run_of(record), round_of(record)
+        if self.run is not None and run != self.run:
             return False
         if self.first_round is None and self.last_round is None:
-            return record.get("run") is not None
+            return run is not None
         return number is not None and (self.first_round or 0) <= number <= (
             number if self.last_round is None else self.last_round
         )
@@ -142,7 +157,7 @@ def export(journal: Path, target: Path, *, select: Selection | None = None) -> H
             file.write(f"{_CLOSING}\n".encode())
             if (tree.size, tree.root()) != (checkpoint.size, checkpoint.root):
                 raise ValueError("the records are not those that were signed")
-    except (ValueError, KeyError, TypeError, StopIteration, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, StopIteration, RecursionError) as error:
         raise JournalError(
             f"{journal}: is damaged, and cannot be exported ({error}); `audit verify` says where. Keep the folder as "
             "evidence"
@@ -230,13 +245,13 @@ def _bundle_lines(path: Path) -> Iterator[bytes]:
 
 def _header(journal: Path, note: str, checkpoint: Checkpoint, select: Selection | None) -> Header:
     size = checkpoint.size
-    identity = json.loads(next(read_lines(journal)))
+    begin = read(json.loads(next(read_lines(journal))))
     stretch = _Stretch(0, size) if select is None else _stretch(journal, size, select)
     before, behind = _left_out(journal, stretch.first, stretch.end, size)
     return Header(
         v=VERSION,
-        party=identity["self"],
-        federation=identity["federation"],
+        party=begin.self,
+        federation=begin.federation,
         origin=checkpoint.origin,
         size=size,
         first=stretch.first,
@@ -266,21 +281,23 @@ def _stretch(journal: Path, size: int, select: Selection) -> _Stretch:
     used: set[str] = set()
     since: set[str] = set()
     for index, line in enumerate(itertools.islice(read_lines(journal), size)):
-        record = json.loads(line)
-        kind = record["kind"]
+        record = read(json.loads(line))
         fits = select.fits(record)
         if fits:
             first = index if first is None else first
             last = index
-        if first is not None and kind == "message":
-            since.add(record["schema_sha256"])
+        if first is not None and isinstance(record, MessageRecord):
+            since.add(record.schema_sha256)
         if fits:
             used |= since
             since.clear()
-        if kind == "key" or (kind == "key-rotation" and index + 2 <= size):
-            key = record["public_key"]
-        elif kind == "schema" and first is None:
-            schemas[record["schema_sha256"]] = tuple(record["files"])
+        match record:
+            case KeyRecord():
+                key = record.public_key
+            case KeyRotationRecord() if index + 2 <= size:
+                key = record.public_key
+            case SchemaRecord() if first is None:
+                schemas[record.schema_sha256] = tuple(record.files)
     if first is None or last is None:
         raise NothingFitsError(f"{journal}: no signed record is of that run and those rounds")
     if (first, last + 1) == (0, size):

@@ -9,28 +9,31 @@ import hashlib
 import json
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
 from medsilo.privacy.audit.times import TOLERANCE_SECONDS, Times
+from medsilo.privacy.identity.identity import is_silo
+from medsilo.privacy.journal.records import MessageRecord
 
 Side = Literal["own", "peer"]
 _BATCH = 2000
-_SAME = ("rpc", "message_type", "length", "fields", "classes")
+_SAME = attrgetter("rpc", "message_type", "length", "fields", "classes")
 """What both sides must say of the same bytes."""
 _PRAGMAS = "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA temp_store=FILE;"
 _SCHEMA = """
 CREATE TABLE message (side, direction, call, frame, sha256, content, schema, word, seen, position, given, time);
 CREATE TABLE root (side, size, root, PRIMARY KEY (side, size)) WITHOUT ROWID;
 CREATE TABLE seen (side, size, root, position);
-CREATE TABLE vouched (side, call, messages);
+CREATE TABLE attested (side, call, messages);
 """
 _INDICES = (
     "CREATE INDEX place ON message (side, direction, call, frame, sha256)",
-    "CREATE INDEX word ON vouched (side, call)",
+    "CREATE INDEX attestation ON attested (side, call)",
 )
 
 # Whether the sender's evidence reaches as far as a message. Who asks makes one call after the other: what it signs next
@@ -38,7 +41,7 @@ _INDICES = (
 # stand before the record of an answer, so that only its own signed word on that answer tells that it was recorded.
 _DUE = """
     m.seen < :extent AND (NOT :answers OR EXISTS (
-        SELECT 1 FROM vouched v WHERE v.side = m.side AND v.call = m.call AND v.messages > m.frame))
+        SELECT 1 FROM attested v WHERE v.side = m.side AND v.call = m.call AND v.messages > m.frame))
 """
 _MISSING = """
     SELECT {what} FROM message m
@@ -96,7 +99,7 @@ class Extent:
     @property
     def asks(self) -> bool:
         """Whether its party begins all calls, as hospitals do: what it receives are answers."""
-        return "/silo/" in self.party
+        return is_silo(self.party)
 
 
 @dataclass(frozen=True)
@@ -119,26 +122,26 @@ class Comparison:
         self._messages: list[tuple[Any, ...]] = []
         self._roots: list[tuple[Any, ...]] = []
 
-    def message(self, side: Side, record: Mapping[str, Any], seen: int, time: float) -> None:
+    def message(self, side: Side, record: MessageRecord, seen: int, time: float) -> None:
         """Takes a message's record. ``seen``: how many of the other side's records its signed words had covered.
         ``time``: the record's, in seconds since 1970."""
         # Records are canonical JSON: what is equal has its keys in the same order.
-        content = json.dumps([record[name] for name in _SAME] + [record.get("tensors")])
-        attestation = record.get("attestation")
+        content = json.dumps([*_SAME(record), record.tensors])
+        attestation = record.attestation
         word = None if attestation is None else json.dumps(attestation)
-        given = record.get("content")  # journals of earlier releases have none
+        given = record.content  # journals of earlier releases have none
         self._messages.append(
             (
                 side,
-                record["direction"],
-                bytes.fromhex(record["call_id"]),
-                record["frame"],
-                bytes.fromhex(record["sha256"]),
+                record.direction,
+                bytes.fromhex(record.call_id),
+                record.frame,
+                bytes.fromhex(record.sha256),
                 _digest(content),
-                record["schema_sha256"],
+                record.schema_sha256,
                 None if word is None else _digest(word),
                 seen,
-                record["index"],
+                record.index,
                 None if given is None else _digest(json.dumps(given)),
                 time,
             )
@@ -156,9 +159,9 @@ class Comparison:
         """Takes what the other side has signed for this one, by the record in which it came."""
         self._connection.execute("INSERT INTO seen VALUES (?, ?, ?, ?)", (side, size, root, position))
 
-    def vouched(self, side: Side, call: str, messages: int) -> None:
+    def attested(self, side: Side, call: str, messages: int) -> None:
         """Takes how many messages of a call the other side has signed for having sent."""
-        self._connection.execute("INSERT INTO vouched VALUES (?, ?, ?)", (side, bytes.fromhex(call), messages))
+        self._connection.execute("INSERT INTO attested VALUES (?, ?, ?)", (side, bytes.fromhex(call), messages))
 
     def flush(self) -> None:
         """Writes what has been taken."""

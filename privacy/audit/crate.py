@@ -17,6 +17,17 @@ from typing import Any
 from medsilo.privacy.audit.bundle import Header, open_evidence, sha256_of
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.identity.envelope import key_id
+from medsilo.privacy.journal.records import (
+    KeyRecord,
+    KeyRotationRecord,
+    MessageRecord,
+    PeerKeyRecord,
+    Record,
+    RunRecord,
+    read,
+    round_of,
+    run_of,
+)
 
 SCHEMA = "bundle.schema.json"
 _PROV = "http://www.w3.org/ns/prov#"
@@ -34,12 +45,12 @@ class _Span:
     sent: dict[str, int] = field(default_factory=dict)
     received: dict[str, int] = field(default_factory=dict)
 
-    def take(self, record: Mapping[str, Any]) -> None:
-        self.ended = record["time"]
-        if record["kind"] == "message":
-            self.peers.add(record["peer"])
-            classes = self.sent if record["direction"] == "sent" else self.received
-            for name, count in record["classes"].items():
+    def take(self, record: Record) -> None:
+        self.ended = record.time
+        if isinstance(record, MessageRecord):
+            self.peers.add(record.peer)
+            classes = self.sent if record.direction == "sent" else self.received
+            for name, count in record.classes.items():
                 classes[name] = classes.get(name, 0) + count
 
     def describe(self) -> str:
@@ -59,18 +70,18 @@ class _Story:
     plans: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     keys: dict[str, list[str]] = field(default_factory=dict)
 
-    def take(self, record: Mapping[str, Any]) -> None:
-        match record["kind"]:
-            case "key" | "key-rotation":
-                self.keys.setdefault(self.party, []).append(record["public_key"])
-            case "peer-key":
-                self.keys.setdefault(record["peer"], []).append(record["public_key"])
-            case "run":
-                self.plans[record["run"]] = record["plan"]
-        run = record.get("run")
+    def take(self, record: Record) -> None:
+        match record:
+            case KeyRecord() | KeyRotationRecord():
+                self.keys.setdefault(self.party, []).append(record.public_key)
+            case PeerKeyRecord():
+                self.keys.setdefault(record.peer, []).append(record.public_key)
+            case RunRecord():
+                self.plans[record.run] = record.plan
+        run = run_of(record)
         if run is None:
             return
-        time, number = record["time"], record.get("round")
+        time, number = record.time, round_of(record)
         self.runs.setdefault(run, _Span(time, time)).take(record)
         if number is not None:
             self.rounds.setdefault(run, {}).setdefault(number, _Span(time, time)).take(record)
@@ -94,7 +105,7 @@ def write_crate(folder: Path, bundle: Path, *, reports: Path | None = None) -> P
     header = evidence.header
     if header is None:
         raise ConfigurationError(f"{bundle}: a crate is made of a bundle")
-    story = _read(header, (json.loads(line) for line in evidence.lines))
+    story = _read(header, (read(json.loads(line)) for line in evidence.lines))
     crate: Any = crate_class(version="1.1")
     crate.metadata.extra_terms.update({"prov": _PROV})
     crate.name = f"Evidence of {header.party}"
@@ -133,7 +144,7 @@ def write_crate(folder: Path, bundle: Path, *, reports: Path | None = None) -> P
 _MEDIA = {".html": "text/html", ".pdf": "application/pdf", ".json": "application/json"}
 
 
-def _read(header: Header, records: Iterable[Mapping[str, Any]]) -> _Story:
+def _read(header: Header, records: Iterable[Record]) -> _Story:
     story = _Story(header.party)
     for record in records:
         story.take(record)

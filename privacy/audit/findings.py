@@ -8,6 +8,9 @@ from typing import Any, Literal
 from medsilo.privacy.audit.times import Times
 from medsilo.privacy.errors import MedsiloError
 
+MOST_REMARKS = 5
+"""Of one kind in one result."""
+
 
 class BrokenError(MedsiloError):
     """Evidence that does not hold. ``index``: the first bad record, or None where no single record is to blame.
@@ -89,6 +92,19 @@ class Verification:
         """Whether nothing was found: against it, against the other side's, or against who spoke to both."""
         return not self.problem and not self.peers_problem and not self.findings
 
+    def tell_times(self, times: Times) -> None:
+        """Takes what others' times say of the records', and makes a finding of those that are contradicted."""
+        self.times = times
+        if times.contradicted:
+            what = (
+                f"the times of {count_of(times.contradicted, 'record')} are not those of whom {self.party} "
+                f"exchanged them with; one of the clocks is wrong, or was set wrong. The first is record "
+                f"{times.first_contradicted}: {times.contradiction}"
+            )
+            self.findings.append(Finding("contradiction", what, times.first_contradicted))
+        for peer in times.alone[:MOST_REMARKS]:
+            self.remarks.append(f"The clock of {peer} contradicts times that others confirm: it counts for nothing.")
+
     def sentences(self) -> list[str]:
         """The result in words."""
         if self.problem:
@@ -112,3 +128,8 @@ class Verification:
             *([sentence] if (sentence := self.times.sentence()) else []),
             *self.remarks,
         ]
+
+
+def count_of(number: int, what: str) -> str:
+    """A count in words: "1 record", "2 records"."""
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -13,6 +13,14 @@ from medsilo.privacy.budget.accounting import Guarantee
 from medsilo.privacy.errors import ConsentError
 from medsilo.privacy.exposure import Exposure, expand
 from medsilo.privacy.files.canonical import write_canonical
+from medsilo.privacy.identity.identity import is_silo
+from medsilo.privacy.journal.records import (
+    ConsentRecord,
+    MessageRecord,
+    RosterRecord,
+    RunRecord,
+    WithdrawalRecord,
+)
 
 _ALWAYS = frozenset({Exposure.PROTOCOL.value, Exposure.IDENTITY.value})
 _MASKED = Exposure.MASKED_UPDATE.value
@@ -84,23 +92,23 @@ class Permissions:
 
     @property
     def _is_silo(self) -> bool:
-        return "/silo/" in self.party
+        return is_silo(self.party)
 
-    def consented(self, record: Mapping[str, Any]) -> None:
-        """Takes a ``consent`` record."""
-        self._consent = _Consent.of(record["consent"])
-        if record.get("given") or not self._only_anew:
+    def consented(self, record: ConsentRecord) -> None:
+        """Takes a consent."""
+        self._consent = _Consent.of(record.consent)
+        if record.given or not self._only_anew:
             self._withdrawn = self._only_anew = False
 
-    def withdrawn(self, record: Mapping[str, Any]) -> None:
-        """Takes a ``withdrawal`` record; at a coordinator it is about another party."""
+    def withdrawn(self, record: WithdrawalRecord) -> None:
+        """Takes a withdrawal; at a coordinator it is about another party."""
         if self._is_silo:
             self._withdrawn = True
-            self._only_anew = record.get("cause") == _WITHDRAWN_BY_HOSPITAL
+            self._only_anew = record.cause == _WITHDRAWN_BY_HOSPITAL
 
-    def joined(self, record: Mapping[str, Any]) -> None:
-        """Takes a ``run`` record; raises ``ConsentError`` if the consent does not hold the run."""
-        plan, digest = record["plan"], record["plan_sha256"]
+    def joined(self, record: RunRecord) -> None:
+        """Takes a run that was joined or begun; raises ``ConsentError`` if the consent does not hold the run."""
+        plan, digest = record.plan, record.plan_sha256
         if hashlib.sha256(write_canonical(plan)).hexdigest() != digest:
             raise ConsentError("its plan does not have the hash that it is named by")
         required = frozenset(plan["required"])
@@ -113,26 +121,26 @@ class Permissions:
             return
         consent = self._consent
         if consent is None or self._withdrawn:
-            raise ConsentError(f"run {record['run']} was joined without a consent that is in force")
+            raise ConsentError(f"run {record.run} was joined without a consent that is in force")
         method = plan["method"]["name"]
         if method not in consent.methods or not required <= consent.classes:
-            raise ConsentError(f"run {record['run']} (method {method}) was joined, and the consent does not hold it")
+            raise ConsentError(f"run {record.run} (method {method}) was joined, and the consent does not hold it")
 
-    def masked(self, record: Mapping[str, Any]) -> None:
-        """Takes a ``roster`` record; raises ``ConsentError`` if a round's update was masked for other silos before.
+    def masked(self, record: RosterRecord) -> None:
+        """Takes a roster; raises ``ConsentError`` if a round's update was masked for other silos before.
 
         So was, in a run without privacy worth the name, what began with the same models, or any round of the run. In
         one with it silos may change, but not for models with which a run without it began. Silos of before did not hold
         to that, and their records do not name the models.
         """
-        silos = frozenset(record["silos"])
-        before = self._rosters.setdefault((record["plan_sha256"], record["round"]), silos)
+        silos = frozenset(record.silos)
+        before = self._rosters.setdefault((record.plan_sha256, record.round), silos)
         if before != silos:
             raise ConsentError(
-                f"round {record['round']} was masked for {', '.join(sorted(silos))}, and before for "
+                f"round {record.round} was masked for {', '.join(sorted(silos))}, and before for "
                 f"{', '.join(sorted(before))}: the difference of the two sums gives single updates away"
             )
-        received, plan = record.get("received_sha256"), self._plans.get(record["plan_sha256"] or "")
+        received, plan = record.received_sha256, self._plans.get(record.plan_sha256 or "")
         if received is None or plan is None:
             return
         same_run, same_models = "a round of the run", "an update from the same models"
@@ -143,27 +151,27 @@ class Permissions:
             self._sums.setdefault(received, silos)
             found += [
                 (self._bounded_sums.get(received), same_models),
-                (self._sums.setdefault(f"run {record['run']}", silos), same_run),
+                (self._sums.setdefault(f"run {record.run}", silos), same_run),
             ]
         for earlier, what in reversed(found):
             if earlier is not None and earlier != silos:
                 raise ConsentError(
-                    f"round {record['round']} of run {record['run']} was masked for {', '.join(sorted(silos))}, and "
+                    f"round {record.round} of run {record.run} was masked for {', '.join(sorted(silos))}, and "
                     f"{what} for {', '.join(sorted(earlier))}: the difference of the two sums gives single updates away"
                 )
 
-    def check(self, record: Mapping[str, Any], classes: Iterable[str], *, whole: bool) -> None:
+    def check(self, record: MessageRecord, classes: Iterable[str], *, whole: bool) -> None:
         """Raises ``ConsentError`` if a sent message's classes were not allowed to leave.
 
         ``whole``: the journal was read from its beginning, so that nothing allowed stands before.
         """
         telling = [name for name in classes if name not in _ALWAYS]
-        plan = self._plans.get(record["plan_sha256"] or "")
+        plan = self._plans.get(record.plan_sha256 or "")
         if self._is_silo:
             self._check_consent(record, classes, telling, whole=whole)
             if plan is not None:
                 self._count_round(record, plan)
-            if _MASKED in telling and whole and (record["plan_sha256"], record["round"]) not in self._rosters:
+            if _MASKED in telling and whole and (record.plan_sha256, record.round) not in self._rosters:
                 raise ConsentError("a masked update left, and no roster is on record that it was masked for")
         if not telling:
             return
@@ -176,7 +184,7 @@ class Permissions:
         if extra:
             raise ConsentError(f"{', '.join(extra)} left, which the run's plan does not announce")
 
-    def outlived(self, record: Mapping[str, Any], after: float) -> str:
+    def outlived(self, record: MessageRecord, after: float) -> str:
         """What is wrong with a sent message that ``check`` found allowed, if whom it went to has signed that it left
         after that time (seconds since 1970); empty if nothing is."""
         consent = self._consent
@@ -184,20 +192,18 @@ class Permissions:
             not self._is_silo
             or consent is None
             or consent.last_moment is None
-            or is_farewell(record["rpc"], ended=self._withdrawn)
+            or is_farewell(record.rpc, ended=self._withdrawn)
         ):
             return ""
         if after <= (consent.last_moment + _CLOCKS).timestamp():
             return ""
         return (
-            f"record {record['index']} says that it left at {record['time']}, within the consent, and the consent had "
-            f"ended by what {record['peer']} had signed before, at {moment(after)}: one of the two clocks is wrong, or "
+            f"record {record.index} says that it left at {record.time}, within the consent, and the consent had "
+            f"ended by what {record.peer} had signed before, at {moment(after)}: one of the two clocks is wrong, or "
             "was set wrong"
         )
 
-    def _check_consent(
-        self, record: Mapping[str, Any], classes: Iterable[str], telling: list[str], *, whole: bool
-    ) -> None:
+    def _check_consent(self, record: MessageRecord, classes: Iterable[str], telling: list[str], *, whole: bool) -> None:
         consent = self._consent
         if self._withdrawn and telling:
             raise ConsentError(f"{', '.join(telling)} left after the consent was withdrawn")
@@ -205,19 +211,19 @@ class Permissions:
             if whole:
                 raise ConsentError("it left before there was a consent")
             return
-        if is_farewell(record["rpc"], ended=self._withdrawn) and not telling:
+        if is_farewell(record.rpc, ended=self._withdrawn) and not telling:
             return
         extra = [name for name in classes if name not in consent.classes]
         if extra:
             raise ConsentError(f"{', '.join(extra)} left without consent")
-        if record["peer"] != consent.coordinator:
-            raise ConsentError(f"it left for {record['peer']}; the consent is for {consent.coordinator}")
-        if consent.last_moment is not None and datetime.fromisoformat(record["time"]) > consent.last_moment:
+        if record.peer != consent.coordinator:
+            raise ConsentError(f"it left for {record.peer}; the consent is for {consent.coordinator}")
+        if consent.last_moment is not None and datetime.fromisoformat(record.time) > consent.last_moment:
             raise ConsentError("it left after the consent had expired")
 
-    def _count_round(self, record: Mapping[str, Any], plan: _Plan) -> None:
-        number = record["round"]
-        if record["rpc"] not in _UPDATES or number is None or number <= plan.last_round:
+    def _count_round(self, record: MessageRecord, plan: _Plan) -> None:
+        number = record.round
+        if record.rpc not in _UPDATES or number is None or number <= plan.last_round:
             return
         if plan.rounds is not None and number >= plan.rounds:
             return
@@ -227,7 +233,7 @@ class Permissions:
             raise ConsentError(
                 f"updates of {plan.rounds_begun} rounds left; the consent holds {self._consent.rounds} rounds of a run"
             )
-        self._rounds_with[record["peer"]] = taken = self._rounds_with.get(record["peer"], 0) + 1
+        self._rounds_with[record.peer] = taken = self._rounds_with.get(record.peer, 0) + 1
         total = None if self._consent is None else self._consent.total_rounds
         if total is not None and taken > total:
             raise ConsentError(f"updates of {taken} rounds left; the consent holds {total} rounds of all runs together")

@@ -12,20 +12,21 @@ from __future__ import annotations
 
 import sqlite3
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from medsilo.privacy.audit.comparison import Side
 from medsilo.privacy.audit.findings import Finding
 from medsilo.privacy.audit.times import moment
-from medsilo.privacy.door.receipts import Attestation
+from medsilo.privacy.door.attestation import Attestation
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.files.canonical import read_canonical
 from medsilo.privacy.identity.envelope import from_json, key_id, to_json
 from medsilo.privacy.journal.checkpoint import Checkpoint, read_note, time_of
 from medsilo.privacy.journal.key_rotation import successors
 from medsilo.privacy.journal.merkle import proven_subtrees
+from medsilo.privacy.journal.records import MessageRecord, RosterRecord, RunRecord
 
 _SCHEMA = """
 CREATE TABLE stretch (side, party, start, end, hash, position, PRIMARY KEY (side, party, start, end)) WITHOUT ROWID;
@@ -120,39 +121,42 @@ class Testimony:
             first = shown.keys[key][0]
             shown.keys[key] = (min(first, time) if first else time, time)
 
-    def key(self, side: Side, party: str, key: bytes, rotations: list[Mapping[str, Any]]) -> None:
+    def key(self, side: Side, party: str, key: bytes, rotations: Sequence[Mapping[str, Any]]) -> None:
         """Takes an audit key by which a party came to be known, and the signed changes that led to it."""
         shown = self._of(side, party)
         shown.keys.setdefault(key, (0, 0))
         shown.rotations += rotations
 
-    def plan(self, side: Side, record: Mapping[str, Any]) -> None:
-        """Takes a ``run`` record."""
-        digest = record["plan_sha256"]
-        self._told(side, _PLAN, record["run"], digest, f"{digest[:16]}…", record["index"])
+    def plan(self, side: Side, record: RunRecord) -> None:
+        """Takes a run that was joined."""
+        digest = record.plan_sha256
+        self._told(side, _PLAN, record.run, digest, f"{digest[:16]}…", record.index)
 
-    def roster(self, side: Side, record: Mapping[str, Any]) -> None:
-        """Takes a ``roster`` record, whose statements have been checked."""
-        names = ", ".join(sorted(record["silos"]))
-        subject = f"round {record['round'] + 1} of run {record['run']} (plan {record['plan_sha256'][:16]}…)"
-        self._told(side, _ROSTER, subject, names, names, record["index"])
-        for one in record["statements"]:
+    def roster(self, side: Side, record: RosterRecord) -> None:
+        """Takes a roster, whose statements have been checked."""
+        names = ", ".join(sorted(record.silos))
+        subject = f"round {record.round + 1} of run {record.run} (plan {record.plan_sha256[:16]}…)"
+        self._told(side, _ROSTER, subject, names, names, record.index)
+        for one in record.statements:
             voucher = read_canonical(from_json(one["voucher"]).payload)
-            self._told(side, _MEMBER, voucher["silo"], voucher["audit_key"], subject, record["index"])
+            self._told(side, _MEMBER, voucher["silo"], voucher["audit_key"], subject, record.index)
 
-    def given(self, side: Side, record: Mapping[str, Any]) -> None:
+    def given(self, side: Side, record: MessageRecord) -> None:
         """Takes the record of a message with content that all hospitals of a round are given alike."""
-        if record["direction"] != "received" or not isinstance(content := record.get("content"), dict):
+        content = record.content
+        if record.direction != "received" or not isinstance(content, dict):
             return
-        start = content["class"] == Exposure.INITIAL_MODEL
-        if not start and record["round"] is None:
+        if content["class"] == Exposure.INITIAL_MODEL:
+            when = "start"
+        elif record.round is not None:
+            when = f"round {record.round + 1}"
+        else:
             return
-        when = "start" if start else f"round {record['round'] + 1}"
-        subject = f"{when} of run {record['run']} (plan {record['plan_sha256'][:16]}…), {content['class']}"
+        subject = f"{when} of run {record.run} (plan {(record.plan_sha256 or '')[:16]}…), {content['class']}"
         digest = content["sha256"]
         # Of a transfer that was cut, its beginning can be held against the other one's.
         self._told(
-            side, _GIVEN, f"{subject}, the first {content['bytes']} bytes", digest, f"{digest[:16]}…", record["index"]
+            side, _GIVEN, f"{subject}, the first {content['bytes']} bytes", digest, f"{digest[:16]}…", record.index
         )
 
     def met(self) -> list[str]:

@@ -15,13 +15,15 @@ from medsilo.privacy.audit.findings import Finding, Verification
 from medsilo.privacy.audit.fork_proof import ForkProof, View
 from medsilo.privacy.audit.reader import Along, EvidenceReader
 from medsilo.privacy.audit.testimony import ForkFound, Testimony
-from medsilo.privacy.door.receipts import Attestation
+from medsilo.privacy.door.attestation import Attestation
 from medsilo.privacy.errors import JournalError, MedsiloError
 from medsilo.privacy.files.canonical import read_canonical
 from medsilo.privacy.identity.checking import Checks, with_second_process
 from medsilo.privacy.identity.envelope import from_json, key_id
+from medsilo.privacy.identity.identity import is_silo
 from medsilo.privacy.journal.checkpoint import Checkpoint, read_note, verify
 from medsilo.privacy.journal.merkle import EMPTY_ROOT
+from medsilo.privacy.journal.records import MessageRecord, read
 
 
 def verify_evidence(
@@ -59,7 +61,7 @@ def _verify(
             return own.verify(key)
         other = EvidenceReader(open_evidence(Path(peer)), "peer", checks=checks)
         with comparing() as database:
-            if all("/silo/" in reader.announced for reader in (own, other)) and own.announced != other.announced:
+            if all(is_silo(reader.announced) for reader in (own, other)) and own.announced != other.announced:
                 return _verify_witnesses(own, other, Testimony(database), key)
             return _verify_both(own, other, Comparison(database), key)
     except OSError as error:
@@ -160,13 +162,13 @@ def _holds(note: str, key: bytes) -> bool:
 def _view(reader: EvidenceReader, party: str, index: int) -> View:
     """What the party was shown in a record, read once more from its evidence."""
     before = Checkpoint("", 0, EMPTY_ROOT)
-    for record in read_evidence(reader.result.source):
-        if record["kind"] != "message" or record["direction"] != "received" or record["peer"] != party:
+    for record in map(read, read_evidence(reader.result.source)):
+        if not isinstance(record, MessageRecord) or record.direction != "received" or record.peer != party:
             continue
-        if record.get("attestation") is None:
+        if record.attestation is None:
             continue
-        document = Attestation.model_validate(read_canonical(from_json(record["attestation"]).payload))
-        if record["index"] == index:
+        document = Attestation.model_validate(read_canonical(from_json(record.attestation).payload))
+        if record.index == index:
             return View(
                 shown_to=reader.result.party,
                 checkpoint=document.checkpoint,
@@ -197,7 +199,7 @@ def _compare(comparison: Comparison, own: EvidenceReader, peer: EvidenceReader) 
     result.peer = other.party
     for knows, known in ((own, peer), (peer, own)):
         key = knows.key_of(known.result.party)
-        if known.result.whole and key is not None and key not in [one for _, one in known.keys]:
+        if known.result.whole and key is not None and key not in known.keys:
             result.problem = (
                 f"{knows.result.party} knows {known.result.party} by the audit key {key_id(key)[:16]}…, and its "
                 f"evidence is signed with {known.result.key[:16]}…"
@@ -211,8 +213,7 @@ def _compare(comparison: Comparison, own: EvidenceReader, peer: EvidenceReader) 
             result.problem, result.index, result.until = difference.what, difference.index, difference.index
         return
     if not own.heard:
-        result.times = comparison.times(mine, theirs, result.records)
-        own.contradict_times()
+        result.tell_times(comparison.times(mine, theirs, result.records))
     result.remarks.append(f"The journals of {result.party} and {other.party} agree on every message that both have.")
     lost = comparison.not_arrived(mine, theirs) if theirs.whole else 0
     if lost:

@@ -309,13 +309,13 @@ class Ledger:
             finally:
                 os.close(file)
 
-    def check_holds(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Raises ``BudgetError`` unless the ledger holds every charge that a journal's records speak of.
+    def check_holds(self, charges: Iterable[Mapping[str, Any]]) -> None:
+        """Raises ``BudgetError`` unless the ledger holds every charge that a journal tells of.
 
         A ledger that was restored from an old backup would forget what has been released since.
         """
         told: dict[Subject, dict[int, Mapping[str, Any]]] = {}
-        for charge in charges(records):
+        for charge in charges:
             told.setdefault(Subject.read(charge), {})[charge["index"]] = charge
         for subject, own in told.items():
             account = self if subject == self.subject else Ledger(self.folder, subject)
@@ -535,15 +535,6 @@ def _cost(events: Sequence[Event | Grouped | None], delta: float, adjacency: Adj
     return accounting.epsilon(known, delta=delta, adjacency=adjacency) if len(known) == len(events) else math.inf
 
 
-def charges(records: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """The charges that a journal's records speak of: records of their own, and those that messages name."""
-    for record in records:
-        if record["kind"] == "ledger":
-            yield record["charge"]
-        elif record["kind"] == "message":
-            yield from record["ledger"]
-
-
 def describe_spent(epsilon: float, delta: float) -> dict[str, Any]:
     """What charges have cost, as the journal tells it beside a charge: ``spent``, all of the account up to that one;
     ``unit_spent``, those that the most-spent image (patient) has in other accounts too. An ε without bound is null."""
@@ -663,17 +654,6 @@ class Charges:
             if which not in self._voided:
                 found.setdefault(which[0], []).append(event)
         return found
-
-
-def replay(records: Iterable[Mapping[str, Any]]) -> dict[Subject, list[Event]]:
-    """The events of each data set's account, from a journal's records alone (see ``Charges``)."""
-    told = Charges()
-    for record in records:
-        for charge in charges([record]):
-            told.add(charge)
-        if record["kind"] == "void":
-            told.void(record["charge"], record["index"])
-    return told.events()
 
 
 def _line(content: Mapping[str, Any]) -> bytes:

@@ -8,8 +8,7 @@ from typing import Any
 
 from medsilo.privacy.budget import accounting
 from medsilo.privacy.budget.accounting import Guarantee
-from medsilo.privacy.budget.ledger import Subject, read_spent, replay
-from medsilo.privacy.errors import JournalError
+from medsilo.privacy.budget.ledger import Charges, Subject, read_spent
 from medsilo.privacy.pages.wording import shown
 
 DELTA = 1e-5
@@ -64,46 +63,53 @@ class PrivacyLoss:
         return f"{told}; of the budget of {self.budget:g}, {shown(self.left)} is left."
 
 
-def privacy_losses(records: Iterable[Mapping[str, Any]], consents: Iterable[Mapping[str, Any]]) -> list[PrivacyLoss]:
-    """The accounts that a journal's records tell of; ``consents`` are its records of consents, oldest first.
+class Losses:
+    """Takes what a journal tells of charges, in the order of its records.
 
-    Raises ``JournalError`` for charges that cannot be read, or of which two records say different things.
+    Its methods raise ``KeyError``, ``TypeError`` or ``ValueError`` for what cannot be read, or is told in two ways.
     """
-    budget: Mapping[str, Any] = {}
-    for record in consents:
-        budget = record["consent"].get("privacy") or {}
-    delta = float(budget.get("delta", DELTA))
-    records = list(records)
-    try:
-        events = replay(records)
-        of_unit = _of_unit(records)
-    except (ValueError, KeyError, TypeError) as error:
-        raise JournalError(f"the journal's records of privacy loss cannot be read: {error}") from None
-    return [
-        PrivacyLoss(
-            subject.data_sha256,
-            subject.split,
-            Guarantee(
-                accounting.epsilon(own, delta=delta, adjacency=subject.adjacency),
-                delta,
-                subject.unit,
-                subject.adjacency,
-            ),
-            len(own),
-            _budget(budget, subject) if budget.get("unit") == subject.unit else None,
-            of_unit.get(subject),
-        )
-        for subject, own in events.items()
-    ]
 
+    def __init__(self) -> None:
+        self._charges = Charges()
+        self._of_unit: dict[Subject, Guarantee | None] = {}
 
-def _of_unit(records: Iterable[Mapping[str, Any]]) -> dict[Subject, Guarantee | None]:
-    found: dict[Subject, Guarantee | None] = {}
-    for record in records:
-        if "spent" in record:
-            subject, said = Subject.read(record["charge"]), record.get("unit_spent")
-            found[subject] = None if said is None else Guarantee(*read_spent(said), subject.unit, subject.adjacency)
-    return found
+    def charged(self, charge: Mapping[str, Any]) -> None:
+        """Takes a charge, which may have been told of before."""
+        self._charges.add(charge)
+
+    def spent(self, charge: Mapping[str, Any], of_unit: Mapping[str, Any] | None) -> None:
+        """Takes what the most-spent image (patient) has cost when a charge was made; None where nothing is said of
+        other accounts."""
+        subject = Subject.read(charge)
+        found = None if of_unit is None else Guarantee(*read_spent(of_unit), subject.unit, subject.adjacency)
+        self._of_unit[subject] = found
+
+    def voided(self, charge: Mapping[str, Any], record: int) -> None:
+        """From the record with this number on, a charge counts no more."""
+        self._charges.void(charge, record)
+
+    def by_account(self, consents: Iterable[Mapping[str, Any]]) -> list[PrivacyLoss]:
+        """What each account has cost; ``consents``: what the journal's consents say, oldest first."""
+        budget: Mapping[str, Any] = {}
+        for consent in consents:
+            budget = consent.get("privacy") or {}
+        delta = float(budget.get("delta", DELTA))
+        return [
+            PrivacyLoss(
+                subject.data_sha256,
+                subject.split,
+                Guarantee(
+                    accounting.epsilon(own, delta=delta, adjacency=subject.adjacency),
+                    delta,
+                    subject.unit,
+                    subject.adjacency,
+                ),
+                len(own),
+                _budget(budget, subject) if budget.get("unit") == subject.unit else None,
+                self._of_unit.get(subject),
+            )
+            for subject, own in self._charges.events().items()
+        ]
 
 
 def _budget(consent: Mapping[str, Any], subject: Subject) -> float | None:

@@ -21,7 +21,17 @@ from medsilo.privacy.errors import ConsentError, JournalError, RefusedError
 from medsilo.privacy.files.canonical import read_canonical
 from medsilo.privacy.files.configuration import StrictModel, explain
 from medsilo.privacy.identity.envelope import from_json, seal, unseal
-from medsilo.privacy.journal.journal import RECORDS, read_records, understanding
+from medsilo.privacy.journal.journal import read_journal, understanding
+from medsilo.privacy.journal.records import (
+    ApprovalRecord,
+    ConsentRecord,
+    MessageRecord,
+    Record,
+    RosterRecord,
+    RunRecord,
+    WithdrawalRecord,
+)
+from medsilo.privacy.journal.segments import RECORDS
 
 WITHDRAWAL = "application/vnd.medsilo.withdrawal+json"
 """The tombstone's payload type."""
@@ -86,7 +96,7 @@ class Part:
     sent: set[int] = field(default_factory=set)
     acknowledged: set[int] = field(default_factory=set)
     ended: bool = False
-    withdrawal: Mapping[str, Any] | None = None
+    withdrawal: WithdrawalRecord | None = None
     told: bool = False
 
     @property
@@ -109,13 +119,13 @@ class MaskedSum:
     received_sha256: str
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> MaskedSum:
-        """From a silo's ``roster`` record."""
-        received = record.get("received_sha256")
+    def of(cls, record: RosterRecord) -> MaskedSum:
+        """From a silo's record of it."""
+        received = record.received_sha256
         if received is None:  # records of before hold it in the signed statements alone
-            received = read_canonical(from_json(record["statements"][0]["statement"]).payload)["received_sha256"]
-        silos = frozenset(record["silos"])
-        return cls(record["run"], str(record["plan_sha256"]), int(record["round"]), silos, str(received))
+            received = read_canonical(from_json(record.statements[0]["statement"]).payload)["received_sha256"]
+        silos = frozenset(record.silos)
+        return cls(record.run, str(record.plan_sha256), int(record.round), silos, str(received))
 
 
 @dataclass
@@ -128,7 +138,7 @@ class History:
     """
 
     parts: dict[str, Part] = field(default_factory=dict)
-    withdrawal: Mapping[str, Any] | None = None
+    withdrawal: WithdrawalRecord | None = None
     approved: set[str] = field(default_factory=set)
     let_in: set[str] = field(default_factory=set)
     first_plans: dict[str, str] = field(default_factory=dict)
@@ -139,10 +149,10 @@ class History:
     def read(cls, journal: Path) -> History:
         """From a journal's folder; there may be none yet."""
         with understanding(journal):
-            return cls.of(read_records(journal) if (journal / RECORDS).exists() else ())
+            return cls.of(read_journal(journal) if (journal / RECORDS).exists() else ())
 
     @classmethod
-    def of(cls, records: Iterable[Mapping[str, Any]]) -> History:
+    def of(cls, records: Iterable[Record]) -> History:
         """From a silo's records, in their order."""
         history = cls()
         for record in records:
@@ -159,41 +169,42 @@ class History:
         parts = (part for plan, part in self.parts.items() if plan != beside)
         return sum(len(part.sent) for part in parts if part.coordinator == coordinator)
 
-    def _take(self, record: Mapping[str, Any]) -> None:
-        kind = record["kind"]
-        if kind == "run":
-            plan = record["plan_sha256"]
-            part = self.parts.pop(plan, None) or Part(
-                record["run"], plan, record["plan"]["rounds"], _coordinator_of(record["plan"])
-            )
-            if self._consent is not None:
-                self.first_plans.setdefault(self._consent, plan)
-            part.withdrawal, part.told = None, False
-            self.parts[plan] = part
-            self.let_in.add(plan)
-        elif kind == "message" and record["plan_sha256"] in self.parts:  # None outside runs
-            self._take_message(self.parts[record["plan_sha256"]], record)
-        elif kind == "roster":
-            self.masked[MaskedSum.of(record)] = None
-        elif kind == "approval":
-            self.approved.add(record["plan_sha256"])
-        elif kind == "withdrawal":
-            if record["plan_sha256"] in self.parts:
-                part = self.parts[record["plan_sha256"]]
-                part.withdrawal, part.told = record, False
-            self.let_in.discard(record["plan_sha256"])
-            if record["cause"] == Cause.WITHDRAWN:
-                self.withdrawal = record
-                self.approved.clear()
-                self.let_in.clear()
-        elif kind == "consent":
-            self._consent = record.get("consent", {}).get("sha256")
-            if record.get("given"):
-                self.withdrawal = None
+    def _take(self, record: Record) -> None:
+        match record:
+            case MessageRecord():
+                if record.plan_sha256 in self.parts:  # None outside runs
+                    self._take_message(self.parts[record.plan_sha256], record)
+            case RunRecord():
+                plan = record.plan_sha256
+                part = self.parts.pop(plan, None) or Part(
+                    record.run, plan, record.plan["rounds"], _coordinator_of(record.plan)
+                )
+                if self._consent is not None:
+                    self.first_plans.setdefault(self._consent, plan)
+                part.withdrawal, part.told = None, False
+                self.parts[plan] = part
+                self.let_in.add(plan)
+            case RosterRecord():
+                self.masked[MaskedSum.of(record)] = None
+            case ApprovalRecord():
+                self.approved.add(record.plan_sha256)
+            case WithdrawalRecord():
+                if record.plan_sha256 in self.parts:
+                    part = self.parts[record.plan_sha256]
+                    part.withdrawal, part.told = record, False
+                self.let_in.discard(record.plan_sha256 or "")
+                if record.cause == Cause.WITHDRAWN:
+                    self.withdrawal = record
+                    self.approved.clear()
+                    self.let_in.clear()
+            case ConsentRecord():
+                self._consent = record.consent.get("sha256")
+                if record.given:
+                    self.withdrawal = None
 
     @staticmethod
-    def _take_message(part: Part, record: Mapping[str, Any]) -> None:
-        rpc, number, received = record["rpc"], record["round"], record["direction"] == "received"
+    def _take_message(part: Part, record: MessageRecord) -> None:
+        rpc, number, received = record.rpc, record.round, record.direction == "received"
         if rpc == "SubmitUpdate" and number is not None:
             if number < part.rounds:
                 (part.acknowledged if received else part.sent).add(number)

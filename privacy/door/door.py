@@ -15,22 +15,35 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
 from medsilo.privacy.door.archive import SentArchive
 from medsilo.privacy.door.protocol import fitted
-from medsilo.privacy.door.receipts import Correspondence
+from medsilo.privacy.door.receipts import ReceiptState
 from medsilo.privacy.errors import ConsentError, IdentityError, JournalError, MedsiloError, ReceiptError, RefusedError
 from medsilo.privacy.exposure import SCHEMA_FILES, SCHEMA_SHA256, Attribution, Exposure, attribute
 from medsilo.privacy.identity.envelope import from_json, from_message, key_id, to_json, to_message
-from medsilo.privacy.journal.journal import Journal, read_records, understanding
+from medsilo.privacy.journal.journal import Journal, read_journal, understanding
 from medsilo.privacy.journal.key_rotation import follow
+from medsilo.privacy.journal.records import (
+    Direction,
+    KeyRecord,
+    KeyRotationRecord,
+    MessageRecord,
+    PeerKeyRecord,
+    Record,
+    RefusalRecord,
+    SchemaRecord,
+    content,
+)
 from medsilo.privacy.printable import check_texts, printable
 from medsilo.protos.medsilo.v1 import journal_pb2
 from medsilo.protos.nonces import NONCE_BYTES
 
+_SUBJECT = attrgetter("peer", "rpc", "run", "round")
 AUDIT_KEY_BYTES = 32
 REMEMBER_AFTER = 5_000
 """Records that a start reads in well under a second."""
@@ -92,7 +105,7 @@ M = TypeVar("M", bound=Message)
 class Door:
     """The door of one party. ``identity`` is its own URI; ``gate`` decides what may leave.
 
-    What was exchanged with each other party is kept in ``Correspondence``s, as far as one side's word is still due.
+    What was exchanged with each other party is kept in ``ReceiptState``s, as far as one side's word is still due.
     ``archive`` keeps what is sent, if the party wants that. ``paid_by`` gives the privacy ledger's charges that
     paid for what a call sends; they stand with its first message.
     """
@@ -105,12 +118,12 @@ class Door:
         self.identity = identity
         self.federation = federation
         self.gate = gate
-        self._correspondences: dict[str, Correspondence] = {}
+        self._receipt_states: dict[str, ReceiptState] = {}
         self._adding = threading.Lock()
         self._rotations: list[journal_pb2.Envelope] = []
         self._schemas: set[str] = set()
         """Those that the journal holds."""
-        self.paid_by: Callable[[Call], list[dict[str, Any]]] = lambda _: []
+        self.paid_by: Callable[[Call], list[Any]] = lambda _: []
         with understanding(journal.directory):
             self._resume()
 
@@ -120,11 +133,11 @@ class Door:
         door.gate = gate
         return door
 
-    def correspondence(self, peer: str) -> Correspondence:
+    def receipt_state(self, peer: str) -> ReceiptState:
         """What is exchanged with another party, by its identity."""
         with self._adding:
-            if (known := self._correspondences.get(peer)) is None:
-                known = self._correspondences[peer] = Correspondence(self.identity, peer)
+            if (known := self._receipt_states.get(peer)) is None:
+                known = self._receipt_states[peer] = ReceiptState(self.identity, peer)
             return known
 
     def enrol(self, peer: str, public_key: bytes, rotations: Sequence[journal_pb2.Envelope] = ()) -> None:
@@ -132,38 +145,38 @@ class Door:
 
         ``rotations``: the party's changes of key, each signed with the key before. Raises as ``check_key`` does.
         """
-        correspondence = self.correspondence(peer)
-        with correspondence.lock:
-            if (chain := _chain(peer, correspondence.peer_key, public_key, rotations)) is None:
+        state = self.receipt_state(peer)
+        with state.lock:
+            if (chain := _chain(peer, state.peer_key, public_key, rotations)) is None:
                 return
-            self.note("peer-key", peer=peer, public_key=public_key.hex(), rotations=chain)
-            correspondence.peer_key = public_key
+            self.note(PeerKeyRecord(peer=peer, public_key=public_key.hex(), rotations=chain))
+            state.peer_key = public_key
 
     def check_key(self, peer: str, public_key: bytes, rotations: Sequence[journal_pb2.Envelope] = ()) -> None:
         """Raises ``RefusedError`` for what is no audit key, and ``IdentityError`` for another key than the one enrolled
         without a chain of changes that leads to it."""
-        _chain(peer, self.correspondence(peer).peer_key, public_key, rotations)
+        _chain(peer, self.receipt_state(peer).peer_key, public_key, rotations)
 
     def attest(self, peer: str, *, since: int | None = None, durable: bool = False) -> journal_pb2.Envelope:
         """This party's signed word for another on what was exchanged and not yet acknowledged.
 
         ``since``: size of the journal here that the other side says it has seen. What it states is on disk once the
         message that carries it is released, or with ``durable`` when this returns. Raises ``ReceiptError`` (see
-        ``Correspondence.attest``).
+        ``ReceiptState.attest``).
         """
-        return to_message(self.correspondence(peer).attest(self.journal, since=since, durable=durable))
+        return to_message(self.receipt_state(peer).attest(self.journal, since=since, durable=durable))
 
     def check_earlier_receipt(self, envelope: journal_pb2.Envelope, call: Call) -> None:
         """Raises ``ReceiptError`` unless the other side has signed there for an earlier call of the same RPC, run and
         round: for all its messages, byte for byte as the journal here has them."""
-        document = self.correspondence(call.peer).check_signed(from_message(envelope))
+        document = self.receipt_state(call.peer).check_signed(from_message(envelope))
         given = {item.call_id: item for item in document.exchanges if item.direction == "received"}
         sent: dict[str, list[bytes]] = {}
-        for record in read_records(self.journal.directory):
-            if record["kind"] == "message" and record["direction"] == "sent" and record["call_id"] in given:
-                same = all(record[key] == getattr(call, key) for key in ("peer", "rpc", "run", "round"))
-                if same and record["call_id"] != call.call_id:
-                    sent.setdefault(record["call_id"], []).append(bytes.fromhex(record["sha256"]))
+        for record in read_journal(self.journal.directory):
+            if not isinstance(record, MessageRecord) or record.direction != "sent" or record.call_id not in given:
+                continue
+            if _SUBJECT(record) == _SUBJECT(call) and record.call_id != call.call_id:
+                sent.setdefault(record.call_id, []).append(bytes.fromhex(record.sha256))
         for call_id, digests in sent.items():
             if given[call_id].sha256 == hashlib.sha256(b"".join(digests)).hexdigest():
                 return
@@ -178,25 +191,25 @@ class Door:
 
     def check_receipt(self, call: Call) -> None:
         """Raises ``ReceiptError`` unless the other side has acknowledged all that was sent in a call."""
-        self.correspondence(call.peer).check_receipt(call.call_id or "")
+        self.receipt_state(call.peer).check_receipt(call.call_id or "")
 
     def has_parted(self, peer: str) -> bool:
         """Whether another party has put its signature to what came from it in rounds, and has no call open."""
-        return self.correspondence(peer).parted()
+        return self.receipt_state(peer).parted()
 
     def ended(self, call: Call) -> None:
         """A call has ended, in whatever way; a thread that still streams its messages is stopped at the next."""
         if not call.peer:
             return
-        correspondence = self.correspondence(call.peer)
-        with correspondence.lock:
+        state = self.receipt_state(call.peer)
+        with state.lock:
             call.over = True
             if call.call_id is not None:
-                correspondence.end(call.call_id)
+                state.end(call.call_id)
 
-    def note(self, kind: str, **content: Any) -> int:
+    def note(self, record: Record) -> int:
         """Records something that is not a message (a consent, a joined run); returns the record's index."""
-        return self.journal.append([{"kind": kind, **self._party(), **content}])[0]
+        return self.journal.append([{**self._party(), **content(record)}])[0]
 
     def release(self, messages: Sequence[Message], call: Call) -> list[bytes]:
         """The exact bytes to send, one item a message, all of them recorded and durable.
@@ -206,7 +219,7 @@ class Door:
         Raises ``MedsiloError`` if the call is over; then nothing is recorded either.
         """
         sealed, records = [], []
-        version = self.correspondence(call.peer).version
+        version = self.receipt_state(call.peer).version
         with self.gate.held():
             for message in messages:
                 data = message.SerializeToString()
@@ -221,12 +234,12 @@ class Door:
                     error.recorded = True
                     raise
                 sealed.append(data)
-            with self.correspondence(call.peer).lock:
+            with self.receipt_state(call.peer).lock:
                 _check_not_over(call)
                 self._append(records, call)
         if self._archive is not None:
             for record, data in zip(records, sealed, strict=True):
-                self._archive.keep(record["call_id"], record["frame"], data)
+                self._archive.keep(record.call_id, record.frame, data)
         return sealed
 
     def admit(self, data: bytes, kind: type[M], call: Call, *, durable: bool = False) -> M:
@@ -243,9 +256,9 @@ class Door:
                 message.ParseFromString(data)
                 check_texts(message)
                 record = self._record(data, message, attribution, call, "received")
-                correspondence = self.correspondence(call.peer)
-                held.enter_context(correspondence.lock)
-                correspondence.check(record)
+                state = self.receipt_state(call.peer)
+                held.enter_context(state.lock)
+                state.check(record)
             except (RefusedError, DecodeError) as error:
                 self._refuse(data, message, call, "received", error)
                 refused = RefusedError(f"{call.rpc}: the message is not acceptable: {error}")
@@ -272,11 +285,11 @@ class Door:
 
     def _memory(self) -> dict[str, Any]:
         with self._adding:
-            correspondences = dict(self._correspondences)
+            receipt_states = dict(self._receipt_states)
         kept = {}
-        for peer, correspondence in correspondences.items():
-            with correspondence.lock:  # its records are taken as they are written
-                kept[peer] = {"until": len(self.journal), **correspondence.kept()}
+        for peer, state in receipt_states.items():
+            with state.lock:  # its records are taken as they are written
+                kept[peer] = {"until": len(self.journal), **state.kept()}
         return {
             "schemas": sorted(self._schemas),
             "rotations": [to_json(from_message(envelope)) for envelope in self._rotations],
@@ -284,97 +297,99 @@ class Door:
         }
 
     def _recall(self) -> dict[str, int] | None:
-        """Takes up what the journal's start has kept; returns up to which record that covers each correspondence, None
+        """Takes up what the journal's start has kept; returns up to which record that covers each state, None
         if there is no start, or one of another release."""
         memory = self.journal.memory
         if memory is None:
             return None
         try:
             until = {peer: int(kept["until"]) for peer, kept in memory["correspondences"].items()}
-            found = {peer: Correspondence(self.identity, peer) for peer in until}
-            for peer, correspondence in found.items():
-                correspondence.restore(memory["correspondences"][peer])
+            found = {peer: ReceiptState(self.identity, peer) for peer in until}
+            for peer, state in found.items():
+                state.restore(memory["correspondences"][peer])
             rotations = [to_message(from_json(envelope)) for envelope in memory["rotations"]]
             schemas = set(memory["schemas"])
         except (KeyError, TypeError, ValueError, AttributeError, JournalError):
             return None
         if max(until.values(), default=0) > len(self.journal):
             return None
-        self._correspondences, self._rotations, self._schemas = found, rotations, schemas
+        self._receipt_states, self._rotations, self._schemas = found, rotations, schemas
         return until
 
-    def _append(self, records: Sequence[Mapping[str, Any]], call: Call, *, durable: bool = True) -> None:
-        correspondence = self.correspondence(call.peer)
-        for index, record in zip(self.journal.append(records, durable=durable), records, strict=True):
-            correspondence.take({**record, "index": index})
+    def _append(self, records: Sequence[MessageRecord], call: Call, *, durable: bool = True) -> None:
+        state = self.receipt_state(call.peer)
+        indexes = self.journal.append([content(record) for record in records], durable=durable)
+        for index, record in zip(indexes, records, strict=True):
+            state.take(record, index)
 
     def _resume(self) -> None:
         """Takes up what the journal says, and begins a new journal with what is needed to read it."""
         until = self._recall()
         begun = until is not None
-        for record in self.journal.records(self.journal.read_from if until is not None else 0):
-            match record["kind"]:
-                case "message" | "peer-key" if until and record["index"] < until.get(record["peer"], 0):
+        for record in self.journal.read(self.journal.read_from if until is not None else 0):
+            match record:
+                case MessageRecord() | PeerKeyRecord() if until and record.index < until.get(record.peer, 0):
                     continue
-                case "key":
+                case MessageRecord():
+                    self.receipt_state(record.peer).take(record, record.index)
+                case PeerKeyRecord():
+                    self.receipt_state(record.peer).peer_key = bytes.fromhex(record.public_key)
+                case KeyRecord():
                     begun = True
-                case "message":
-                    self.correspondence(record["peer"]).take(record)
-                case "peer-key":
-                    self.correspondence(record["peer"]).peer_key = bytes.fromhex(record["public_key"])
-                case "key-rotation":
-                    self._rotations.append(to_message(from_json(record["statement"])))
-                case "schema":
-                    self._schemas.add(record["schema_sha256"])
-        for correspondence in self._correspondences.values():
-            correspondence.all_ended()
+                case KeyRotationRecord():
+                    self._rotations.append(to_message(from_json(record.statement)))
+                case SchemaRecord():
+                    self._schemas.add(record.schema_sha256)
+        for state in self._receipt_states.values():
+            state.all_ended()
         if not begun:
-            self.note("key", public_key=self.journal.public_key.hex(), origin=self.journal.origin)
+            self.note(KeyRecord(public_key=self.journal.public_key.hex(), origin=self.journal.origin))
         if SCHEMA_SHA256 not in self._schemas:
             self._schemas.add(SCHEMA_SHA256)
             files = [base64.b64encode(file.serialized_pb).decode() for file in SCHEMA_FILES]
-            self.note("schema", schema_sha256=SCHEMA_SHA256, files=files)
+            self.note(SchemaRecord(schema_sha256=SCHEMA_SHA256, files=files))
 
     def _record(
-        self, data: bytes, message: Message, attribution: Attribution, call: Call, direction: str
-    ) -> dict[str, Any]:
+        self, data: bytes, message: Message, attribution: Attribution, call: Call, direction: Direction
+    ) -> MessageRecord:
         own_nonce = _nonce_of(message)
         if not call.peer and call.name_peer:
             call.peer = call.name_peer(message)
         if call.call_id is None:
-            correspondence = self.correspondence(call.peer)
-            with correspondence.lock:
+            state = self.receipt_state(call.peer)
+            with state.lock:
                 _check_not_over(call)
-                correspondence.begin(own_nonce.hex())
+                state.begin(own_nonce.hex())
                 call.call_id = own_nonce.hex()
         frame = call.frames[direction]
         call.frames[direction] += 1
-        record = {
-            "kind": "message",
+        more: dict[str, Any] = {}
+        for exposure in call.common.intersection(attribution.classes):
+            more["content"] = _told_content(_content(message), exposure, call)
+        if tensors := _manifest(message):
+            more["tensors"] = tensors
+        if (envelope := _attestation(message)) is not None:
+            more["attestation"] = to_json(from_message(envelope))
+        return MessageRecord(
             **self._party(),
             **call.describe(),
-            "direction": direction,
-            "frame": frame,
-            "message_type": message.DESCRIPTOR.full_name,
-            "schema_sha256": SCHEMA_SHA256,
-            "sha256": hashlib.sha256(data).hexdigest(),
-            "length": len(data),
-            "fields": attribution.fields,
-            "classes": {exposure.value: count for exposure, count in attribution.classes.items()},
-            "ledger": self.paid_by(call) if direction == "sent" and frame == 0 else [],
-        }
-        for exposure in call.common.intersection(attribution.classes):
-            record["content"] = _told_content(_content(message), exposure, call)
-        if tensors := _manifest(message):
-            record["tensors"] = tensors
-        if (envelope := _attestation(message)) is not None:
-            record["attestation"] = to_json(from_message(envelope))
-        return record
+            direction=direction,
+            frame=frame,
+            message_type=message.DESCRIPTOR.full_name,
+            schema_sha256=SCHEMA_SHA256,
+            sha256=hashlib.sha256(data).hexdigest(),
+            length=len(data),
+            fields=attribution.fields,
+            classes={exposure.value: count for exposure, count in attribution.classes.items()},
+            ledger=self.paid_by(call) if direction == "sent" and frame == 0 else [],
+            **more,
+        )
 
-    def _refuse(self, data: bytes, message: Message, call: Call, direction: str, error: Exception) -> None:
-        envelope = _attestation(message)
-        self.note(
-            "refusal",
+    def _refuse(self, data: bytes, message: Message, call: Call, direction: Direction, error: Exception) -> None:
+        more: dict[str, Any] = {}
+        if (envelope := _attestation(message)) is not None:  # one that was not believed is evidence as well
+            more["attestation"] = to_json(from_message(envelope))
+        record = RefusalRecord(
             **call.describe(),
             direction=direction,
             message_type=message.DESCRIPTOR.full_name,
@@ -382,9 +397,9 @@ class Door:
             sha256=hashlib.sha256(data).hexdigest(),
             length=len(data),
             reason=printable(str(error), lines=True),
-            # Somebody's signed word that was not believed is evidence as well.
-            **({} if envelope is None else {"attestation": to_json(from_message(envelope))}),
+            **more,
         )
+        self.note(record)
 
     def _party(self) -> dict[str, Any]:
         return {"federation": self.federation, "self": self.identity}

@@ -21,7 +21,18 @@ from google.protobuf.message import DecodeError, Message
 from medsilo.privacy.door.door import Call, Gate
 from medsilo.privacy.errors import ConfigurationError, ConsentError, RefusedError
 from medsilo.privacy.exposure import Attribution, Exposure, attribute
-from medsilo.privacy.journal.journal import Journal, read_records, understanding
+from medsilo.privacy.journal.journal import Journal, read_journal, understanding
+from medsilo.privacy.journal.records import (
+    Direction,
+    ForeignPeerRecord,
+    KeyRecord,
+    MessageRecord,
+    Record,
+    RefusalRecord,
+    RunRecord,
+    SchemaRecord,
+    content,
+)
 from medsilo.protos.medsilo.v1 import exposure_pb2
 from medsilo.protos.nonces import NONCE_BYTES
 
@@ -96,9 +107,9 @@ class ForeignDoor:
         with understanding(journal.directory):
             self._resume(protocol)
 
-    def note(self, kind: str, **content: Any) -> None:
+    def note(self, record: Record) -> None:
         """Records something that is not a message."""
-        self.journal.append([{"kind": kind, **self._party, **content}])
+        self.journal.append([{**self._party, **content(record)}])
 
     def release(
         self,
@@ -129,12 +140,10 @@ class ForeignDoor:
                 self.refuse(data, message.DESCRIPTOR.full_name, call, "sent", str(error))
                 error.recorded = True
                 raise
-            record = self._record(data, message.DESCRIPTOR.full_name, attribution, call, "sent")
-            if tensors:
-                record["tensors"] = list(tensors)
             begin = head(len(data))
-            record["head_sha256"], record["head_length"] = hashlib.sha256(begin).hexdigest(), len(begin)
-            self.journal.append([record])
+            more: dict[str, Any] = {"tensors": list(tensors)} if tensors else {}
+            more |= {"head_sha256": hashlib.sha256(begin).hexdigest(), "head_length": len(begin)}
+            self.note(self._record(data, message.DESCRIPTOR.full_name, attribution, call, "sent", **more))
         self._sign(telling=not attribution.classes.keys() <= _SILENT)
         return begin + data
 
@@ -146,13 +155,12 @@ class ForeignDoor:
             self.refuse(data, name, call, "received", str(error))
             error.recorded = True
             raise
-        self.journal.append([self._record(data, name, attribution, call, "received")])
+        self.note(self._record(data, name, attribution, call, "received"))
         return message
 
-    def refuse(self, data: bytes, name: str, call: Call, direction: str, reason: str) -> None:
+    def refuse(self, data: bytes, name: str, call: Call, direction: Direction, reason: str) -> None:
         """Records that a message was refused, and why."""
-        self.note(
-            "refusal",
+        record = RefusalRecord(
             **call.describe(),
             direction=direction,
             message_type=name,
@@ -161,27 +169,29 @@ class ForeignDoor:
             length=len(data),
             reason=reason,
         )
+        self.note(record)
         self._sign(telling=True)
 
     def call(self, rpc: str, certificate_sha256: str, purpose: str, **of_run: Any) -> Call:
         """A new call; the other system's messages have no nonces, so it gets a random name."""
         return Call(rpc, self.peer, certificate_sha256, purpose, call_id=secrets.token_hex(NONCE_BYTES), **of_run)
 
-    def _record(self, data: bytes, name: str, attribution: Attribution, call: Call, direction: str) -> dict[str, Any]:
-        return {
-            "kind": "message",
-            **self._party,
+    def _record(
+        self, data: bytes, name: str, attribution: Attribution, call: Call, direction: Direction, **more: Any
+    ) -> MessageRecord:
+        return MessageRecord(
             **call.describe(),
-            "direction": direction,
-            "frame": 0,
-            "message_type": name,
-            "schema_sha256": self.schema.sha256,
-            "sha256": hashlib.sha256(data).hexdigest(),
-            "length": len(data),
-            "fields": attribution.fields,
-            "classes": {exposure.value: count for exposure, count in attribution.classes.items()},
-            "ledger": [],
-        }
+            direction=direction,
+            frame=0,
+            message_type=name,
+            schema_sha256=self.schema.sha256,
+            sha256=hashlib.sha256(data).hexdigest(),
+            length=len(data),
+            fields=attribution.fields,
+            classes={exposure.value: count for exposure, count in attribution.classes.items()},
+            ledger=[],
+            **more,
+        )
 
     def _sign(self, *, telling: bool) -> None:
         with self._signing:
@@ -192,24 +202,25 @@ class ForeignDoor:
 
     def _resume(self, protocol: str) -> None:
         begun, said, schemas = False, None, set()
-        for record in read_records(self.journal.directory):
-            match record["kind"]:
-                case "key":
+        for record in read_journal(self.journal.directory):
+            match record:
+                case MessageRecord():
+                    if record.direction == "sent" and record.run is not None and record.round is not None:
+                        self.rounds.setdefault(record.run, set()).add(record.round)
+                case KeyRecord():
                     begun = True
-                case "foreign-peer":
-                    said = record["protocol"] if record["peer"] == self.peer else said
-                case "schema":
-                    schemas.add(record["schema_sha256"])
-                case "run":
-                    self.plans[record["run"]] = record["plan"]
-                case "message" if record["direction"] == "sent" and record["round"] is not None:
-                    self.rounds.setdefault(record["run"], set()).add(record["round"])
+                case ForeignPeerRecord():
+                    said = record.protocol if record.peer == self.peer else said
+                case SchemaRecord():
+                    schemas.add(record.schema_sha256)
+                case RunRecord():
+                    self.plans[record.run] = record.plan
         if not begun:
-            self.note("key", public_key=self.journal.public_key.hex(), origin=self.journal.origin)
+            self.note(KeyRecord(public_key=self.journal.public_key.hex(), origin=self.journal.origin))
         if said != protocol:
-            self.note("foreign-peer", peer=self.peer, protocol=protocol)
+            self.note(ForeignPeerRecord(peer=self.peer, protocol=protocol))
         if self.schema.sha256 not in schemas:
-            self.note("schema", schema_sha256=self.schema.sha256, files=self.schema.files)
+            self.note(SchemaRecord(schema_sha256=self.schema.sha256, files=self.schema.files))
 
 
 def _fields(

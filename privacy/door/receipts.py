@@ -6,7 +6,7 @@ a proof that this journal continues the one that the other side saw last, and a 
 last checkpoint. So either side can show later, to anyone, what the other has had and given, and neither can rewrite
 its past unseen.
 
-A ``Correspondence`` is one party's side of that with one other party. It is a function of that party's own journal
+A ``ReceiptState`` is one party's side of that with one other party. It is a function of that party's own journal
 records: the daemon feeds it as records are written, and again after a restart; ``audit verify`` feeds it from a
 bundle. An answer is acknowledged in the next call, so a session's very last answer stays without a receipt.
 """
@@ -14,73 +14,27 @@ bundle. An answer is acknowledged in the next call, so a session's very last ans
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Protocol
+from typing import Any, Protocol
 
-from pydantic import Field, ValidationError
 from securesystemslib import dsse
 
+from medsilo.privacy.door.attestation import MOST_CALLS, Attestation, Consistency, Exchange, Witnessed, parse
 from medsilo.privacy.errors import ReceiptError, RefusedError
-from medsilo.privacy.files.configuration import StrictModel
 from medsilo.privacy.identity.checking import HERE, Checks
-from medsilo.privacy.identity.envelope import ATTESTATION, from_json, unseal
-from medsilo.privacy.journal.checkpoint import MOST_SIGNS, Checkpoint, read_note, verify, verify_cosignature
+from medsilo.privacy.identity.envelope import ATTESTATION, from_json
+from medsilo.privacy.journal.checkpoint import Checkpoint, read_note, verify, verify_cosignature
 from medsilo.privacy.journal.merkle import EMPTY_ROOT, check_consistency
+from medsilo.privacy.journal.records import Direction, MessageRecord
 from medsilo.protos.versions import OLDEST_VERSION
 
-MOST_CALLS = 500
-"""Calls in one attestation; what is left waits for the next."""
 _WAY_OUT = (
     "look for the newer one where it was moved to, or in the folder that `state:` named before, and go on with that; a "
     "backup that holds no more records than this one does not help"
 )
 _OF_A_ROUND = ("GetTask", "SubmitUpdate")
-_Hex32 = Field(pattern=r"^[0-9a-f]{64}$")
-Direction = Literal["sent", "received"]
-
-
-class Exchange(StrictModel):
-    """One call's messages in one direction, as the signer has them.
-
-    ``sha256``: over the SHA-256 digests of the messages, in order. ``last_index``: of the last message's record.
-    """
-
-    rpc: str = Field(max_length=100)
-    call_id: str = Field(pattern=r"^[0-9a-f]{32}$")
-    direction: Direction
-    messages: int = Field(ge=1)
-    length: int = Field(ge=0)
-    sha256: str = _Hex32
-    last_index: int = Field(ge=0)
-
-
-class Consistency(StrictModel):
-    """Proof that the signer's journal continues the one of ``size`` records that the other side saw last."""
-
-    size: int = Field(ge=0)
-    proof: tuple[Annotated[str, _Hex32], ...] = Field(max_length=128)
-
-
-class Witnessed(StrictModel):
-    """The other side's last checkpoint that the signer has verified, and its cosignature under it."""
-
-    size: int = Field(ge=1)
-    cosignature: str = Field(max_length=1000)
-
-
-class Attestation(StrictModel):
-    """The document in the envelope. ``by`` and ``to`` are identities; ``checkpoint`` is the signer's own."""
-
-    v: Literal[1] = 1
-    by: str
-    to: str
-    exchanges: tuple[Exchange, ...] = Field(max_length=MOST_CALLS)
-    checkpoint: str = Field(max_length=MOST_SIGNS)
-    consistency: Consistency
-    witnessed: Witnessed | None = None
 
 
 class Log(Protocol):
@@ -107,20 +61,36 @@ class _Messages:
     """Size of the own checkpoint with which this was attested first; None before."""
     attested: int = 0
     """How many of the messages were attested then."""
-    vouched: int = 0
+    confirmed: int = 0
     """How many the other side has put its signature to; of what it sent, some may still be under way."""
     claim: Exchange | None = None
     """For what was received: the other side's word on what it sent in all, to be held against what still arrives."""
 
     def kept(self) -> dict[str, Any]:
         claim = None if self.claim is None else self.claim.model_dump(mode="json")
-        return {**vars(self), "digests": b"".join(self.digests).hex(), "claim": claim}
+        found = {**vars(self), "digests": b"".join(self.digests).hex(), "claim": claim}
+        found["vouched"] = found.pop("confirmed")
+        return found
 
     @classmethod
     def restore(cls, kept: Mapping[str, Any]) -> _Messages:
         digests = bytes.fromhex(kept["digests"])
         claim = None if kept["claim"] is None else Exchange.model_validate(kept["claim"])
-        return cls(**{**kept, "digests": [digests[at : at + 32] for at in range(0, len(digests), 32)], "claim": claim})
+        found = {**kept, "digests": [digests[at : at + 32] for at in range(0, len(digests), 32)], "claim": claim}
+        found["confirmed"] = found.pop("vouched")
+        return cls(**found)
+
+    def exchange(self, call_id: str, direction: Direction) -> Exchange:
+        count = len(self.digests)
+        return Exchange(
+            rpc=self.rpc,
+            call_id=call_id,
+            direction=direction,
+            messages=count,
+            length=self.length,
+            sha256=self.sha256(count),
+            last_index=self.last_index,
+        )
 
     def sha256(self, count: int) -> str:
         return hashlib.sha256(b"".join(self.digests[:count])).hexdigest()
@@ -130,7 +100,7 @@ Key = tuple[str, Direction]
 _OTHER: dict[Direction, Direction] = {"sent": "received", "received": "sent"}
 
 
-class Correspondence:
+class ReceiptState:
     """One party's side of what it exchanges with one other party.
 
     ``own`` and ``peer`` are identities (URIs). ``peer_key`` is the other's audit key once it is known, ``version`` what
@@ -185,7 +155,7 @@ class Correspondence:
         with self.lock:
             self._in_progress.clear()
 
-    def check(self, record: Mapping[str, Any], *, own_key: bytes | None = None) -> Attestation | None:
+    def check(self, record: MessageRecord, *, own_key: bytes | None = None) -> Attestation | None:
         """Checks the attestation in a message's record, before the record counts; returns it.
 
         ``own_key``: the own public audit key, for a journal that is verified afterwards: then own signatures are
@@ -194,41 +164,42 @@ class Correspondence:
         the own records.
         """
         with self.lock:
-            if record["direction"] == "received":
+            if record.direction == "received":
                 self._check_claim(record)
-            if record.get("attestation") is None:
+            if record.attestation is None:
                 return None
-            envelope = from_json(record["attestation"])
-            if record["direction"] == "sent":
-                document = _parse(envelope, own_key, self._checks)
+            envelope = from_json(record.attestation)
+            if record.direction == "sent":
+                document = parse(envelope, own_key, self._checks)
                 for item in document.exchanges:
                     messages = self._open.get((item.call_id, item.direction))
                     if messages is not None:
                         _compare(item, messages, "this party's own attestation")
             else:
                 document = self._check_received(envelope, signed_around=own_key is not None)
-            self._checked = record["attestation"], document
+            self._checked = record.attestation, document
         return document
 
-    def take(self, record: Mapping[str, Any]) -> list[Key]:
-        """Takes a message's record of the own journal, and what a checked attestation in it says.
+    def take(self, record: MessageRecord, index: int) -> list[Key]:
+        """Takes a message's record, which has that number in the own journal, and what a checked attestation in it
+        says.
 
         Returns what is settled by it: both sides have put their signatures to it, and know that of each other.
         """
         with self.lock:
-            direction: Direction = record["direction"]
-            key = (record["call_id"], direction)
-            messages = self._open.setdefault(key, _Messages(record["rpc"]))
-            messages.digests.append(bytes.fromhex(record["sha256"]))
-            messages.length += record["length"]
-            messages.last_index = record["index"]
+            direction: Direction = record.direction
+            key = (record.call_id, direction)
+            messages = self._open.setdefault(key, _Messages(record.rpc))
+            messages.digests.append(bytes.fromhex(record.sha256))
+            messages.length += record.length
+            messages.last_index = index
             self._complete.pop(key, None)
-            if record.get("attestation") is None:
+            if record.attestation is None:
                 return []
-            if self._checked is not None and self._checked[0] is record["attestation"]:
+            if self._checked is not None and self._checked[0] is record.attestation:
                 document = self._checked[1]
             else:
-                document = _parse(from_json(record["attestation"]))
+                document = parse(from_json(record.attestation))
             self._checked = None
             if direction == "received":
                 return self._received(document)
@@ -261,34 +232,13 @@ class Correspondence:
                         f"an earlier state; {_WAY_OUT}"
                     )
                 self.acknowledged = since
-            exchanges: list[Exchange] = []
-            # Newest first: the call under way has to be in it, however many old ones wait.
-            for (call_id, direction), messages in reversed(self._open.items()):
-                # What came in a call that another thread still answers is told as well: the answer to it may be lost,
-                # and the other side then holds this attestation, not that one.
-                waits = direction == "sent" and call_id in self._in_progress
-                count = len(messages.digests)
-                known = messages.attested == count and (messages.own_size or 0) <= self.acknowledged
-                if waits or known or messages.last_index >= size or len(exchanges) >= MOST_CALLS:
-                    continue
-                exchanges.append(
-                    Exchange(
-                        rpc=messages.rpc,
-                        call_id=call_id,
-                        direction=direction,
-                        messages=count,
-                        length=messages.length,
-                        sha256=messages.sha256(count),
-                        last_index=messages.last_index,
-                    )
-                )
             witnessed = None
             if self.seen.size:
                 witnessed = Witnessed(size=self.seen.size, cosignature=log.cosign(self.seen_note))
             document = Attestation(
                 by=self.own,
                 to=self.peer,
-                exchanges=tuple(exchanges),
+                exchanges=self._due(size),
                 checkpoint=note,
                 consistency=Consistency(
                     size=self.acknowledged, proof=tuple(h.hex() for h in log.consistency(self.acknowledged, size))
@@ -297,14 +247,29 @@ class Correspondence:
             )
             return log.seal(document.model_dump(mode="json"), ATTESTATION)
 
+    def _due(self, size: int) -> tuple[Exchange, ...]:
+        """What this party has not attested to the other side yet, of the own journal's first ``size`` records."""
+        exchanges: list[Exchange] = []
+        # Newest first: the call under way has to be in it, however many old ones wait.
+        for (call_id, direction), messages in reversed(self._open.items()):
+            # What came in a call that another thread still answers is told as well: the answer to it may be lost,
+            # and the other side then holds this attestation, not that one.
+            waits = direction == "sent" and call_id in self._in_progress
+            count = len(messages.digests)
+            known = messages.attested == count and (messages.own_size or 0) <= self.acknowledged
+            if waits or known or messages.last_index >= size or len(exchanges) >= MOST_CALLS:
+                continue
+            exchanges.append(messages.exchange(call_id, direction))
+        return tuple(exchanges)
+
     def check_receipt(self, call_id: str) -> None:
         """Raises ``ReceiptError`` unless the other side has acknowledged all that was sent in a call."""
         with self.lock:
             sent = self._open.get((call_id, "sent"))
-            if sent is not None and sent.vouched < len(sent.digests):
+            if sent is not None and sent.confirmed < len(sent.digests):
                 raise ReceiptError(
                     f"{self.peer} has answered without a receipt for what was sent to it ({sent.rpc}, call {call_id}: "
-                    f"{sent.vouched} of {len(sent.digests)} messages acknowledged); nothing more is sent. Ask its "
+                    f"{sent.confirmed} of {len(sent.digests)} messages acknowledged); nothing more is sent. Ask its "
                     "operator why, and keep both journals"
                 )
 
@@ -319,7 +284,7 @@ class Correspondence:
         """The attestation of an envelope that the other side signed for this party; raises ``ReceiptError``."""
         if self.peer_key is None:
             raise ReceiptError(f"{self.peer} gives its word on journals before its audit key is known")
-        document = _parse(envelope, self.peer_key, self._checks)
+        document = parse(envelope, self.peer_key, self._checks)
         if (document.by, document.to) != (self.peer, self.own):
             raise ReceiptError(f"an attestation by {document.by} to {document.to} came from {self.peer}")
         return document
@@ -330,11 +295,11 @@ class Correspondence:
             messages = self._open.get((call_id, direction))
             return len(messages.digests) if messages else 0
 
-    def vouched(self, call_id: str, direction: Direction) -> int:
+    def confirmed(self, call_id: str, direction: Direction) -> int:
         """How many of these the other side has put its signature to."""
         with self.lock:
             messages = self._open.get((call_id, direction))
-            return messages.vouched if messages else 0
+            return messages.confirmed if messages else 0
 
     def unsigned(self) -> list[str]:
         """Calls that have ended and for whose received messages the other side has not yet given its signature."""
@@ -344,7 +309,7 @@ class Correspondence:
                 for (call_id, direction), messages in self._open.items()
                 if direction == "received"
                 and call_id not in self._in_progress
-                and messages.vouched < len(messages.digests)
+                and messages.confirmed < len(messages.digests)
             ]
 
     def parted(self) -> bool:
@@ -354,7 +319,7 @@ class Correspondence:
         """
         with self.lock:
             return not self._in_progress and all(
-                direction == "sent" or messages.rpc not in _OF_A_ROUND or messages.vouched >= len(messages.digests)
+                direction == "sent" or messages.rpc not in _OF_A_ROUND or messages.confirmed >= len(messages.digests)
                 for (_, direction), messages in self._open.items()
             )
 
@@ -372,7 +337,7 @@ class Correspondence:
             }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Takes up what ``kept`` gave, in a correspondence that has taken nothing yet."""
+        """Takes up what ``kept`` gave, in a state that has taken nothing yet."""
         with self.lock:
             self.peer_key = None if kept["peer_key"] is None else bytes.fromhex(kept["peer_key"])
             if kept["seen"]:
@@ -387,9 +352,9 @@ class Correspondence:
         """Calls whose sent messages lack a receipt: (RPC, messages sent, messages acknowledged) by call."""
         with self.lock:
             return {
-                call_id: (messages.rpc, len(messages.digests), messages.vouched)
+                call_id: (messages.rpc, len(messages.digests), messages.confirmed)
                 for (call_id, direction), messages in self._open.items()
-                if direction == "sent" and messages.vouched < len(messages.digests)
+                if direction == "sent" and messages.confirmed < len(messages.digests)
             }
 
     def _given(self, document: Attestation) -> None:
@@ -403,7 +368,7 @@ class Correspondence:
 
     def _note_complete(self, key: Key, messages: _Messages) -> None:
         held = len(messages.digests)
-        if messages.own_size is not None and messages.attested == held == messages.vouched:
+        if messages.own_size is not None and messages.attested == held == messages.confirmed:
             self._complete[key] = messages.own_size
 
     def _check_received(self, envelope: dsse.Envelope, *, signed_around: bool) -> Attestation:
@@ -413,20 +378,7 @@ class Correspondence:
             verify(document.checkpoint, self.peer_key or b"")
         if self.seen.size and note.origin != self.seen.origin:
             raise ReceiptError(f"{self.peer} shows the journal {note.origin}; it was {self.seen.origin} before")
-        given = document.consistency
-        if note.size < self.seen.size:
-            raise ReceiptError(
-                f"{self.peer} shows a journal of {note.size} records; {self.seen.size} were seen before: its past was "
-                "rewritten or put back to an earlier state"
-            )
-        if given.size != self.seen.size:
-            raise OutOfStepError(f"{self.peer} proves its journal from {given.size} records, not from {self.seen.size}")
-        proof = [bytes.fromhex(node) for node in given.proof]
-        if not check_consistency(self.seen.size, self.seen.root, note.size, note.root, proof):
-            raise ReceiptError(
-                f"the journal of {self.peer} with {note.size} records does not continue the one with {self.seen.size} "
-                "that it showed before: its past was rewritten"
-            )
+        _check_continues(self.peer, self.seen, note, document.consistency)
         if (witnessed := document.witnessed) is not None:
             if (own := self._notes.get(witnessed.size)) is None:
                 if witnessed.size > (shown := max(self._notes, default=0)):
@@ -442,7 +394,7 @@ class Correspondence:
         for item in document.exchanges:
             messages = self._open.get((item.call_id, _OTHER[item.direction]))
             if messages is not None:
-                self._check_exchange(item, messages)
+                _check_exchange(self.peer, item, messages)
             elif item.direction == "received":
                 raise ReceiptError(
                     f"{self.peer} acknowledges {item.rpc} (call {item.call_id}), which was not sent to it by this "
@@ -451,36 +403,23 @@ class Correspondence:
                 )
         return document
 
-    def _check_claim(self, record: Mapping[str, Any]) -> None:
+    def _check_claim(self, record: MessageRecord) -> None:
         """A message that comes after its sender's word on the whole call has to be what that word is for."""
-        messages = self._open.get((record["call_id"], "received"))
+        messages = self._open.get((record.call_id, "received"))
         held = len(messages.digests) if messages else 0
         claim = messages.claim if messages else None
-        if record["frame"] != held or (claim is not None and held >= claim.messages):
+        if record.frame != held or (claim is not None and held >= claim.messages):
             raise ReceiptError(
-                f"{record['rpc']} (call {record['call_id']}): message {record['frame']} came from {self.peer}, which "
+                f"{record.rpc} (call {record.call_id}): message {record.frame} came from {self.peer}, which "
                 f"has signed for no more than {held}"
             )
         if messages is not None and claim is not None and held + 1 == claim.messages:
-            digests = [*messages.digests, bytes.fromhex(record["sha256"])]
+            digests = [*messages.digests, bytes.fromhex(record.sha256)]
             if hashlib.sha256(b"".join(digests)).hexdigest() != claim.sha256:
                 raise ReceiptError(
                     f"the signature of {self.peer} is not for the bytes that came after it: {claim.rpc}, call "
                     f"{claim.call_id}, {claim.messages} messages"
                 )
-
-    def _check_exchange(self, item: Exchange, messages: _Messages) -> None:
-        held = len(messages.digests)
-        if item.direction == "received":
-            # What was sent and did not arrive is no contradiction; what arrived has to be what was sent.
-            _compare(item, messages, f"the receipt of {self.peer}")
-        elif item.messages == held:
-            _compare(item, messages, f"the signature of {self.peer}")
-        elif item.messages < held:
-            raise ReceiptError(
-                f"{item.rpc} (call {item.call_id}): {held} messages came from {self.peer}, which owns up to "
-                f"{item.messages}"
-            )
 
     def _received(self, document: Attestation) -> list[Key]:
         self.seen, self.seen_note = read_note(document.checkpoint), document.checkpoint
@@ -488,9 +427,9 @@ class Correspondence:
             key = (item.call_id, _OTHER[item.direction])
             messages = self._open.get(key)
             if messages is not None:
-                if item.direction == "sent" and item.messages >= messages.vouched:
+                if item.direction == "sent" and item.messages >= messages.confirmed:
                     messages.claim = item
-                messages.vouched = max(messages.vouched, item.messages)
+                messages.confirmed = max(messages.confirmed, item.messages)
                 self._note_complete(key, messages)
         return [] if document.witnessed is None else self._witnessed(document.witnessed)
 
@@ -510,15 +449,33 @@ class OutOfStepError(ReceiptError):
     """The other side proves its journal from another checkpoint than the last one seen: after a cut call."""
 
 
-def _parse(envelope: dsse.Envelope, key: bytes | None = None, checks: Checks = HERE) -> Attestation:
-    try:
-        if key is None:
-            return Attestation.model_validate(json.loads(envelope.payload))
-        return Attestation.model_validate(unseal(envelope, ATTESTATION, key, checks=checks))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ReceiptError(f"an attestation cannot be used: {where}: {first['msg']}") from None
+def _check_continues(peer: str, seen: Checkpoint, note: Checkpoint, given: Consistency) -> None:
+    if note.size < seen.size:
+        raise ReceiptError(
+            f"{peer} shows a journal of {note.size} records; {seen.size} were seen before: its past was "
+            "rewritten or put back to an earlier state"
+        )
+    if given.size != seen.size:
+        raise OutOfStepError(f"{peer} proves its journal from {given.size} records, not from {seen.size}")
+    proof = [bytes.fromhex(node) for node in given.proof]
+    if not check_consistency(seen.size, seen.root, note.size, note.root, proof):
+        raise ReceiptError(
+            f"the journal of {peer} with {note.size} records does not continue the one with {seen.size} "
+            "that it showed before: its past was rewritten"
+        )
+
+
+def _check_exchange(peer: str, item: Exchange, messages: _Messages) -> None:
+    held = len(messages.digests)
+    if item.direction == "received":
+        # What was sent and did not arrive is no contradiction; what arrived has to be what was sent.
+        _compare(item, messages, f"the receipt of {peer}")
+    elif item.messages == held:
+        _compare(item, messages, f"the signature of {peer}")
+    elif item.messages < held:
+        raise ReceiptError(
+            f"{item.rpc} (call {item.call_id}): {held} messages came from {peer}, which owns up to {item.messages}"
+        )
 
 
 def _compare(item: Exchange, messages: _Messages, whose: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, cast
 
 from medsilo.privacy.errors import IdentityError
@@ -12,6 +13,7 @@ Role = Literal["silo", "coordinator", "operator"]
 """``operator``: a person who looks at the coordinator's page; no RPC is for it."""
 ROLES: tuple[Role, ...] = ("silo", "coordinator", "operator")
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_URI = re.compile(r"spiffe://([^/]+)/([^/]+)/([^/]+)")
 LONGEST_NAME = 64  # X.509's limit for a common name (RFC 5280, ub-common-name)
 
 
@@ -46,7 +48,14 @@ class Identity:
     @classmethod
     def parse(cls, uri: str) -> Identity:
         """Raises ``IdentityError`` for anything but an identity."""
-        match = re.fullmatch(r"spiffe://([^/]+)/([^/]+)/([^/]+)", uri)
+        match = _URI.fullmatch(uri)
         if match is None:
             raise IdentityError(f"{uri!r} is not an identity; it should be spiffe://FEDERATION/ROLE/NAME")
         return cls(match[1], cast("Role", match[2]), match[3])
+
+
+@lru_cache(maxsize=1024)
+def is_silo(uri: str) -> bool:
+    """Whether a URI is in the form of a silo's identity, whatever its name is."""
+    match = _URI.fullmatch(uri)
+    return match is not None and match[2] == "silo"

@@ -19,6 +19,7 @@ from medsilo.privacy.identity.envelope import ROTATION, countersign, key_id, sea
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.identity.keys import load_audit_key, pending_audit_key, replace_audit_key
 from medsilo.privacy.journal.journal import Journal, current_key
+from medsilo.privacy.journal.records import KeyRotationRecord, content
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 
@@ -88,16 +89,8 @@ def rotate(keys: Path, journal: Path, *, origin: str, identity: Identity) -> str
         statement = seal(document, ROTATION, old)
         countersign(statement, new)
         with Journal(journal, key=old, origin=origin) as log:
-            log.append(
-                [
-                    {
-                        "kind": "key-rotation",
-                        "federation": identity.federation,
-                        "self": identity.uri,
-                        "public_key": public.hex(),
-                        "statement": to_json(statement),
-                    }
-                ]
-            )
+            whose = {"federation": identity.federation, "self": identity.uri}
+            record = KeyRotationRecord(**whose, public_key=public.hex(), statement=to_json(statement))
+            log.append([content(record)])
     replace_audit_key(keys)
     return key_id(public)

@@ -7,10 +7,11 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from medsilo.privacy.errors import JournalError
-from medsilo.privacy.journal.journal import segments
+from medsilo.privacy.journal.records import MessageRecord, RefusalRecord, RunRecord, read
+from medsilo.privacy.journal.segments import segments
 
 _BLOCK = 1 << 20
 
@@ -25,7 +26,7 @@ class JournalTail:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._bytes: Counter[tuple[str, str, str, int | None, str]] = Counter()
-        self.refusals: list[dict[str, Any]] = []
+        self.refusals: list[RefusalRecord] = []
         """The newest refusals, oldest first."""
         self.planned: dict[str, int] = {}
         """The rounds that a run's plan has, by run; a Flower app's plan does not say."""
@@ -39,16 +40,15 @@ class JournalTail:
         """
         for line in self._new_lines():
             try:
-                record = json.loads(line)
-                kind = record["kind"]
-                if kind == "message":
-                    where = (record["run"] or "", record["direction"], record["peer"], record["round"])
-                    for name, count in record["classes"].items():
-                        self._bytes[(*where, name)] += count
-                elif kind == "run" and "rounds" in record["plan"]:
-                    self.planned[record["run"]] = record["plan"]["rounds"]
-                elif kind == "refusal":
-                    self.refusals = [*self.refusals[-49:], record]
+                match read(json.loads(line)):
+                    case MessageRecord() as record:
+                        where = (record.run or "", record.direction, record.peer, record.round)
+                        for name, count in record.classes.items():
+                            self._bytes[(*where, name)] += count
+                    case RunRecord() as record if "rounds" in record.plan:
+                        self.planned[record.run] = record.plan["rounds"]
+                    case RefusalRecord() as record:
+                        self.refusals = [*self.refusals[-49:], record]
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise JournalError(f"{self._directory}: a line is not a record: {error}") from None
 

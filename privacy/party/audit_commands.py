@@ -28,7 +28,12 @@ _ROUND = re.compile(r"[1-9][0-9]{0,8}")
 def audit_app(read: Callable[[Path], PartyConfig]) -> typer.Typer:
     """The ``audit`` commands of a party whose configuration ``read`` reads."""
     app = typer.Typer(help="Check the evidence of what left, and hand it on.", no_args_is_help=True)
+    _add_verify(app, read)
+    _add_export(app, read)
+    return app
 
+
+def _add_verify(app: typer.Typer, read: Callable[[Path], PartyConfig]) -> None:
     @app.command()
     def verify(
         bundle: Annotated[
@@ -52,12 +57,6 @@ def audit_app(read: Callable[[Path], PartyConfig]) -> typer.Typer:
         Needs no keys and no daemon. Ends with 0 if the evidence is sound, 1 if it is broken or something was found, 2
         if it cannot be read. Of a proof that `--proof` wrote: 0 if it holds.
         """
-        # What reads evidence takes a while to load; other commands need none.
-        from medsilo.privacy.audit.bundle import UnreadableError
-        from medsilo.privacy.audit.findings import Verification
-        from medsilo.privacy.audit.fork_proof import read_fork_proof
-        from medsilo.privacy.audit.verification import verify_evidence
-
         own = read(config) if config is not None else None
         source = bundle or (own.journal if own else None)
         if source is None:
@@ -65,28 +64,10 @@ def audit_app(read: Callable[[Path], PartyConfig]) -> typer.Typer:
         if proof is not None and peer is None:
             raise ConfigurationError("--proof: give with --peer the evidence that the proof is to come of")
         trusted = key or (own.keys / "audit.pub" if own is not None and bundle is None else None)
-        try:
-            if (claim := read_fork_proof(source)) is not None:
-                if peer is not None:
-                    raise ConfigurationError(f"{source}: is a proof, which is checked by itself, without --peer")
-                _check_proof(claim, source, load_audit_public(key) if key else None, as_json=as_json)
-                return
-            result = verify_evidence(source, peer=peer, key=load_audit_public(trusted) if trusted else None)
-        except UnreadableError as error:
-            unread = Verification(str(source), problem=str(error))
-            _say(as_json, {"sound": False, "readable": False, **asdict(unread)}, [str(error)])
-            raise typer.Exit(UNREADABLE) from None
-        content = {"sound": result.sound, "readable": True, **asdict(result)}
-        lines = [str(source), *result.sentences()]
-        if proof is not None:
-            if result.proof is None:
-                lines.append("Nothing is proven against a third party: no proof was written.")
-            else:
-                _write_proof(result.proof, proof)
-                lines.append(f"Proof written: {proof}. Anyone checks it with `audit verify {proof.name}`.")
-        _say(as_json, content, lines)
-        raise typer.Exit(SOUND if result.sound else BROKEN)
+        _verify(source, peer, trusted, proof, as_json=as_json)
 
+
+def _add_export(app: typer.Typer, read: Callable[[Path], PartyConfig]) -> None:
     @app.command("export")
     def export_bundle(
         config: Annotated[Path, typer.Option("--config", "-c", help="This party's configuration.")],
@@ -124,7 +105,36 @@ def audit_app(read: Callable[[Path], PartyConfig]) -> typer.Typer:
             soft_wrap=True,
         )
 
-    return app
+
+def _verify(source: Path, peer: Path | None, key: Path | None, proof: Path | None, *, as_json: bool) -> None:
+    """Verifies evidence or a proof, says what was found, and ends with its code."""
+    # What reads evidence takes a while to load; other commands need none.
+    from medsilo.privacy.audit.bundle import UnreadableError
+    from medsilo.privacy.audit.findings import Verification
+    from medsilo.privacy.audit.fork_proof import read_fork_proof
+    from medsilo.privacy.audit.verification import verify_evidence
+
+    try:
+        if (claim := read_fork_proof(source)) is not None:
+            if peer is not None:
+                raise ConfigurationError(f"{source}: is a proof, which is checked by itself, without --peer")
+            _check_proof(claim, source, load_audit_public(key) if key else None, as_json=as_json)
+            return
+        result = verify_evidence(source, peer=peer, key=load_audit_public(key) if key else None)
+    except UnreadableError as error:
+        unread = Verification(str(source), problem=str(error))
+        _say(as_json, {"sound": False, "readable": False, **asdict(unread)}, [str(error)])
+        raise typer.Exit(UNREADABLE) from None
+    content = {"sound": result.sound, "readable": True, **asdict(result)}
+    lines = [str(source), *result.sentences()]
+    if proof is not None:
+        if result.proof is None:
+            lines.append("Nothing is proven against a third party: no proof was written.")
+        else:
+            _write_proof(result.proof, proof)
+            lines.append(f"Proof written: {proof}. Anyone checks it with `audit verify {proof.name}`.")
+    _say(as_json, content, lines)
+    raise typer.Exit(SOUND if result.sound else BROKEN)
 
 
 def _check_proof(claim: ForkProof, source: Path, key: bytes | None, *, as_json: bool) -> None:

@@ -11,14 +11,31 @@ from typing import Any
 
 from medsilo.privacy.audit.permission import is_farewell
 from medsilo.privacy.audit.verification import verify_evidence
-from medsilo.privacy.budget.loss import privacy_losses
+from medsilo.privacy.budget.loss import Losses
 from medsilo.privacy.consent.early_end import Cause
 from medsilo.privacy.errors import ConfigurationError, JournalError
 from medsilo.privacy.exposure import Exposure, expand
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.identity.keys import load_audit_public
-from medsilo.privacy.journal.journal import RECORDS, read_lines, read_records
+from medsilo.privacy.journal.journal import read_journal, read_lines
 from medsilo.privacy.journal.merkle import MerkleTree
+from medsilo.privacy.journal.records import (
+    ApprovalRecord,
+    ConsentRecord,
+    ForeignPeerRecord,
+    LedgerRecord,
+    MessageRecord,
+    Record,
+    RefusalRecord,
+    RosterRecord,
+    RunRecord,
+    SchemaRecord,
+    VoidRecord,
+    WithdrawalRecord,
+    charges_of,
+    run_of,
+)
+from medsilo.privacy.journal.segments import RECORDS
 from medsilo.privacy.journal.stored_schema import StoredSchema
 from medsilo.privacy.report.model import (
     BEFORE,
@@ -77,10 +94,10 @@ def make_report(
     """
     journal = Path(journal)
     if party is None:
-        first = next(read_records(journal), None)
+        first = next(read_journal(journal), None)
         if first is None:
             raise JournalError(f"{journal}: there is no journal there; give the folder that holds {RECORDS}")
-        party = Identity.parse(str(first.get("self")))
+        party = Identity.parse(str(first.self))
     if key is None:
         key = load_audit_public(journal.parent / "keys" / "audit.pub")
     return build_report(
@@ -119,27 +136,7 @@ def build_report(
     if not (journal / RECORDS).exists():
         begins = "silo train" if party.role == "silo" else "coordinator serve"
         raise JournalError(f"{journal}: there is no journal yet; `{begins}` begins one")
-    sums = _Sums(party, run, MerkleTree())
-
-    def begin(tree: MerkleTree) -> Callable[[Mapping[str, Any]], None]:
-        nonlocal sums
-        sums = _Sums(party, run, tree)
-        return sums.take
-
-    found = verify_evidence(journal, key=public_key, along=begin)
-    if found.problem:
-        take = begin(tree := MerkleTree())
-        for line, record in zip(read_lines(journal), read_records(journal), strict=False):
-            tree.append(line)
-            take(record)
-            if sums.unknown is not None:
-                break
-    if sums.unknown is not None:
-        index, error = sums.unknown
-        raise JournalError(
-            f"{journal / RECORDS}: record {index} is not of a form that this release knows ({error!r}); read it with "
-            "the release that wrote it, or check it with `audit verify`"
-        )
+    found, sums = _read(journal, public_key, party, run)
     if run is not None and run not in sums.plans:
         raise ConfigurationError(f"run {run} is not on record; the runs are {', '.join(sums.plans) or 'none'}")
     return Report(
@@ -149,14 +146,7 @@ def build_report(
         root_sha256=sums.tree.root().hex(),
         first_time=sums.first_time,
         last_time=sums.last_time,
-        verification=Soundness(
-            not found.problem,
-            found.sentences(),
-            found.index,
-            found.signed,
-            found.records,
-            [finding.sentence() for finding in found.findings],
-        ),
+        verification=found,
         runs=sums.runs(),
         left=sorted(sums.left.values(), key=_order),
         came_back=sorted(sums.came_back.values(), key=_order),
@@ -175,9 +165,37 @@ def build_report(
         answers=[answer for answer in answers if run in (None, answer.run)],
         accuracies=[accuracy for accuracy in accuracies if run in (None, accuracy.run)],
         attendance=[one for one in attendance if run in (None, one.run)],
-        privacy=privacy_losses(sums.charged, sums.consents),
+        privacy=sums.losses.by_account(entry["consent"] for entry in sums.consents),
         rehearsals=[rehearsal for rehearsal in rehearsals if run in (None, rehearsal.run)],
     )
+
+
+def _read(journal: Path, public_key: bytes, party: Identity, run: str | None) -> tuple[Soundness, _Sums]:
+    """What verifying a journal finds, and its records' sums, from one reading."""
+    sums = _Sums(party, run, MerkleTree())
+
+    def begin(tree: MerkleTree) -> Callable[[Record], None]:
+        nonlocal sums
+        sums = _Sums(party, run, tree)
+        return sums.take
+
+    found = verify_evidence(journal, key=public_key, along=begin)
+    if found.problem:
+        take = begin(tree := MerkleTree())
+        for line, record in zip(read_lines(journal), read_journal(journal), strict=False):
+            tree.append(line)
+            take(record)
+            if sums.unknown is not None:
+                break
+    if sums.unknown is not None:
+        index, error = sums.unknown
+        raise JournalError(
+            f"{journal / RECORDS}: record {index} is not of a form that this release knows ({error!r}); read it with "
+            "the release that wrote it, or check it with `audit verify`"
+        )
+    contradicted = [finding.sentence() for finding in found.findings]
+    sentences = found.sentences()
+    return Soundness(not found.problem, sentences, found.index, found.signed, found.records, contradicted), sums
 
 
 class _Sums:
@@ -200,7 +218,7 @@ class _Sums:
         self.foreign: dict[str, str] = {}
         self.schemas: dict[str, StoredSchema] = {}
         self.consents: list[dict[str, Any]] = []
-        self.decisions: list[Mapping[str, Any]] = []
+        self.decisions: list[ApprovalRecord | WithdrawalRecord] = []
         self.allowed: frozenset[Exposure] = frozenset()
         self.data = ""
         self.told: dict[str, set[str]] = {}
@@ -211,150 +229,152 @@ class _Sums:
         self.withdrawn: tuple[str, str] | None = None
         self.refusals: dict[tuple[str, ...], RefusalCount] = {}
         self.refusals_unlisted = 0
-        self.open_calls: OrderedDict[str, list[tuple[_Flows, str, Mapping[str, Any]]]] = OrderedDict()
+        self.open_calls: OrderedDict[str, list[tuple[_Flows, str, MessageRecord]]] = OrderedDict()
         self.synthetic: list[str] = []
-        self.charged: list[Mapping[str, Any]] = []
+        self.losses = Losses()
         self.masked_sums: dict[str, dict[int, int]] = {}
 
-    def take(self, record: Mapping[str, Any]) -> None:
+    def take(self, record: Record) -> None:
         if self.unknown is None:
             try:
                 self._add(record)
             except (KeyError, TypeError, ValueError, AttributeError, JournalError) as error:
-                self.unknown = record["index"], error
+                self.unknown = record.index, error
 
-    def _add(self, record: Mapping[str, Any]) -> None:
+    def _add(self, record: Record) -> None:
         self.count += 1
-        self.first_time = self.first_time or record["time"]
-        self.last_time = record["time"]
-        kind = record["kind"]
-        if kind == "ledger":
-            self.charged.append(
-                {key: record[key] for key in ("kind", "charge", "spent", "unit_spent") if key in record}
-            )
-        else:
-            self.charged += [{"kind": "ledger", "charge": charge} for charge in record.get("ledger", ())]
-        if kind == "void":
-            self.charged.append({"kind": "void", "charge": record["charge"], "index": record["index"]})
-        if kind == "run":
-            self.plans[record["run"]] = record["plan"], record["plan_sha256"]
-        elif kind == "consent":
-            self._consent(record)
-        elif kind in ("approval", "withdrawal"):
-            self.parted = self.parted or kind == "withdrawal"
-            if kind == "withdrawal" and record.get("cause") == Cause.WITHDRAWN and self.in_force_from:
-                self.withdrawn, self.in_force_from = (self.in_force_from, record["time"]), None
-                self.consents[-1].setdefault("until", record["time"])
-            if self._wanted(record):
-                self.decisions.append(
-                    {key: value for key, value in record.items() if key not in ("v", "index", "federation", "self")}
-                )
-        elif kind == "roster":
-            if self._wanted(record):
-                self.masked_sums.setdefault(record["run"], {})[record["round"]] = len(record["silos"])
-        elif kind == "refusal":
-            self._refusal(record)
-        elif kind == "schema":
-            self.schemas[record["schema_sha256"]] = StoredSchema(record["files"])
-        elif kind == "foreign-peer":
-            self.foreign[record["peer"]] = record["protocol"]
-        elif kind == "message":
-            self._message(record)
+        self.first_time = self.first_time or record.time
+        self.last_time = record.time
+        for charge in charges_of(record):
+            self.losses.charged(charge)
+        match record:
+            case MessageRecord():
+                self._message(record)
+            case LedgerRecord() if record.spent is not None:
+                self.losses.spent(record.charge, record.unit_spent)
+            case VoidRecord():
+                self.losses.voided(record.charge, record.index)
+            case RunRecord():
+                self.plans[record.run] = record.plan, record.plan_sha256
+            case ConsentRecord():
+                self._consent(record)
+            case WithdrawalRecord():
+                self._withdrawal(record)
+            case ApprovalRecord() if self._wanted(record):
+                self.decisions.append(record)
+            case RosterRecord() if self._wanted(record):
+                self.masked_sums.setdefault(record.run, {})[record.round] = len(record.silos)
+            case RefusalRecord():
+                self._refusal(record)
+            case SchemaRecord():
+                self.schemas[record.schema_sha256] = StoredSchema(record.files)
+            case ForeignPeerRecord():
+                self.foreign[record.peer] = record.protocol
 
-    def _wanted(self, record: Mapping[str, Any]) -> bool:
-        return self.only is None or record.get("run") == self.only
+    def _withdrawal(self, record: WithdrawalRecord) -> None:
+        self.parted = True
+        if record.cause == Cause.WITHDRAWN and self.in_force_from:
+            self.withdrawn, self.in_force_from = (self.in_force_from, record.time), None
+            self.consents[-1].setdefault("until", record.time)
+        if self._wanted(record):
+            self.decisions.append(record)
 
-    def _consent(self, record: Mapping[str, Any]) -> None:
-        if record.get("synthetic"):
+    def _wanted(self, record: Record) -> bool:
+        return self.only is None or run_of(record) == self.only
+
+    def _consent(self, record: ConsentRecord) -> None:
+        if record.synthetic:
             self._note_synthetic(self.party)
-        self.allowed = expand(record["consent"].get("exposures") or ())
+        self.allowed = expand(record.consent.get("exposures") or ())
         self.parted = False
-        self.data = str(record.get("data_sha256") or "")
-        anew = {"given_anew_after": self.withdrawn[1]} if record.get("given") and self.withdrawn else {}
-        if not self.consents or self.consents[-1]["consent"] != record["consent"] or anew:
-            purpose = {"purpose": record["purpose"]} if record.get("purpose") else {}
-            entry = {"time": record["time"], "consent": record["consent"], "runs": [], **purpose, **anew}
+        self.data = str(record.data_sha256 or "")
+        anew = {"given_anew_after": self.withdrawn[1]} if record.given and self.withdrawn else {}
+        if not self.consents or self.consents[-1]["consent"] != record.consent or anew:
+            purpose = {"purpose": record.purpose} if record.purpose else {}
+            entry = {"time": record.time, "consent": record.consent, "runs": [], **purpose, **anew}
             if self.consents:
-                self.consents[-1].setdefault("until", record["time"])
+                self.consents[-1].setdefault("until", record.time)
             self.consents.append(entry)
-        if record.get("given"):
+        if record.given:
             self.withdrawn = None
-        if self.withdrawn is None and self.in_force_from is None and record.get("purpose") != "enrolment":
-            self.in_force_from = record["time"]
+        if self.withdrawn is None and self.in_force_from is None and record.purpose != "enrolment":
+            self.in_force_from = record.time
 
     def _note_synthetic(self, identity: str) -> None:
         if identity not in self.synthetic:
             self.synthetic.append(identity)
 
-    def _refusal(self, record: Mapping[str, Any]) -> None:
+    def _refusal(self, record: RefusalRecord) -> None:
         if not self._wanted(record):
             return
-        run, peer, rpc, direction = (str(record.get(name) or "") for name in ("run", "peer", "rpc", "direction"))
-        reason = str(record["reason"])[:_LONGEST_REASON]
+        run, peer, rpc, direction = (
+            str(value or "") for value in (record.run, record.peer, record.rpc, record.direction)
+        )
+        reason = str(record.reason)[:_LONGEST_REASON]
         key = (run, peer, rpc, direction, reason)
         if key not in self.refusals and len(self.refusals) >= LISTED_REFUSALS:
             self.refusals_unlisted += 1
             return
-        time = str(record["time"])
+        time = str(record.time)
         refusal = self.refusals.setdefault(key, RefusalCount(run, peer, rpc, direction, reason, time, time))
         refusal.times += 1
-        refusal.last_time = record["time"]
+        refusal.last_time = record.time
 
-    def _message(self, record: Mapping[str, Any]) -> None:
-        run = record["run"] or BEFORE
+    def _message(self, record: MessageRecord) -> None:
+        run = record.run or BEFORE
         if run != BEFORE:
-            self.plans.setdefault(run, (None, record["plan_sha256"]))
-        leaving = (record["direction"] == "sent") == self.of_silo
-        if leaving and any(_exposure(name) in TELLING for name in record["classes"]):
+            self.plans.setdefault(run, (None, record.plan_sha256))
+        leaving = (record.direction == "sent") == self.of_silo
+        if leaving and any(_exposure(name) in TELLING for name in record.classes):
             self.told.setdefault(run, set()).add(self.data)
         if leaving and self.of_silo and self.consents and run != BEFORE and run not in self.consents[-1]["runs"]:
             self.consents[-1]["runs"].append(run)
         if not self._wanted(record):
             return
         # Protobuf leaves out what is false: where the field has bytes, it says yes.
-        if not self.of_silo and record["message_type"] == _JOINING and "synthetic" in record["fields"]:
-            self._note_synthetic(record["peer"])
+        if not self.of_silo and record.message_type == _JOINING and "synthetic" in record.fields:
+            self._note_synthetic(record.peer)
         self._flows(self.left if leaving else self.came_back, run, record)
-        peer = self.peers.setdefault(record["peer"], Peer(record["peer"], first_time=record["time"]))
-        peer.last_time = record["time"]
-        if (digest := record["peer_certificate_sha256"]) and digest not in peer.certificates:
+        peer = self.peers.setdefault(record.peer, Peer(record.peer, first_time=record.time))
+        peer.last_time = record.time
+        if (digest := record.peer_certificate_sha256) and digest not in peer.certificates:
             peer.certificates.append(digest)
-        peer.only_met = peer.only_met and record["rpc"] in _MEETING
+        peer.only_met = peer.only_met and record.rpc in _MEETING
         if leaving:
-            peer.bytes_left += record["length"]
+            peer.bytes_left += record.length
         else:
-            peer.bytes_came_back += record["length"]
+            peer.bytes_came_back += record.length
         if leaving and self.of_silo:
             allowed = self.allowed
-            if is_farewell(record["rpc"], ended=self.parted):
+            if is_farewell(record.rpc, ended=self.parted):
                 allowed |= {Exposure.PROTOCOL, Exposure.IDENTITY}
-            for name, count in record["classes"].items():
+            for name, count in record.classes.items():
                 if _exposure(name) not in allowed:
                     add_counts(self.outside_consent, {_exposure(name): count})
 
-    def _flows(self, flows: _Flows, run: str, record: Mapping[str, Any]) -> None:
-        peer = record["peer"]
-        for name, count in record["classes"].items():
+    def _flows(self, flows: _Flows, run: str, record: MessageRecord) -> None:
+        peer = record.peer
+        for name, count in record.classes.items():
             exposure = _exposure(name)
             flow = flows.setdefault((run, peer, exposure), Flow(run, peer, exposure))
             flow.bytes += count
             flow.messages += 1
-        for path, count in record["fields"].items():
-            exposure = self.schemas[record["schema_sha256"]].exposure(record["message_type"], path)
+        for path, count in record.fields.items():
+            exposure = self.schemas[record.schema_sha256].exposure(record.message_type, path)
             fields = flows[(run, peer, exposure)].fields
             fields[path] = fields.get(path, 0) + count
-        for tensor in record.get("tensors", ()):
+        for tensor in record.tensors:
             exposure = _exposure(tensor["class"])
             # A manifest may come whose bytes never did.
             flow = flows.setdefault((run, peer, exposure), Flow(run, peer, exposure))
             flow.note_tensor(tensor["name"], tensor["shape"], tensor["dtype"], None)
         # The receiver of a call learns its round from the first message, after that was recorded.
-        waiting = self.open_calls.setdefault(record["call_id"], [])
+        waiting = self.open_calls.setdefault(record.call_id, [])
         waiting.append((flows, run, record))
-        if record["round"] is not None:
+        if record.round is not None:
             for place in waiting:
-                _place(*place, record["round"])
-            del self.open_calls[record["call_id"]]
+                _place(*place, record.round)
+            del self.open_calls[record.call_id]
         elif len(self.open_calls) > _OPEN_CALLS:
             self.open_calls.popitem(last=False)
 
@@ -397,10 +417,10 @@ def _order(flow: Flow) -> tuple[bool, str, bool, int, str]:
     )
 
 
-def _place(flows: _Flows, run: str, record: Mapping[str, Any], number: int) -> None:
+def _place(flows: _Flows, run: str, record: MessageRecord, number: int) -> None:
     """Puts a message's bytes and tensors into a round."""
-    for name, count in record["classes"].items():
-        add_counts(flows[(run, record["peer"], _exposure(name))].rounds, {number: count})
-    for tensor in record.get("tensors", ()):
-        flow = flows[(run, record["peer"], _exposure(tensor["class"]))]
+    for name, count in record.classes.items():
+        add_counts(flows[(run, record.peer, _exposure(name))].rounds, {number: count})
+    for tensor in record.tensors:
+        flow = flows[(run, record.peer, _exposure(tensor["class"]))]
         flow.note_tensor(tensor["name"], tensor["shape"], tensor["dtype"], number)

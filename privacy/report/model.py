@@ -10,9 +10,8 @@ that it received. ``medsilo.privacy.report.writing`` puts a report into words an
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
@@ -24,6 +23,7 @@ from medsilo.privacy.budget.promise import PrivacyPlan
 from medsilo.privacy.consent.consent import INVENTED_HOSPITALS
 from medsilo.privacy.exposure import Exposure, expand
 from medsilo.privacy.identity.identity import Identity
+from medsilo.privacy.journal.records import ApprovalRecord, WithdrawalRecord
 from medsilo.privacy.pages.wording import listed, number_of, rounds_and_end
 from medsilo.privacy.report.rehearsed import Rehearsed
 from medsilo.privacy.report.words import (
@@ -39,9 +39,6 @@ from medsilo.privacy.report.words import (
 
 BEFORE = ""
 """In place of a run's name: what is exchanged before a run is joined."""
-
-FORM = "medsilo-report"
-VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -109,28 +106,6 @@ class Flow:
         if round_number is not None:
             known.first_round = round_number if known.first_round is None else min(known.first_round, round_number)
             known.last_round = round_number if known.last_round is None else max(known.last_round, round_number)
-
-    def to_json(self) -> dict[str, Any]:
-        """The flow as it stands in the report's JSON; rounds count from 1 there."""
-        return {
-            "peer": self.peer,
-            "exposure": self.exposure.value,
-            "bytes": self.bytes,
-            "messages": self.messages,
-            "per_round": [{"round": number + 1, "bytes": count} for number, count in sorted(self.rounds.items())],
-            "outside_rounds": self.bytes - sum(self.rounds.values()),
-            "fields": self.fields,
-            "tensors": [
-                {
-                    "name": name,
-                    "shape": tensor.shape,
-                    "dtype": tensor.dtype,
-                    "first_round": None if tensor.first_round is None else tensor.first_round + 1,
-                    "last_round": None if tensor.last_round is None else tensor.last_round + 1,
-                }
-                for name, tensor in self.tensors.items()
-            ],
-        }
 
 
 @dataclass(frozen=True)
@@ -339,7 +314,7 @@ class Report:
     peers: dict[str, Peer]
     foreign: Mapping[str, str]
     consents: list[Mapping[str, Any]]
-    decisions: list[Mapping[str, Any]]
+    decisions: list[ApprovalRecord | WithdrawalRecord]
     outside_consent: dict[Exposure, int]
     withdrawn: tuple[str, str] | None
     refusals: list[RefusalCount]
@@ -494,74 +469,6 @@ class Report:
                 add_counts(found.setdefault(run.method, {}), {e: flow.bytes for e, flow in run.left.items()})
         return found
 
-    def to_json(self) -> str:
-        """The report for machines; ``docs/report.md`` describes its shape."""
-        telling = [exposure for exposure in TELLING if any(exposure in run.left for run in self.runs)]
-        content: dict[str, Any] = {
-            "form": FORM,
-            "version": VERSION,
-            "party": {
-                "identity": self.party.uri,
-                "role": self.party.role,
-                "federation": self.party.federation,
-                "audit_key_sha256": self.key_sha256,
-            },
-            "record": {
-                "records": self.records,
-                "root_sha256": self.root_sha256,
-                "first_time": self.first_time,
-                "last_time": self.last_time,
-            },
-            "verification": asdict(self.verification),
-            "synthetic": self.synthetic,
-            "limited_to_run": self.limited_to,
-            "other_runs": self.other_runs,
-            "other_runs_without_privacy": dict(self.plain_elsewhere),
-            "bytes_left": self.bytes_left,
-            "runs": [
-                {
-                    "run": run.name,
-                    "method": run.method,
-                    "rounds": run.rounds,
-                    "plan_sha256": run.plan_sha256,
-                    "what_left": run.statement,
-                    "masked_sums": [{"round": n + 1, "silos": k} for n, k in sorted(run.masked_sums.items())],
-                    "consents_sha256": [
-                        one["consent"].get("sha256") for one in self.consents if run.name in one["runs"]
-                    ],
-                    "bytes_left": run.bytes_left,
-                    "left": [flow.to_json() for flow in self.left if flow.run == run.name],
-                    "came_back": [flow.to_json() for flow in self.came_back if flow.run == run.name],
-                }
-                for run in self.runs
-            ],
-            "peers": [asdict(peer) for peer in self.peers.values()],
-            "foreign": dict(self.foreign),
-            "consents": [{"time": record["time"], **record["consent"]} for record in self.consents],
-            "decisions": list(self.decisions),
-            "outside_consent": {exposure.value: count for exposure, count in self.outside_consent.items()},
-            "withdrawn": self.withdrawn and {"in_force_from": self.withdrawn[0], "at": self.withdrawn[1]},
-            "refusals": [asdict(refusal) for refusal in self.refusals],
-            "refusals_unlisted": self.refusals_unlisted,
-            "privacy_loss": {
-                # One number only where it is the whole truth.
-                "epsilon": self.privacy[0].most.epsilon
-                if len(self.privacy) == 1 and not self.without_privacy() and not self.plain_elsewhere
-                else None,
-                "statement": " ".join(self.privacy_statements()),
-                "accounts": [{**asdict(loss), "left": loss.left} for loss in self.privacy],
-            },
-            "rehearsals": [rehearsal.model_dump(mode="json") for rehearsal in self.rehearsals],
-            "risks": {exposure.value: self.risk(exposure) for exposure in telling},
-        }
-        if not self.of_silo:
-            content["hospitals"] = _by_name(self.hospitals())
-            content["methods"] = _by_name(self.methods())
-            content["answers"] = [asdict(answer) for answer in self.answers]
-            content["accuracies"] = [asdict(accuracy) for accuracy in self.accuracies]
-            content["attendance"] = [asdict(attendance) for attendance in self.attendance]
-        return json.dumps(content, indent=2, ensure_ascii=False)
-
 
 def _turned(limits: Mapping[str, str]) -> dict[str, list[str]]:
     turned: dict[str, list[str]] = {}
@@ -582,7 +489,3 @@ def add_counts(into: dict[Any, int], counts: Mapping[Any, int]) -> None:
     """Adds counts to those that are there."""
     for key, count in counts.items():
         into[key] = into.get(key, 0) + count
-
-
-def _by_name(table: Mapping[str, Mapping[Exposure, int]]) -> dict[str, dict[str, int]]:
-    return {name: {exposure.value: count for exposure, count in row.items()} for name, row in table.items()}

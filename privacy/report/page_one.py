@@ -9,6 +9,7 @@ from typing import Any
 
 from medsilo.privacy.consent.early_end import Cause
 from medsilo.privacy.exposure import MODEL, Exposure
+from medsilo.privacy.journal.records import WithdrawalRecord
 from medsilo.privacy.pages.blocks import Answered, Tone
 from medsilo.privacy.pages.wording import (
     capital,
@@ -18,7 +19,6 @@ from medsilo.privacy.pages.wording import (
     minute,
     number_of,
     readable_bytes,
-    text_of,
     times,
 )
 from medsilo.privacy.report.model import BEFORE, Report, in_order
@@ -178,7 +178,7 @@ def _on_which_consent(report: Report) -> Answered:
             verdict += f", {len(never)} declined"
         if later := declined & joined:
             verdict += f"; {len(later)} of them declined another run, or the rest of one"
-        ended = {record.get("silo") for record in report.decisions if record["kind"] == "withdrawal"}
+        ended = {record.silo for record in report.decisions if isinstance(record, WithdrawalRecord)}
         if ended:
             verdict += f"; {len(ended)} withdrew, or ended early, for a time or for good"
         return Answered(
@@ -201,7 +201,7 @@ def _on_which_consent(report: Report) -> Answered:
     changes = sum(1 for one, next_one in itertools.pairwise(own) if one["consent"] != next_one["consent"])
     last, now = own[-1], report.consents[-1]
     in_force = last is now and report.withdrawn is None
-    withdrawals = [decision for decision in report.decisions if decision["kind"] == "withdrawal"]
+    withdrawals = [decision for decision in report.decisions if isinstance(decision, WithdrawalRecord)]
     verdict = "The hospital's own consent; all that left was covered by it"
     sentences = [f"In force since {minute(last['time'])} UTC{_anew(last)}."]
     if report.withdrawn and last["until"] == report.withdrawn[1]:
@@ -220,7 +220,7 @@ def _on_which_consent(report: Report) -> Answered:
         sentences.append(f"It was changed {times(changes)} between or during runs; all versions stand below.")
     if not in_force and not verdict.startswith("Withdrawn"):
         sentences.append(_since(report))
-    sentences += [f"{_ending(one)} on {minute(one['time'])} UTC." for one in withdrawals]
+    sentences += [f"{_ending(one)} on {minute(one.time)} UTC." for one in withdrawals]
     return Answered(
         question,
         verdict,
@@ -246,12 +246,12 @@ def _since(report: Report) -> str:
     return f"{since} the hospital's consent is what stands last below; that says nothing about what had left before."
 
 
-def _ending(withdrawal: Mapping[str, Any]) -> str:
-    if withdrawal.get("run") is None:
+def _ending(withdrawal: WithdrawalRecord) -> str:
+    if withdrawal.run is None:
         return "Withdrawn, in no run,"
-    if (cause := withdrawal.get("cause", Cause.WITHDRAWN)) != Cause.WITHDRAWN:
-        return f"Its part in run {text_of(withdrawal, 'run')} ended ({cause})"
-    return f"Withdrawn from run {text_of(withdrawal, 'run')}"
+    if withdrawal.cause is not None and withdrawal.cause != Cause.WITHDRAWN:
+        return f"Its part in run {withdrawal.run} ended ({withdrawal.cause})"
+    return f"Withdrawn from run {withdrawal.run}"
 
 
 def _risk_in_short(report: Report) -> Answered:

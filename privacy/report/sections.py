@@ -7,6 +7,7 @@ from typing import Any
 
 from medsilo.privacy.consent.early_end import Cause
 from medsilo.privacy.exposure import MEANING, Exposure
+from medsilo.privacy.journal.records import ApprovalRecord, WithdrawalRecord
 from medsilo.privacy.pages.blocks import Block, Fold, Heading, Paragraph, Picture, Section, Steps, Table
 from medsilo.privacy.pages.plots import Strip, bars_by_round
 from medsilo.privacy.pages.wording import (
@@ -360,7 +361,7 @@ def _decisions(report: Report) -> Iterator[Block]:
         yield Table(
             "Approvals and withdrawals" if report.of_silo else "Hospitals' withdrawals",
             ["When (UTC)", "Decision"],
-            [[minute(record["time"]), _decision(record)] for record in report.decisions],
+            [[minute(record.time), _decision(record)] for record in report.decisions],
             [],
             [22, 78],
         )
@@ -399,29 +400,30 @@ def _answered(answer: Answer, delivered: int) -> str:
     return f"declined, after {number_of(delivered, 'round')} of it" if delivered else "declined"
 
 
-def _decision(record: Mapping[str, Any]) -> str:
-    if record["kind"] == "approval":
-        plan = f"its plan's hash (SHA-256):\n`{text_of(record, 'plan_sha256')}`"
-        return f"Run {text_of(record, 'run')} was approved; {plan}"
+def _decision(record: ApprovalRecord | WithdrawalRecord) -> str:
+    run = record.run or "?"
+    if isinstance(record, ApprovalRecord):
+        return f"Run {run} was approved; its plan's hash (SHA-256):\n`{record.plan_sha256}`"
     what = _arrived(record)
-    reason = record.get("reason")
-    why = f"\nIts reason, which was not sent: {reason}" if reason and reason != record.get("cause") else ""
-    signed = "\nThe hospital has signed this; the statement is in the record." if record.get("statement") else ""
-    whose = f"{text_of(record, 'silo')}: its" if record.get("silo") else "The"
-    run, cause = text_of(record, "run"), record.get("cause", Cause.WITHDRAWN)
+    why = ""
+    if record.reason and record.reason != record.cause:
+        why = f"\nIts reason, which was not sent: {record.reason}"
+    signed = "\nThe hospital has signed this; the statement is in the record." if record.statement else ""
+    whose = f"{record.silo}: its" if record.silo else "The"
+    cause = record.cause or Cause.WITHDRAWN
     ended = f"consent to run {run} was withdrawn" if cause == Cause.WITHDRAWN else f"part in run {run} ended ({cause})"
     return f"{whose} {ended}.{what}{why}{signed}"
 
 
-def _arrived(record: Mapping[str, Any]) -> str:
+def _arrived(record: WithdrawalRecord) -> str:
     """What had become of the updates of a hospital whose part ended; only the coordinator knows of the last one."""
-    arrived = record.get("rounds_acknowledged")
+    arrived = record.rounds_acknowledged
     if not isinstance(arrived, list) or not all(isinstance(number, int) for number in arrived):
         return ""
-    if "dropped_round" not in record or not arrived:
+    if "dropped_round" not in vars(record) or not arrived:
         return f" {capital(updates_arrived(arrived))}."
     said = f" Its updates of {rounds_of(arrived)} had arrived"
-    dropped = record["dropped_round"]
+    dropped = record.dropped_round
     if isinstance(dropped, int):
         said += f"; that of round {dropped + 1}, which was still open, was used for nothing"
     return f"{said}."

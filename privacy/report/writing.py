@@ -16,6 +16,7 @@ from medsilo.privacy.files.durable import write_atomically
 from medsilo.privacy.pages.blocks import Document, Section, Terms, harmless, texts_of
 from medsilo.privacy.pages.page import page, print_page_one
 from medsilo.privacy.pages.wording import grouped
+from medsilo.privacy.report.as_json import as_json
 from medsilo.privacy.report.format import Format
 from medsilo.privacy.report.model import Report, in_order
 from medsilo.privacy.report.page_one import answers, subtitle, warnings
@@ -61,7 +62,7 @@ def make_document(report: Report) -> Document:
 
 def to_json(report: Report) -> bytes:
     """The report for machines."""
-    return report.to_json().encode()
+    return as_json(report).encode()
 
 
 def to_html(report: Report) -> bytes:

@@ -12,7 +12,7 @@ different rosters do not cancel each other's masks.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal
@@ -33,7 +33,7 @@ from medsilo.privacy.errors import IdentityError, JournalError, RefusedError
 from medsilo.privacy.files.canonical import read_canonical, write_canonical
 from medsilo.privacy.files.configuration import StrictModel, explain
 from medsilo.privacy.identity.certificates import Credentials, fingerprint, identity_named_by, identity_of_certificate
-from medsilo.privacy.identity.envelope import from_json, from_message, key_id, seal, to_json, to_message, unseal
+from medsilo.privacy.identity.envelope import from_message, key_id, seal, to_json, to_message, unseal
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.secure_aggregation.masking import mask, pair_keys
 from medsilo.protos.medsilo.v1 import journal_pb2
@@ -272,29 +272,3 @@ class Roster:
     def statements(self) -> list[dict[str, Any]]:
         """The silos' signed statements, for the journal."""
         return [{"statement": to_json(key.statement), "voucher": to_json(key.voucher)} for key in self.keys.values()]
-
-
-def check_recorded(record: Mapping[str, Any], audit_keys: Collection[bytes]) -> None:
-    """Checks a silo's ``roster`` record by itself: every signature, that all statements are for its run and round and
-    of the same models, and that names and hash are theirs. Who issued the certificates the record does not tell.
-
-    ``audit_keys``: the silo's own so far, one of which signed its statement; empty where they are not known.
-
-    Raises ``RefusedError`` or ``JournalError`` that says what does not hold.
-    """
-    occasion = Occasion(record["federation"], record["run"], bytes.fromhex(record["plan_sha256"]), int(record["round"]))
-    messages = [
-        journal_pb2.MaskKey(
-            statement=to_message(from_json(one["statement"])), voucher=to_message(from_json(one["voucher"]))
-        )
-        for one in record["statements"]
-    ]
-    roster = Roster.read(messages, occasion, ca_pem=None)
-    described = roster.describe()
-    if {name: record[name] for name in described} != described:
-        raise JournalError("the roster's names or hash are not those of its signed statements")
-    own = roster.keys.get(Identity.parse(record["self"]).name)
-    if own is None or (audit_keys and own.audit_key not in audit_keys):
-        raise JournalError("the roster holds no statement that the journal's owner signed")
-    if any(key.received_sha256 != own.received_sha256 for key in roster.keys.values()):
-        raise JournalError("the roster's silos were given different models to train from")

@@ -12,6 +12,7 @@ from medsilo.privacy.consent.consent import ConsentFile
 from medsilo.privacy.consent.withdrawal import History
 from medsilo.privacy.errors import ConfigurationError, MedsiloError
 from medsilo.privacy.files.state_folder import keep_private
+from medsilo.privacy.journal.records import ConsentRecord
 from medsilo.privacy.party.console import application, out, say
 from medsilo.privacy.report.words import updates_arrived
 from medsilo.silo.commands.options import Config, Yes
@@ -115,7 +116,7 @@ def give(config: Config, yes: Yes = False) -> None:
     if not yes:
         typer.confirm("Give this consent anew?", abort=True)
     with own_journal(settings) as (door, _):
-        door.note("consent", consent=file.describe(), given=True)
+        door.note(ConsentRecord(consent=file.describe(), given=True))
         door.journal.checkpoint()
         settings.approval.unlink(missing_ok=True)
         settings.withdrawal.unlink(missing_ok=True)

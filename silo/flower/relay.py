@@ -27,6 +27,7 @@ from medsilo.privacy.errors import ConsentError, MedsiloError, RefusedError, Unr
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.files.canonical import write_canonical
 from medsilo.privacy.identity.identity import Identity
+from medsilo.privacy.journal.records import RunRecord
 from medsilo.silo.flower.config import FlowerConfig
 from medsilo.silo.flower.objects import Reply, ReplyReader, is_object_id, message_object, object_id, tree_ids
 from medsilo.silo.flower.release import PACKAGE, RPCS, Rpc
@@ -389,7 +390,7 @@ class Relay:
         digest = hashlib.sha256(write_canonical(content)).hexdigest()
         with gate.held():  # the file may have been changed since it was held against the plan
             gate.check(())
-            self._door.note("run", run=run, plan_sha256=digest, plan=content)
+            self._door.note(RunRecord(run=run, plan_sha256=digest, plan=content))
         part = self._parts[run] = _Part(digest, gate)
         return part
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from medsilo.privacy.consent.consent import ConsentFile
 from medsilo.privacy.consent.gate import ConsentGate
@@ -16,6 +17,7 @@ from medsilo.privacy.files.state_folder import keep_private
 from medsilo.privacy.identity.endpoint import split_address
 from medsilo.privacy.identity.keys import load_audit_key
 from medsilo.privacy.journal.journal import Journal
+from medsilo.privacy.journal.records import ConsentRecord
 from medsilo.silo.flower.config import FlowerConfig
 from medsilo.silo.flower.relay import Relay, missing_for, plan_of
 from medsilo.silo.flower.release import read_release
@@ -45,9 +47,8 @@ def serve(config: FlowerConfig, ready: Callable[[], None]) -> None:
         audit_key = load_audit_key(config.keys / "audit.key")
 
         def note(file: ConsentFile, problem: str | None = None) -> None:
-            told = {"unusable": problem} if problem else {}
-            nothing = {"data": "", "data_sha256": "", "synthetic": False}
-            door.note("consent", consent=file.describe(), **nothing, **told)
+            told: dict[str, Any] = {"unusable": problem} if problem else {}
+            door.note(ConsentRecord(consent=file.describe(), data="", data_sha256="", synthetic=False, **told))
 
         gate = ConsentGate(consent, config.coordinator_identity, changed=note)
         with Journal(config.journal, key=audit_key, origin=config.journal_origin) as journal:

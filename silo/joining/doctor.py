@@ -33,6 +33,7 @@ from medsilo.privacy.errors import (
 from medsilo.privacy.identity.certificates import Credentials, identity_of_certificate
 from medsilo.privacy.identity.keys import load_audit_key
 from medsilo.privacy.journal.journal import Journal
+from medsilo.privacy.journal.records import ConsentRecord
 from medsilo.privacy.party.examination import (
     SOON_DAYS,
     Finding,
@@ -249,7 +250,7 @@ def _ask(config: SiloConfig, credentials: Credentials | None, *, may_ask: bool) 
         ) as journal:
             gate = ConsentGate(file, config.coordinator_identity, withdrawal=config.withdrawal)
             door = Door(journal, identity=config.identity.uri, federation=config.federation, gate=gate)
-            door.note("consent", consent=file.describe())
+            door.note(ConsentRecord(consent=file.describe()))
             return _get_plan(config, credentials, door, PROTOCOL_VERSION)
     except JournalInUseError:
         return [good("asking", "not asked: `silo train` seems to run, and speaks to the coordinator itself")], None

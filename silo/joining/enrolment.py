@@ -24,6 +24,7 @@ from medsilo.privacy.identity.certificates import fingerprint, identity_of_certi
 from medsilo.privacy.identity.envelope import to_message
 from medsilo.privacy.identity.invitation import Invitation, Statement
 from medsilo.privacy.journal.journal import Journal
+from medsilo.privacy.journal.records import ConsentRecord
 from medsilo.protos.medsilo.v1 import enrolment_pb2 as wire
 from medsilo.protos.nonces import nonce
 from medsilo.protos.versions import PROTOCOL_VERSION
@@ -78,7 +79,7 @@ def enrol(config: SiloConfig, invitation: Invitation, ca: bytes, audit_key: Ed25
     with Journal(config.journal, key=audit_key, origin=config.journal_origin) as journal:
         gate = ConsentGate(file, coordinator, withdrawal=config.withdrawal)
         door = Door(journal, identity=config.identity.uri, federation=config.federation, gate=gate)
-        door.note("consent", consent=file.describe(), purpose="enrolment")
+        door.note(ConsentRecord(consent=file.describe(), purpose="enrolment"))
 
         def ask(version: int) -> wire.EnrolResponse:
             call = Call(

@@ -75,12 +75,12 @@ def consent_content(settings: SiloConfig) -> dict[str, Any]:
 
 def _withdrawal(settings: SiloConfig, history: History) -> dict[str, Any]:
     record, asked = history.withdrawal, WithdrawalRequest.read(settings.withdrawal)
-    part = history.parts.get(record["plan_sha256"]) if record else None
+    part = history.parts.get(record.plan_sha256 or "") if record else None
     return {
-        "at": asked.at if asked else record["time"] if record else None,
-        "reason": record["reason"] if record else asked.reason if asked else "",
+        "at": asked.at if asked else record.time if record else None,
+        "reason": record.reason if record else asked.reason if asked else "",
         "run": part.run if part else None,
-        "rounds_acknowledged": list(record["rounds_acknowledged"]) if record else [],
+        "rounds_acknowledged": list(record.rounds_acknowledged) if record else [],
         "coordinator_told": part.told if part else None,
     }
 

@@ -79,10 +79,10 @@ class View:
             outside = _run(self._tail, BEFORE)
             refused = [
                 {
-                    "at": r["time"][:19].replace("T", " "),
-                    "rpc": r.get("rpc") or "plan",  # declining a run is no refusal of a message
-                    "reason": r["reason"],
-                    "direction": r.get("direction") or "",
+                    "at": r.time[:19].replace("T", " "),
+                    "rpc": r.rpc or "plan",  # declining a run is no refusal of a message
+                    "reason": r.reason,
+                    "direction": r.direction or "",
                 }
                 for r in self._tail.refusals[-_NEWEST:]
             ]

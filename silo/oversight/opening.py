@@ -11,10 +11,12 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from medsilo.algorithms.tensors.transfer import MemorySink, Receiver, read_manifest
+from medsilo.privacy.budget.ledger import UPDATE
 from medsilo.privacy.door.archive import SentArchive
 from medsilo.privacy.errors import DataError, RefusedError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.journal.journal import read_records, understanding
+from medsilo.privacy.journal.journal import read_journal, understanding
+from medsilo.privacy.journal.records import MessageRecord
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.silo.state.config import SiloConfig
 
@@ -64,17 +66,17 @@ def open_rounds(config: SiloConfig, folder: Path, *, run: str | None, round_numb
     archive = config.sent_archive
     uploads: dict[str, _Upload] = {}
     with understanding(config.journal):
-        for record in read_records(config.journal):
-            if record["kind"] != "message" or record["direction"] != "sent" or record["rpc"] != "SubmitUpdate":
+        for record in read_journal(config.journal):
+            if not isinstance(record, MessageRecord) or record.direction != "sent" or record.rpc != UPDATE:
                 continue
-            if run not in (None, record["run"]) or round_number not in (None, record["round"]):
+            if run not in (None, record.run) or round_number not in (None, record.round):
                 continue
-            name = f"{record['run']}-{record['round']:d}-{record['call_id']}"
-            if not _FILE_NAME.fullmatch(name):
+            name = f"{record.run}-{record.round}-{record.call_id}"
+            if record.run is None or record.round is None or not _FILE_NAME.fullmatch(name):
                 raise ValueError(f"{name!r:.100} is no run, round and call")
-            upload = uploads.setdefault(record["call_id"], _Upload(record["run"], record["round"], record["time"], []))
-            upload.digests.append(record["sha256"])
-            upload.length += record["length"]
+            upload = uploads.setdefault(record.call_id, _Upload(record.run, record.round, record.time, []))
+            upload.digests.append(record.sha256)
+            upload.length += record.length
     if not uploads:
         raise DataError(f"{config.journal}: no upload of that run and round stands in the journal")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)

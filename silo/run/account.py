@@ -18,7 +18,6 @@ from medsilo.privacy.budget.ledger import (
     Purpose,
     Run,
     Subject,
-    charges,
     describe_spent,
     told_of,
 )
@@ -29,7 +28,8 @@ from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.door.door import Call, Door
 from medsilo.privacy.errors import BudgetError, DataError, RefusedError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.journal.journal import read_records
+from medsilo.privacy.journal.journal import read_journal
+from medsilo.privacy.journal.records import LedgerRecord, MessageRecord, VoidRecord, charges_of
 from medsilo.privacy.pages.wording import shown
 from medsilo.silo.state.config import SiloConfig
 
@@ -222,7 +222,7 @@ class Account:
         key = self._sealed.seal(subject, purpose, reads)
         entry = self._ledger.charge(event, purpose, self._budget, seal=key.sha256)
         self._taken_up.add(entry.index)
-        self._door.note("ledger", charge=entry.describe(), **self._spent(entry))
+        self._door.note(LedgerRecord(charge=entry.describe(), **self._spent(entry)))
         return Paid(entry.sha256, key.key)
 
     def failed(self) -> None:
@@ -231,22 +231,23 @@ class Account:
         begun = [entry for entry in self._own() if entry.index in self._taken_up]
         for entry in begun:
             if entry.purpose.round == begun[-1].purpose.round:
-                self._door.note("ledger", charge=entry.describe(), failed=True)
+                self._door.note(LedgerRecord(charge=entry.describe(), failed=True))
 
     def _void(self, earlier: list[Entry]) -> None:
         """Voids the charges of which the journal told when they were made, and after which no update was sent, nor a
         training failed that they paid for."""
         told: dict[str, int] = {}
-        for record in read_records(self._door.journal.directory):
-            if record["kind"] == "ledger" and "spent" in record:
-                told[record["charge"]["sha256"]] = record["index"]
-            elif record["kind"] == "ledger" and "failed" in record:
-                told.pop(record["charge"]["sha256"], None)
-            elif record["kind"] == "message" and record["rpc"] == UPDATE and record["direction"] == "sent":
-                told.clear()
+        for record in read_journal(self._door.journal.directory):
+            match record:
+                case MessageRecord() if record.rpc == UPDATE and record.direction == "sent":
+                    told.clear()
+                case LedgerRecord() if record.spent is not None:
+                    told[record.charge["sha256"]] = record.index
+                case LedgerRecord() if record.failed:
+                    told.pop(record.charge["sha256"], None)
         for entry in earlier:
             if entry.sha256 in told:
-                number = self._door.note("void", charge=entry.describe(), charged=told[entry.sha256])
+                number = self._door.note(VoidRecord(charge=entry.describe(), charged=told[entry.sha256]))
                 self._ledger.void(entry, party=self._door.identity, record=number)
 
     def _spent(self, entry: Entry) -> dict[str, Any]:
@@ -278,12 +279,12 @@ class Account:
         """
         by_hash: dict[str, Mapping[str, Any]] = {}
         voided: dict[str, int] = {}
-        for record in read_records(self._door.journal.directory):  # in which messages name the same charges many times
-            for charge in charges([record]):
+        for record in read_journal(self._door.journal.directory):  # in which messages name the same charges many times
+            for charge in charges_of(record):
                 by_hash[charge["sha256"]] = charge
-            if record["kind"] == "void":
-                voided[record["charge"]["sha256"]] = record["index"]
-        self._ledger.check_holds({"kind": "ledger", "charge": charge} for charge in by_hash.values())
+            if isinstance(record, VoidRecord):
+                voided[record.charge["sha256"]] = record.index
+        self._ledger.check_holds(by_hash.values())
         known = {charge["index"] for charge in by_hash.values() if Subject.read(charge) == self._ledger.subject}
         entries = self._ledger.entries(voided=True)
         for entry in entries:
@@ -291,7 +292,7 @@ class Account:
                 told = entry.describe()
                 if entry.purpose.federation != self._plan.federation:
                     told.update(federation=None, run=None, plan_sha256=None, round=None, phase=None)
-                self._door.note("ledger", charge=told)
+                self._door.note(LedgerRecord(charge=told))
         self._catch_up_with_voids(voided, {entry.sha256: entry for entry in entries})
 
     def _catch_up_with_voids(self, proven: dict[str, int], entries: dict[str, Entry]) -> None:

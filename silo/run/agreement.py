@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -20,6 +20,7 @@ from medsilo.privacy.door.door import Door
 from medsilo.privacy.errors import BudgetError, DataError, RefusedError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.identity.certificates import Credentials
+from medsilo.privacy.journal.records import RefusalRecord
 from medsilo.silo.run.account import Account, budget_of, check_enough, check_promise, metrics_budget_of, sealed_keys
 from medsilo.silo.run.approval import waits
 from medsilo.silo.run.display import Display
@@ -61,7 +62,7 @@ def agree(
         missing = dataclasses.replace(missing, rounds=None, total_rounds=None)
     if missing:
         error = consent.refusal(missing, f"run {plan.run} ({plan.method.name})")
-        door.note("refusal", **summary(plan), reason=str(error))
+        door.note(RefusalRecord(**summary(plan), reason=str(error)))
         if part and part.is_open:
             raise EndedError(Cause.NARROWED, str(error))
         if not waits(consent, plan, history):
@@ -75,7 +76,7 @@ def agree(
                 display.notice(told)
         counts = _open_counts(config, plan, consent, dataset, door, display)
     except (BudgetError, DataError) as error:
-        door.note("refusal", **summary(plan), reason=str(error))
+        door.note(RefusalRecord(**summary(plan), reason=str(error)))
         if part and part.is_open:
             raise EndedError(Cause.BUDGET, str(error)) from None
         if not waits(consent, plan, history):
@@ -151,6 +152,6 @@ def open_masking(
     )
 
 
-def summary(plan: RunPlan) -> dict[str, object]:
+def summary(plan: RunPlan) -> dict[str, Any]:
     """A run as the journal names it."""
     return {"run": plan.run, "plan_sha256": plan.sha256.hex(), "plan": plan.model_dump(mode="json")}

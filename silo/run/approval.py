@@ -12,6 +12,7 @@ from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.consent.withdrawal import History, timestamp
 from medsilo.privacy.door.door import Door
 from medsilo.privacy.files.durable import write_atomically
+from medsilo.privacy.journal.records import ApprovalRecord
 from medsilo.silo.state.config import SiloConfig
 
 _LOOK_SECONDS = 0.5
@@ -65,7 +66,7 @@ def await_approval(
         time.sleep(_LOOK_SECONDS)
         gate.check(())
         approved_at = _approved_at(config, digest)
-    door.note("approval", run=plan.run, plan_sha256=digest, approved_at=approved_at)
+    door.note(ApprovalRecord(run=plan.run, plan_sha256=digest, approved_at=approved_at))
     config.approval.unlink(missing_ok=True)
     notice(f"run {plan.run} is approved")
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 from medsilo.algorithms.datasets import ImageDataset, load_npz
 from medsilo.algorithms.tensors.memory import reuse_freed_memory
@@ -28,6 +29,7 @@ from medsilo.privacy.files.durable import on_disk
 from medsilo.privacy.files.state_folder import keep_private
 from medsilo.privacy.identity.keys import load_audit_key
 from medsilo.privacy.journal.journal import Journal
+from medsilo.privacy.journal.records import ConsentRecord, RefusalRecord, RunRecord
 from medsilo.silo.run.agreement import agree, open_masking, summary
 from medsilo.silo.run.approval import await_approval
 from medsilo.silo.run.display import Display
@@ -108,7 +110,7 @@ def _train(config: SiloConfig, display: Display, day: Callable[[], date]) -> Out
                         await_approval(config, plan, gate, door, history, display.notice)
                         with gate.held():  # the file may have been changed since it was held against the plan
                             gate.check(())
-                            door.note("run", **summary(plan))
+                            door.note(RunRecord(**summary(plan)))
                         joined = True
                         with _ending_with_the_budget():
                             participation.run()
@@ -147,14 +149,15 @@ def _consent_to_ask(config: SiloConfig, history: History, display: Display, day:
 
 
 def _note_consent(door: Door, file: ConsentFile, dataset: ImageDataset, problem: str | None) -> None:
-    told = {"unusable": problem} if problem else {}
+    told: dict[str, Any] = {"unusable": problem} if problem else {}
     door.note(
-        "consent",
-        consent=file.describe(),
-        data=dataset.name,
-        data_sha256=dataset.fingerprint,
-        synthetic=dataset.synthetic,
-        **told,
+        ConsentRecord(
+            consent=file.describe(),
+            data=dataset.name,
+            data_sha256=dataset.fingerprint,
+            synthetic=dataset.synthetic,
+            **told,
+        )
     )
 
 
@@ -165,7 +168,7 @@ def _noting_refusals(door: Door, peer: str) -> Iterator[None]:
         yield
     except (RefusedError, ReceiptError) as error:
         if not error.recorded:
-            door.note("refusal", peer=peer, direction="received", reason=str(error))
+            door.note(RefusalRecord(peer=peer, direction="received", reason=str(error)))
         raise
 
 

@@ -15,6 +15,7 @@ from medsilo.privacy.errors import ConsentError, DiskError, IdentityError, Journ
 from medsilo.privacy.identity.envelope import from_json, to_json
 from medsilo.privacy.identity.keys import load_audit_key
 from medsilo.privacy.journal.journal import Journal
+from medsilo.privacy.journal.records import WithdrawalRecord
 from medsilo.privacy.report.words import updates_arrived
 from medsilo.silo.state.config import SiloConfig
 from medsilo.silo.state.withdrawal_request import WithdrawalRequest
@@ -73,13 +74,14 @@ class Ending:
             at=timestamp(),
         )
         self._door.note(
-            "withdrawal",
-            run=tombstone.run,
-            plan_sha256=tombstone.plan_sha256,
-            rounds_acknowledged=list(tombstone.rounds_acknowledged),
-            cause=cause.value,
-            reason=asked.reason if asked and asked.reason else cause.value,
-            statement=to_json(tombstone.sign(self._key)),
+            WithdrawalRecord(
+                run=tombstone.run,
+                plan_sha256=tombstone.plan_sha256,
+                rounds_acknowledged=list(tombstone.rounds_acknowledged),
+                cause=cause.value,
+                reason=asked.reason if asked and asked.reason else cause.value,
+                statement=to_json(tombstone.sign(self._key)),
+            )
         )
         self._door.journal.checkpoint()
 
@@ -88,7 +90,7 @@ class Ending:
         coordinator = self._config.coordinator_identity.uri
         mine = None
         try:
-            envelope = from_json(part.withdrawal["statement"])
+            envelope = from_json(part.withdrawal.statement)
             uplink = self._uplink
             if uplink is None:
                 uplink = mine = Uplink(self._config, self._config.open_credentials(), self._door, notice=self._notice)
@@ -135,9 +137,9 @@ def refuse_withdrawn(config: SiloConfig, notice: Callable[[str], None]) -> Conse
 def describe(part: Part) -> str:
     """How a part ended, for people: rounds are counted from 1."""
     assert part.withdrawal is not None
-    rounds = part.withdrawal["rounds_acknowledged"]
+    rounds = part.withdrawal.rounds_acknowledged
     unlearned = "; models made of the others stay as they are (nothing was unlearned)" if rounds else ""
     return (
-        f"The hospital's part in run {part.run} has ended ({part.withdrawal['cause']}); "
+        f"The hospital's part in run {part.run} has ended ({part.withdrawal.cause}); "
         f"{updates_arrived(rounds)}{unlearned}."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -17,6 +18,7 @@ from medsilo.privacy.consent.withdrawal import MaskedSum
 from medsilo.privacy.door.door import Door
 from medsilo.privacy.errors import RefusedError
 from medsilo.privacy.identity.certificates import Credentials
+from medsilo.privacy.journal.records import RefusalRecord, RosterRecord
 from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey, Occasion, Roster, certify, vouch
 from medsilo.protos.medsilo.v1 import journal_pb2
 
@@ -87,7 +89,7 @@ class Masking:
         if self._key is None or self._key[0] != round_number:
             raise RefusedError(f"no mask key was stated for round {round_number + 1}")
         _, private, own = self._key
-        about = {"run": self._plan.run, "plan_sha256": self._plan.sha256.hex(), "round": round_number}
+        about: dict[str, Any] = {"run": self._plan.run, "plan_sha256": self._plan.sha256.hex(), "round": round_number}
         try:
             roster = Roster.read(keys, self._occasion(round_number), ca_pem=self._credentials.ca_pem)
             roster.check(own, minimum=self._masks.minimum, audit_keys={})
@@ -99,13 +101,15 @@ class Masking:
             self._check_differences(wanted)
         except RefusedError as error:
             refusal = f"round {round_number + 1} is not masked for the coordinator's roster: {error}"
-            self._door.note("refusal", **about, peer=self._plan.coordinator_identity.uri, reason=refusal)
+            self._door.note(RefusalRecord(**about, peer=self._plan.coordinator_identity.uri, reason=refusal))
             refused = RefusedError(refusal)
             refused.recorded = True
             raise refused from None
         _, numbers = encode_upload(upload, self._masks, len(roster))
-        content = {**roster.describe(), "received_sha256": own.received_sha256, "statements": roster.statements()}
-        self._door.note("roster", **about, **content)
+        record = RosterRecord(
+            **about, **roster.describe(), received_sha256=own.received_sha256, statements=roster.statements()
+        )
+        self._door.note(record)
         self._earlier.append(wanted)
         return roster, masked_payload(upload, roster.mask(own, private, numbers))
 

@@ -96,8 +96,8 @@ class Uplink:
         Raises ``IdentityError`` if the answer is not the configured coordinator's, ``RefusedError`` if it speaks no
         version that this silo works with.
         """
-        correspondence = self._door.correspondence(self._peer)
-        correspondence.version = OLDEST_VERSION
+        state = self._door.receipt_state(self._peer)
+        state.version = OLDEST_VERSION
 
         def ask(version: int, attempt: int) -> RunPlan:
             request = wire.GetPlanRequest(nonce=nonce(), silo=self._config.name, protocol_version=version)
@@ -111,7 +111,7 @@ class Uplink:
                         f"party than {self._config.coordinator_identity.uri}"
                     )
                 self._peer_certificate_sha256 = fingerprint(certificate)
-            correspondence.version = agreed(response.protocol_version, "the coordinator", "this silo")
+            state.version = agreed(response.protocol_version, "the coordinator", "this silo")
             if (hint := newer(response.protocol_version, "the coordinator", "this silo")) is not None:
                 self._notice(hint)
             plan = RunPlan.from_message(response.plan)
@@ -146,7 +146,7 @@ class Uplink:
                     missing_masks=bool(missing and missing.masks),
                     synthetic=synthetic,
                     rotations=self._door.rotations(),
-                    seen=self._door.correspondence(self._peer).seen.size,
+                    seen=self._door.receipt_state(self._peer).seen.size,
                     protocol_version=PROTOCOL_VERSION,
                 )
                 self._door.admit(self._unary(request, call), wire.JoinResponse, call)
@@ -181,7 +181,7 @@ class Uplink:
                     silo=self._config.name,
                     plan_sha256=plan_sha256,
                     statement=to_message(tombstone),
-                    seen=self._door.correspondence(self._peer).seen.size,
+                    seen=self._door.receipt_state(self._peer).seen.size,
                     protocol_version=PROTOCOL_VERSION,
                 )
                 answer = self._unary(request, call, seconds=seconds)
@@ -301,7 +301,7 @@ class Uplink:
                 nonce=nonce(),
                 silo=self._config.name,
                 plan_sha256=plan_sha256,
-                seen=self._door.correspondence(self._peer).seen.size,
+                seen=self._door.receipt_state(self._peer).seen.size,
                 attestation=self._door.attest(self._peer) if in_step and self._in_step else None,
                 protocol_version=PROTOCOL_VERSION,
             )

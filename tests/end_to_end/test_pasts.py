@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from medsilo.privacy.journal.journal import CHECKPOINTS, RECORDS
+from medsilo.privacy.journal.records import read
 from tests.support.network.proxy import Cut, Proxy
 from tests.support.runs.checks import (
     assert_every_round_counted_once,
@@ -88,7 +89,7 @@ def test_a_coordinator_whose_journal_was_put_back_is_refused_by_its_hospitals(fe
     if grown:
         door = one.door("coordinator")
         for number in range(30):
-            door.note("padding", number=number)
+            door.note(read({"kind": "padding", "number": number}))
         one.close_door("coordinator")
     again = one.start_coordinator()
     assert silo.wait(timeout=PATIENCE) == 9, one.everything_said()

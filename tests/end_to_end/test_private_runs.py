@@ -14,8 +14,9 @@ import pytest
 
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit, save_npz
 from medsilo.privacy.budget.accounting import DiscreteLaplace, GaussianRelease, SampledGaussian, epsilon
-from medsilo.privacy.budget.ledger import Budget, Ledger, Purpose, Subject, ledgers, replay
+from medsilo.privacy.budget.ledger import Budget, Ledger, Purpose, Subject, ledgers
 from medsilo.privacy.report.rehearsed import read_rehearsals
+from tests.support.evidence.charges import replay
 from tests.support.network.proxy import Proxy
 from tests.support.runs.checks import assert_every_round_counted_once, assert_journals_sound
 from tests.support.runs.faults import Fault, needs_faults, run_through

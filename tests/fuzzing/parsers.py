@@ -39,7 +39,7 @@ from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.consent.withdrawal import History, Tombstone
 from medsilo.privacy.door.archive import SentArchive
 from medsilo.privacy.door.door import Call, Door
-from medsilo.privacy.door.receipts import Correspondence
+from medsilo.privacy.door.receipts import ReceiptState
 from medsilo.privacy.errors import MedsiloError, RefusedError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.files.canonical import read_canonical
@@ -164,8 +164,8 @@ def messages(folder: Path) -> Parser:
 
     def read(data: bytes) -> None:
         kind = _KINDS[data[0] % len(_KINDS)] if data else _KINDS[0]
-        door._correspondences.clear()
-        door.correspondence(SILO).peer_key = key
+        door._receipt_states.clear()
+        door.receipt_state(SILO).peer_key = key
         message = door.admit(data[1:], kind, Call(kind.__name__, SILO, "", "fuzzing"))
         content: Any = (
             getattr(message, message.WhichOneof("frame") or "", message) if "frame" in _oneofs(kind) else message
@@ -254,9 +254,9 @@ def attestations(folder: Path) -> Parser:
     key = key_of(200)
 
     def read(data: bytes) -> None:
-        correspondence = Correspondence(SILO, COORDINATOR)
-        correspondence.peer_key = key.public_key().public_bytes_raw()
-        correspondence.check_signed(_sealed(data, ATTESTATION, key))
+        state = ReceiptState(SILO, COORDINATOR)
+        state.peer_key = key.public_key().public_bytes_raw()
+        state.check_signed(_sealed(data, ATTESTATION, key))
 
     return Parser(read, documents, JSON_TOKENS)
 

@@ -31,6 +31,7 @@ from medsilo.privacy.identity.authority import create_authority, issue
 from medsilo.privacy.identity.certificates import Credentials, load_credentials
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.identity.keys import create_keys, load_audit_key
+from medsilo.privacy.journal.records import content
 from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey, Occasion, Roster, certify, vouch
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 
@@ -107,7 +108,7 @@ class MaskedRun:
             self.plan,
             self.config.make_method(),
             self.store,
-            note=lambda kind, **content: self.notes.append({"kind": kind, **content}),
+            note=lambda record: self.notes.append(content(record)),
         )
         self.keys: dict[str, CertifiedKey] = {}
         self.rounds.start()

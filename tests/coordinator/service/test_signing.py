@@ -15,6 +15,7 @@ from medsilo.privacy.consent.gate import PlanGate
 from medsilo.privacy.door.door import Door
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.journal.journal import Journal
+from medsilo.privacy.journal.records import RefusalRecord
 
 
 def test_the_newest_records_are_signed_without_another_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,7 +28,7 @@ def test_the_newest_records_are_signed_without_another_message(tmp_path: Path, m
         signing.start()
         try:
             for _ in range(2):
-                door.note("refusal", reason="a test")
+                door.note(RefusalRecord(reason="a test"))
                 deadline = time.monotonic() + 60
                 while journal.signed < len(journal):
                     assert time.monotonic() < deadline

@@ -20,11 +20,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from jsonschema import Draft202012Validator
 
 from medsilo.privacy.audit.bundle import Selection, export, open_evidence
-from medsilo.privacy.audit.reader import KINDS
 from medsilo.privacy.audit.verification import verify_evidence
-from medsilo.privacy.door.receipts import MOST_CALLS
+from medsilo.privacy.door.attestation import MOST_CALLS
 from medsilo.privacy.journal.checkpoint import cosign
 from medsilo.privacy.journal.merkle import leaf_hash
+from medsilo.privacy.journal.records import Kind, RefusalRecord, read
 from tests.support.evidence.exchanging import Exchange, meet
 from tests.support.evidence.tampering import records_of, write_bundle
 
@@ -40,8 +40,8 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     exchange: Exchange = meet(folder)
     exchange.rounds([0, 1])
     exchange.attest()
-    exchange.silo.door.note("refusal", reason="no", run="run2", plan_sha256="00" * 32, plan={})
-    exchange.silo.door.note("of-a-later-release", more=1)
+    exchange.silo.door.note(RefusalRecord(reason="no", run="run2", plan_sha256="00" * 32, plan={}))
+    exchange.silo.door.note(read({"kind": "of-a-later-release", "more": 1}))
     exchange.close()
     stretch = folder / "stretch.json"
     export(exchange.silo.folder, stretch, select=Selection(first_round=1, last_round=1))
@@ -121,7 +121,7 @@ def test_broken_forms_do_not(bundles: dict[str, Path], number: int) -> None:
 
 
 def test_every_kind_of_record_that_is_checked_is_described() -> None:
-    assert set(SCHEMA["$defs"]) >= KINDS
+    assert set(SCHEMA["$defs"]) >= set(Kind)
 
 
 @pytest.mark.parametrize("name", ["silo", "coordinator", "stretch"])

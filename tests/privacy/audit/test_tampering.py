@@ -27,6 +27,7 @@ from medsilo.privacy.audit.verification import verify_evidence
 from medsilo.privacy.identity.envelope import ATTESTATION, seal, to_json
 from medsilo.privacy.journal.checkpoint import Checkpoint
 from medsilo.privacy.journal.journal import CHECKPOINTS, RECORDS, Journal
+from medsilo.privacy.journal.records import RefusalRecord
 from tests.support.evidence.exchanging import COORDINATOR, Exchange, Party, copy_of, key_of, meet, origin_of
 from tests.support.evidence.tampering import Forger, changed, records_of, resigned, write_bundle
 
@@ -484,7 +485,7 @@ def fork(tmp_path: Path) -> Iterator[Fork]:
         shutil.copytree(common.folder, tmp_path / name)
         exchange.coordinator = Party(COORDINATOR, tmp_path / name, key_of(200))
         # In each of the two, nothing of what is exchanged with the other hospital from here on.
-        exchange.coordinator.door.note("refusal", reason=f"told to the {name} only")
+        exchange.coordinator.door.note(RefusalRecord(reason=f"told to the {name} only"))
         exchange.in_step = True
     yield Fork(first, second)
     for exchange in (first, second):

@@ -15,6 +15,7 @@ from medsilo.privacy.audit.bundle import Selection, export
 from medsilo.privacy.audit.times import TOLERANCE_SECONDS, Clockwork
 from medsilo.privacy.audit.verification import verify_evidence
 from medsilo.privacy.journal import journal as journal_module
+from medsilo.privacy.journal.records import RunRecord
 from medsilo.privacy.party.audit_commands import audit_app
 from medsilo.privacy.party.party import PartyConfig
 from medsilo.privacy.report.builder import make_report
@@ -63,7 +64,7 @@ def parted(folder: Path, silos: timedelta, coordinators: timedelta = timedelta(0
     live_at(one, silos)
     live_at(other, coordinators)
     exchange = Exchange(one, other)
-    other.door.note("run", **exchange.summary())
+    other.door.note(RunRecord(**exchange.summary()))
     exchange.begin()
     exchange.rounds([0, 1])
     exchange.attest()
@@ -160,7 +161,7 @@ def test_one_hospital_that_confirms_a_coordinators_wrong_dates_silences_none_of_
     ]
     friend = Exchange(Party("spiffe://test/silo/friend", tmp_path / "friend", key_of(9)), coordinator)
     live_at(friend.silo, -YEAR)
-    coordinator.door.note("run", **friend.summary())
+    coordinator.door.note(RunRecord(**friend.summary()))
     for exchange in (friend, *honest):
         exchange.begin()
     for number in range(3):

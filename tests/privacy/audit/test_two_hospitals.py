@@ -24,12 +24,13 @@ from medsilo.privacy.audit.fork_proof import ForkProof, View, read_fork_proof
 from medsilo.privacy.audit.testimony import Witness
 from medsilo.privacy.audit.verification import verify_evidence
 from medsilo.privacy.consent.plan import RunPlan
-from medsilo.privacy.door.receipts import Attestation
+from medsilo.privacy.door.attestation import Attestation
 from medsilo.privacy.errors import JournalError
 from medsilo.privacy.identity.envelope import seal, to_json
 from medsilo.privacy.identity.keys import _write_audit_public
 from medsilo.privacy.journal.checkpoint import Checkpoint
 from medsilo.privacy.journal.merkle import EMPTY_ROOT, ProvingTree, leaf_hash, proven_subtrees
+from medsilo.privacy.journal.records import RosterRecord, read
 from medsilo.privacy.party.audit_commands import audit_app
 from medsilo.privacy.party.party import PartyConfig
 from medsilo.privacy.secure_aggregation.mask_keys import VOUCHER
@@ -52,7 +53,7 @@ def one_run(folder: Path, *, late: int = 0) -> tuple[Exchange, Exchange]:
     coordinator = Party(COORDINATOR, folder / "coordinator", key_of(200))
     one = hospital(folder, 0, coordinator)
     for number in range(late):
-        coordinator.door.note("padding", number=number)
+        coordinator.door.note(read({"kind": "padding", "number": number}))
     other = hospital(folder, 1, coordinator)
     for number in range(3):
         one.rounds([number])
@@ -74,7 +75,7 @@ def forked_run(
     coordinator.open()
     other.coordinator = Party(COORDINATOR, folder / "copy", coordinator.key)
     for number in range(padding):
-        other.coordinator.door.note("padding", number=number)
+        other.coordinator.door.note(read({"kind": "padding", "number": number}))
     one.rounds(range(before, before + rounds[0]))
     other.rounds(range(before, before + rounds[1]))
     return one, other
@@ -442,11 +443,14 @@ def rosters(*told: tuple[str, str, list[str], str]) -> testimony.Testimony:
         vouchers = [to_json(seal(document, VOUCHER, key_of(9))) for document in documents]
         found.roster(
             "own" if side == "own" else "peer",
-            {
-                **{"run": "run1", "plan_sha256": "ab" * 32, "round": 4, "index": 7},
-                "silos": [silo.rpartition("/")[2] for silo in silos],
-                "statements": [{"voucher": voucher} for voucher in vouchers],
-            },
+            RosterRecord(
+                run="run1",
+                plan_sha256="ab" * 32,
+                round=4,
+                index=7,
+                silos=[silo.rpartition("/")[2] for silo in silos],
+                statements=[{"voucher": voucher} for voucher in vouchers],
+            ),
         )
     return found
 

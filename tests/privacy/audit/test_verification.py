@@ -31,6 +31,15 @@ from medsilo.privacy.files.canonical import read_canonical, write_canonical
 from medsilo.privacy.identity.envelope import ATTESTATION, from_json, seal, to_json
 from medsilo.privacy.journal.checkpoint import read_note
 from medsilo.privacy.journal.journal import CHECKPOINTS, RECORDS, Journal, read_records
+from medsilo.privacy.journal.records import (
+    ConsentRecord,
+    MessageRecord,
+    RefusalRecord,
+    RosterRecord,
+    RunRecord,
+    WithdrawalRecord,
+    read,
+)
 from medsilo.privacy.journal.stored_schema import StoredSchema
 from tests.support.evidence.exchanging import CONSENT, COORDINATOR, SILO, Exchange, Party, key_of, meet
 from tests.support.evidence.tampering import Forger, Record, changed, records_of, resigned, write_bundle
@@ -160,7 +169,7 @@ def test_evidence_that_was_signed_while_an_answer_was_under_way_accuses_nobody(
     coordinator, down = exchange.coordinator, Exchange._down
 
     def signed_meanwhile(self: Exchange, *arguments: Any) -> None:
-        coordinator.door.note("refusal", reason="another hospital's call")
+        coordinator.door.note(RefusalRecord(reason="another hospital's call"))
         coordinator.journal.checkpoint()
         down(self, *arguments)
 
@@ -192,15 +201,15 @@ def test_an_answer_without_a_receipt_is_broken_and_says_which_message(tmp_path: 
     exchange = meet(tmp_path)
     exchange.rounds([0])
     door = exchange.coordinator.door
-    correspondence, attest = door.correspondence(SILO), door.attest
+    state, attest = door.receipt_state(SILO), door.attest
 
     def forgetful(peer: str, **options: Any) -> Any:
-        held = correspondence._open
-        correspondence._open = {key: value for key, value in held.items() if key[1] != "received"}
+        held = state._open
+        state._open = {key: value for key, value in held.items() if key[1] != "received"}
         try:
             return attest(peer, **options)
         finally:
-            correspondence._open = held
+            state._open = held
 
     door.attest = forgetful  # type: ignore[method-assign]
     silo = exchange.silo.door
@@ -232,9 +241,9 @@ def test_a_client_cannot_deny_an_answer_that_it_has_cosigned(tmp_path: Path) -> 
     exchange.rounds([0])
     exchange.get_task(1)
     # The silo's next words leave the task out, though they cosign the checkpoint that came with it.
-    correspondence = exchange.silo.door.correspondence(COORDINATOR)
-    open_calls = correspondence._open
-    correspondence._open = {key: value for key, value in open_calls.items() if key[1] != "received"}
+    state = exchange.silo.door.receipt_state(COORDINATOR)
+    open_calls = state._open
+    state._open = {key: value for key, value in open_calls.items() if key[1] != "received"}
     exchange.submit(1)
     found = verify_evidence(exchange.coordinator.folder)
     assert "does not acknowledge that answer" in found.problem
@@ -246,7 +255,7 @@ def test_a_signature_that_is_still_due_comes_later_but_not_after_a_withdrawal(tm
     exchange = meet(tmp_path)
     exchange.rounds([0])
     for party in (exchange.silo, exchange.coordinator) if withdrawn else ():
-        party.door.note("withdrawal", run="run", silo=SILO, cause="withdrawn by the hospital")
+        party.door.note(WithdrawalRecord(run="run", silo=SILO, cause="withdrawn by the hospital"))
     for party in (exchange.silo, exchange.coordinator):
         party.journal.checkpoint()
     remarks = [
@@ -264,9 +273,11 @@ def test_a_signature_that_is_still_due_comes_later_but_not_after_a_withdrawal(tm
 def test_refused_words_are_told(tmp_path: Path) -> None:
     exchange = meet(tmp_path)
     exchange.rounds([0])
-    exchange.silo.door.note("refusal", reason="no run", run="run2", plan_sha256="00" * 32, plan={})
+    exchange.silo.door.note(RefusalRecord(reason="no run", run="run2", plan_sha256="00" * 32, plan={}))
     word = to_json(seal({"v": 1}, ATTESTATION, key_of(9)))
-    exchange.silo.door.note("refusal", reason="not signed", direction="received", peer=COORDINATOR, attestation=word)
+    exchange.silo.door.note(
+        RefusalRecord(reason="not signed", direction="received", peer=COORDINATOR, attestation=word)
+    )
     exchange.silo.journal.checkpoint()
     found = verify_evidence(exchange.silo.folder)
     assert found.sound
@@ -439,22 +450,25 @@ def test_the_stored_schema_gives_the_classes_of_the_wire(signed: tuple[Path, Exc
         schema.classes("medsilo.v1.Update", {"nonce.nonce.nonce": 1})
 
 
-def withdrawal(cause: str | None) -> Record:
-    return {"kind": "withdrawal", **({} if cause is None else {"cause": cause})}
+def withdrawal(cause: str | None) -> WithdrawalRecord:
+    return WithdrawalRecord(**({} if cause is None else {"cause": cause}))
 
 
-def consent(**more: Any) -> Record:
-    return {"kind": "consent", "consent": CONSENT, **more}
+def consent(*, content: Any = CONSENT, **more: Any) -> ConsentRecord:
+    return ConsentRecord(consent=content, **more)
 
 
-def sending(*classes: str, rpc: str = "SubmitUpdate", round_number: int | None = 0) -> tuple[Record, tuple[str, ...]]:
-    record = {
-        "rpc": rpc,
-        "peer": COORDINATOR,
-        "plan_sha256": None,
-        "round": round_number,
-        "time": "2026-01-01T00:00:00.000Z",
-    }
+def sending(
+    *classes: str, rpc: str = "SubmitUpdate", round_number: int | None = 0, plan_sha256: str | None = None
+) -> tuple[MessageRecord, tuple[str, ...]]:
+    record = MessageRecord(
+        index=7,
+        rpc=rpc,
+        peer=COORDINATOR,
+        plan_sha256=plan_sha256,
+        round=round_number,
+        time="2026-01-01T00:00:00.000Z",
+    )
     return record, classes
 
 
@@ -491,21 +505,21 @@ def test_after_a_withdrawal_only_the_farewell_leaves(cause: str | None, again: d
 )
 def test_the_farewell_may_leave_however_the_consent_has_ended_and_nothing_else(ended: dict[str, Any]) -> None:
     permissions = Permissions(SILO)
-    permissions.consented({"kind": "consent", "consent": {**CONSENT, **ended}})
+    permissions.consented(consent(content={**CONSENT, **ended}))
     farewell = sending("PROTOCOL", "IDENTITY", rpc="Withdraw"), sending("PROTOCOL", "IDENTITY", rpc="Attest")
     with pytest.raises(ConsentError):
         permissions.check(*farewell[1], whole=True)
     permissions.withdrawn(withdrawal("consent narrowed"))
     for record, classes in farewell:
         permissions.check(record, classes, whole=True)
-        assert not permissions.outlived({**record, "index": 7}, after=4e9)
+        assert not permissions.outlived(record, after=4e9)
     for forbidden in (sending("PROTOCOL", "IDENTITY", rpc="GetTask"), sending("LOCAL_METRICS", rpc="Attest")):
         with pytest.raises(ConsentError):
             permissions.check(*forbidden, whole=True)
 
 
-def roster(*silos: str, number: int = 0) -> Record:
-    return {"kind": "roster", "plan_sha256": None, "round": number, "silos": list(silos)}
+def roster(*silos: str, number: int = 0, **more: Any) -> RosterRecord:
+    return RosterRecord(**{"plan_sha256": None, "round": number, "silos": list(silos), **more})
 
 
 def test_a_rounds_update_masked_for_two_rosters_is_found() -> None:
@@ -517,10 +531,10 @@ def test_a_rounds_update_masked_for_two_rosters_is_found() -> None:
         permissions.masked(roster("a", "b", "c"))
 
 
-def run_record(run: str, **plan: Any) -> Record:
+def run_record(run: str, **plan: Any) -> RunRecord:
     content = {"required": [], "optional": [], "downlink": [], "rounds": 4, "method": {"name": "fedavg"}, **plan}
     digest = hashlib.sha256(write_canonical(content)).hexdigest()
-    return {"kind": "run", "run": run, "plan": content, "plan_sha256": digest}
+    return RunRecord(run=run, plan=content, plan_sha256=digest)
 
 
 @pytest.mark.parametrize(
@@ -539,13 +553,13 @@ def test_sums_of_different_hospitals_are_found(again: Record, said: str | None) 
     promise = again.pop("private", None)
     privacy = promise and {"delta": 1e-5, "unit": "image", **promise}
     permissions = Permissions(SILO)
-    permissions.consented({"consent": {**CONSENT, "methods": ["fedavg"]}})
+    permissions.consented(consent(content={**CONSENT, "methods": ["fedavg"]}))
     runs = {name: run_record(name, name=name, privacy=privacy) for name in ("r", "later")}
     for record in runs.values():
         permissions.joined(record)
 
     def masked(*silos: str, run: str = "r", **content: Any) -> None:
-        permissions.masked({**roster(*silos), "run": run, "plan_sha256": runs[run]["plan_sha256"], **content})
+        permissions.masked(roster(*silos, **{"run": run, "plan_sha256": runs[run].plan_sha256, **content}))
 
     masked("a", "b", "c", "d", round=0, received_sha256="aa")
     if said is None:
@@ -558,14 +572,14 @@ def test_sums_of_different_hospitals_are_found(again: Record, said: str | None) 
 @pytest.mark.parametrize("order", [("private", "plain"), ("plain", "private")])
 def test_sums_from_the_same_models_with_and_without_privacy_are_of_the_same_hospitals(order: tuple[str, str]) -> None:
     permissions = Permissions(SILO)
-    permissions.consented({"consent": {**CONSENT, "methods": ["fedavg"]}})
+    permissions.consented(consent(content={**CONSENT, "methods": ["fedavg"]}))
     promise = {"epsilon": 4, "delta": 1e-5, "unit": "image"}
     runs = {"private": run_record("p", privacy=promise), "plain": run_record("q", privacy=None)}
 
     def masked(run: str, *silos: str) -> None:
         permissions.joined(runs[run])
-        about = {"run": run, "plan_sha256": runs[run]["plan_sha256"], "received_sha256": "aa"}
-        permissions.masked({**roster(*silos), **about})
+        about = {"run": run, "plan_sha256": runs[run].plan_sha256, "received_sha256": "aa"}
+        permissions.masked(roster(*silos, **about))
 
     masked(order[0], "a", "b", "c", "d")
     with pytest.raises(ConsentError, match="an update from the same models for a, b, c, d"):
@@ -575,7 +589,7 @@ def test_sums_from_the_same_models_with_and_without_privacy_are_of_the_same_hosp
 def test_a_masked_update_leaves_for_a_roster_on_record_alone() -> None:
     permissions = Permissions(SILO)
     content = {**CONSENT, "exposures": ["PROTOCOL", "IDENTITY", "MASKED_UPDATE"]}
-    permissions.consented({"kind": "consent", "consent": content})
+    permissions.consented(consent(content=content))
     record, classes = sending("PROTOCOL", "MASKED_UPDATE")
     with pytest.raises(ConsentError, match="no roster is on record"):
         permissions.check(record, classes, whole=True)
@@ -592,13 +606,13 @@ def test_a_withdrawal_in_a_coordinators_journal_is_another_partys() -> None:
 
 def test_more_rounds_than_the_consent_holds(signed: tuple[Path, Exchange]) -> None:
     permissions = Permissions(SILO)
-    permissions.consented({"consent": {**CONSENT, "rounds": 2}})
-    run = next(record for record in records_of(signed[0]) if record["kind"] == "run")
+    permissions.consented(consent(content={**CONSENT, "rounds": 2}))
+    run = next(record for record in map(read, records_of(signed[0])) if isinstance(record, RunRecord))
     permissions.joined(run)
 
     def send(number: int) -> None:
-        record, classes = sending("PROTOCOL", "MODEL_PARAMETERS_EXTRACTOR", round_number=number)
-        permissions.check({**record, "plan_sha256": run["plan_sha256"]}, classes, whole=True)
+        told = sending("PROTOCOL", "MODEL_PARAMETERS_EXTRACTOR", round_number=number, plan_sha256=run.plan_sha256)
+        permissions.check(*told, whole=True)
 
     for number in (0, 0, 1, 1):
         send(number)
@@ -608,14 +622,13 @@ def test_more_rounds_than_the_consent_holds(signed: tuple[Path, Exchange]) -> No
 
 def test_more_rounds_of_all_runs_than_the_consent_holds() -> None:
     permissions = Permissions(SILO)
-    permissions.consented({"consent": {**CONSENT, "methods": ["fedavg"], "rounds": 4, "total_rounds": 3}})
+    permissions.consented(consent(content={**CONSENT, "methods": ["fedavg"], "rounds": 4, "total_rounds": 3}))
     runs = [run_record(name, name=name) for name in ("r", "later")]
     for run in runs:
         permissions.joined(run)
 
-    def send(run: Record, number: int) -> None:
-        record, classes = sending("PROTOCOL", round_number=number)
-        permissions.check({**record, "plan_sha256": run["plan_sha256"]}, classes, whole=True)
+    def send(run: RunRecord, number: int) -> None:
+        permissions.check(*sending("PROTOCOL", round_number=number, plan_sha256=run.plan_sha256), whole=True)
 
     for run, number in ((runs[0], 0), (runs[0], 1), (runs[1], 0), (runs[1], 0)):
         send(run, number)
@@ -625,14 +638,14 @@ def test_more_rounds_of_all_runs_than_the_consent_holds() -> None:
 
 def test_what_the_plan_does_not_announce(signed: tuple[Path, Exchange]) -> None:
     permissions = Permissions(SILO)
-    permissions.consented({"consent": {**CONSENT, "exposures": [*CONSENT["exposures"], "LABEL_COUNTS"]}})
+    permissions.consented(consent(content={**CONSENT, "exposures": [*CONSENT["exposures"], "LABEL_COUNTS"]}))
     record, classes = sending("PROTOCOL", "LABEL_COUNTS")
     with pytest.raises(ConsentError, match="for no run that was joined"):
         permissions.check(record, classes, whole=True)
-    run = next(record for record in records_of(signed[0]) if record["kind"] == "run")
+    run = next(record for record in map(read, records_of(signed[0])) if isinstance(record, RunRecord))
     permissions.joined(run)
     with pytest.raises(ConsentError, match="plan does not announce"):
-        permissions.check({**record, "plan_sha256": run["plan_sha256"]}, classes, whole=True)
+        permissions.check(*sending("PROTOCOL", "LABEL_COUNTS", plan_sha256=run.plan_sha256), whole=True)
 
 
 def test_evidence_that_cannot_be_compared_is_unreadable_not_broken(tmp_path: Path) -> None:
@@ -643,7 +656,7 @@ def test_evidence_that_cannot_be_compared_is_unreadable_not_broken(tmp_path: Pat
     with pytest.raises(UnreadableError, match="is not the other side"):
         verify_evidence(exchange.silo.folder, peer=exchange.silo.folder)
     alone = Party("spiffe://test/silo/hospital3", tmp_path / "alone", key_of(3))
-    alone.door.note("padding")
+    alone.door.note(read({"kind": "padding"}))
     alone.journal.checkpoint()
     with pytest.raises(UnreadableError, match="nobody in common"):
         verify_evidence(exchange.silo.folder, peer=alone.folder)

@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 from medsilo.privacy.budget.accounting import GaussianRelease, SampledGaussian, epsilon
-from medsilo.privacy.budget.ledger import Budget, Entry, Ledger, Purpose, Subject, ledgers, replay
+from medsilo.privacy.budget.ledger import Budget, Entry, Ledger, Purpose, Subject, ledgers
 from medsilo.privacy.budget.units import Content
 from medsilo.privacy.errors import BudgetError, DiskError
+from tests.support.evidence.charges import replay
+from tests.support.evidence.charges import told as charges
 
 DATA = "ab" * 32
 SUBJECT = Subject(DATA, "image")
@@ -116,24 +118,24 @@ def test_a_ledger_older_than_the_journal_is_refused(tmp_path: Path) -> None:
     entries = [ledger.charge(RELEASE, purpose(0), AMPLE)]
     backup = ledger.path.read_bytes()
     entries.append(ledger.charge(RELEASE, purpose(1), AMPLE))
-    ledger.check_holds(records(entries))
+    ledger.check_holds(charges(records(entries)))
     ledger.path.write_bytes(backup)
     restored = Ledger(tmp_path, SUBJECT)
     with pytest.raises(BudgetError, match=r"an older copy.*may be: .*`ledger:`.*Only if it is lost, .* backup"):
-        restored.check_holds(records(entries))
+        restored.check_holds(charges(records(entries)))
     restored.charge(GaussianRelease(30.0), purpose(5), AMPLE)
     with pytest.raises(BudgetError, match="charge 2"):
-        restored.check_holds(records(entries))
+        restored.check_holds(charges(records(entries)))
 
 
 def test_an_account_of_another_version_that_the_journal_knows_must_be_there(tmp_path: Path) -> None:
     """Without it nobody would inherit from it."""
     former = Ledger(tmp_path, Subject("ee" * 32, "image"), CONTENTS)
     told = records([former.charge(RELEASE, purpose(), AMPLE)])
-    Ledger(tmp_path, SUBJECT, CONTENTS).check_holds(told)
+    Ledger(tmp_path, SUBJECT, CONTENTS).check_holds(charges(told))
     former.path.unlink()
     with pytest.raises(BudgetError, match=r"an older copy.*may be: .*`ledger:`.*Only if it is lost, .* backup"):
-        Ledger(tmp_path, SUBJECT, CONTENTS).check_holds(told)
+        Ledger(tmp_path, SUBJECT, CONTENTS).check_holds(charges(told))
 
 
 def test_a_run_is_held_to_its_promise_with_every_round_that_was_repeated(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.identity.envelope import from_json, seal, to_json
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.journal.journal import Journal
+from medsilo.privacy.journal.records import ConsentRecord, read
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.nonces import nonce
 from tests.support.evidence.planning import make_plan
@@ -251,7 +252,7 @@ WITHDRAWN = {
 
 
 def taken(*records: dict[str, Any]) -> History:
-    return History.of(records)
+    return History.of(read(dict(record)) for record in records)
 
 
 def test_rounds_count_as_used_when_the_coordinator_has_acknowledged_them() -> None:
@@ -271,8 +272,8 @@ def test_rounds_count_as_used_when_the_coordinator_has_acknowledged_them() -> No
         ([], True, False),
         ([message("Withdraw", "sent")], True, False),
         ([message("Withdraw", "sent"), message("Withdraw", "received")], True, True),
-        ([{"kind": "consent"}], True, False),
-        ([{"kind": "consent", "given": True}], False, False),
+        ([{"kind": "consent", "consent": {}}], True, False),
+        ([{"kind": "consent", "consent": {}, "given": True}], False, False),
     ],
     ids=["recorded", "sent", "told", "an edited file", "given anew"],
 )
@@ -285,7 +286,9 @@ def test_a_withdrawal_is_in_force_until_the_consent_is_given_anew(later: Any, wi
 
 def test_taking_part_again_opens_the_part_and_keeps_its_rounds() -> None:
     sent = message("SubmitUpdate", "received", 0)
-    part = taken(RUN, sent, WITHDRAWN, message("Withdraw", "received"), {"kind": "consent", "given": True}, RUN).last
+    part = taken(
+        RUN, sent, WITHDRAWN, message("Withdraw", "received"), {"kind": "consent", "consent": {}, "given": True}, RUN
+    ).last
     assert part is not None
     assert (part.is_open, part.told, part.acknowledged) == (True, False, {0})
 
@@ -346,12 +349,10 @@ def sent(plan: str, *rounds: int) -> list[dict[str, Any]]:
 
 
 def test_the_journal_tells_how_many_rounds_of_other_runs_there_were_with_a_coordinator() -> None:
-    history = History.of(
-        [
-            *(joined("r", "p"), *sent("p", 0, 0, 1)),
-            *(joined("elsewhere", "q", "other"), *sent("q", 0)),
-            *(joined("s", "o"), *sent("o", 0, 1, 2, 3)),
-        ]
+    history = taken(
+        *(joined("r", "p"), *sent("p", 0, 0, 1)),
+        *(joined("elsewhere", "q", "other"), *sent("q", 0)),
+        *(joined("s", "o"), *sent("o", 0, 1, 2, 3)),
     )
     assert history.rounds_with(COORDINATOR.uri, beside="none") == 5, "the end of a run of three rounds is not a round"
     assert history.rounds_with(COORDINATOR.uri, beside="o") == 2
@@ -360,7 +361,7 @@ def test_the_journal_tells_how_many_rounds_of_other_runs_there_were_with_a_coord
 def test_the_journal_tells_which_plan_a_consent_was_joined_with_first() -> None:
     given = {"kind": "consent", "consent": {"sha256": "a"}}
     again = {"kind": "consent", "consent": {"sha256": "b"}}
-    history = History.of([given, joined("r", "p"), joined("s", "q"), again, joined("t", "o")])
+    history = taken(given, joined("r", "p"), joined("s", "q"), again, joined("t", "o"))
     assert history.first_plans == {"a": "p", "b": "o"}
 
 
@@ -424,7 +425,7 @@ def test_a_message_that_passed_stands_in_the_journal_before_the_file_that_would_
     """Another thread looks at the consent all the time; whoever reads the journal goes by the consent last told of."""
     with Journal(tmp_path / "journal", key=Ed25519PrivateKey.generate(), origin="medsilo/test/silo/a") as journal:
         door = Door(journal, identity="spiffe://test/silo/a", federation="test", gate=living.gate)
-        living.gate._changed = lambda file, _: door.note("consent", consent=file.describe())
+        living.gate._changed = lambda file, _: door.note(ConsentRecord(consent=file.describe()))
         watch = threading.Thread(target=living.gate.check, args=((),))
         record = door._record
 

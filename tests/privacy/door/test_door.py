@@ -143,7 +143,7 @@ def test_what_the_other_side_is_too_old_for_is_left_out_of_bytes_and_record(jour
     door = make_door(journal, Exposure.PROTOCOL, Exposure.IDENTITY)
     asking = wire.AttestRequest(nonce=nonce(), silo="a", protocol_version=PROTOCOL_VERSION)
     (older,) = door.release([asking], make_call())
-    door.correspondence(PEER).version = PROTOCOL_VERSION
+    door.receipt_state(PEER).version = PROTOCOL_VERSION
     asking.nonce = nonce()
     (now,) = door.release([asking], make_call())
     assert [wire.AttestRequest.FromString(data).protocol_version for data in (older, now)] == [0, PROTOCOL_VERSION]
@@ -238,7 +238,7 @@ def test_a_thread_that_streams_on_after_its_call_has_ended_neither_sends_nor_rec
     with pytest.raises(MedsiloError, match="has ended"):
         door.release([chunk() if begun else update()], call)
     assert len(records_of(journal)) == begun
-    assert not door.correspondence(PEER).unsigned()
+    assert not door.receipt_state(PEER).unsigned()
     assert sum(exchange["messages"] for exchange in attested(door, make_call())) == begun
     assert door.has_parted(PEER), "no call is left under way"
 
@@ -246,17 +246,17 @@ def test_a_thread_that_streams_on_after_its_call_has_ended_neither_sends_nor_rec
 def test_asking_who_has_signed_stops_no_message(journal: Journal) -> None:
     """The coordinator asks at the end of a run, while silos still make their last calls."""
     door = make_door(journal, *Exposure)
-    correspondence = door.correspondence(PEER)
+    state = door.receipt_state(PEER)
     passed = threading.Event()
 
     def asks() -> None:
         door.has_parted(PEER)
 
     def passes() -> None:
-        with correspondence.lock:  # as `admit` holds it
+        with state.lock:  # as `admit` holds it
             asking.start()
             asking.join(timeout=0.5)  # long enough for it to wait where it waits
-            door.correspondence(PEER)
+            door.receipt_state(PEER)
             passed.set()
 
     asking = threading.Thread(target=asks, daemon=True)

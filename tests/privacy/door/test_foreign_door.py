@@ -20,6 +20,7 @@ from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.files.canonical import write_canonical
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.journal.journal import RECORDS, read_records
+from medsilo.privacy.journal.records import ConsentRecord, ForeignPeerRecord, PeerKeyRecord, RunRecord
 from medsilo.privacy.report.builder import build_report
 from medsilo.privacy.report.page_one import answers
 from tests.support.evidence.plain_journal import IDENTITY, KEY, PUBLIC, open_journal
@@ -59,9 +60,9 @@ def door(tmp_path: Path) -> Iterator[ForeignDoor]:
 def join(door: ForeignDoor) -> str:
     """A consent and a run on record; returns the plan's hash."""
     consent = {"exposures": list(CONSENTED), "coordinator": PEER, "methods": ["parcels"], "rounds": 2, "expires": None}
-    door.note("consent", consent={"sha256": "0" * 64, **consent})
+    door.note(ConsentRecord(consent={"sha256": "0" * 64, **consent}))
     digest = hashlib.sha256(write_canonical(PLAN)).hexdigest()
-    door.note("run", run="one", plan_sha256=digest, plan=PLAN)
+    door.note(RunRecord(run="one", plan_sha256=digest, plan=PLAN))
     return digest
 
 
@@ -148,8 +149,8 @@ def test_a_flipped_byte_in_the_journal_is_found(door: ForeignDoor, tmp_path: Pat
 
 
 def test_nobody_is_excused_from_receipts_afterwards(door: ForeignDoor, tmp_path: Path) -> None:
-    door.note("peer-key", peer="spiffe://test/coordinator/c", public_key=PUBLIC.hex(), rotations=[])
-    door.note("foreign-peer", peer="spiffe://test/coordinator/c", protocol="none")
+    door.note(PeerKeyRecord(peer="spiffe://test/coordinator/c", public_key=PUBLIC.hex(), rotations=[]))
+    door.note(ForeignPeerRecord(peer="spiffe://test/coordinator/c", protocol="none"))
     door.journal.checkpoint()
     assert "excuses" in verify_evidence(tmp_path / "journal", key=PUBLIC).problem
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from medsilo.privacy.door.attestation import MOST_CALLS
 from medsilo.privacy.door.door import Call
-from medsilo.privacy.door.receipts import MOST_CALLS, Correspondence, OutOfStepError
+from medsilo.privacy.door.receipts import OutOfStepError, ReceiptState
 from medsilo.privacy.errors import IdentityError, ReceiptError, RefusedError
 from medsilo.privacy.identity.envelope import ATTESTATION, ROTATION, countersign, seal, to_json, to_message
 from medsilo.privacy.identity.identity import Identity
@@ -19,6 +20,7 @@ from medsilo.privacy.identity.keys import create_keys, load_audit_key
 from medsilo.privacy.journal.checkpoint import Checkpoint, read_note
 from medsilo.privacy.journal.journal import Journal, read_records
 from medsilo.privacy.journal.key_rotation import rotate
+from medsilo.privacy.journal.records import read
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.medsilo.v1 import journal_pb2
 from medsilo.protos.nonces import nonce
@@ -58,9 +60,9 @@ def test_both_sign_for_every_message_of_a_session(line: Line) -> None:
 def test_each_side_has_the_others_cosignature_under_a_checkpoint_of_its_own(joined: Line) -> None:
     joined.part()
     for own, other in ((joined.silo, COORDINATOR), (joined.coordinator, SILO)):
-        correspondence = own.with_(other)
-        assert correspondence.acknowledged > 0
-        assert correspondence.cosignature.startswith("— medsilo/test/")
+        state = own.with_(other)
+        assert state.acknowledged > 0
+        assert state.cosignature.startswith("— medsilo/test/")
 
 
 def test_many_sessions_are_one_history(joined: Line) -> None:
@@ -440,7 +442,7 @@ def test_the_coordinator_refuses_a_journal_that_forked(joined: Line) -> None:
     seen = joined.coordinator.with_(SILO).seen
     joined.restart_silo(earlier)
     while len(joined.silo.journal) <= seen.size + 20:
-        joined.silo.door.note("padding")
+        joined.silo.door.note(read({"kind": "padding"}))
     honest = joined.silo.door.attest(COORDINATOR)
     with pytest.raises(OutOfStepError):
         hand_over(joined, honest)
@@ -461,7 +463,7 @@ def test_a_coordinator_whose_journal_was_put_back_is_found_out_by_the_first_hosp
     assert joined.upload()
     joined.restart_coordinator(earlier)
     while grown and len(joined.coordinator.journal) < joined.silo.with_(COORDINATOR).seen.size + 20:
-        joined.coordinator.door.note("padding")
+        joined.coordinator.door.note(read({"kind": "padding"}))
     with pytest.raises(ReceiptError, match="its past was rewritten" if grown else "was put back to an earlier state"):
         joined.task() or joined.task()
 
@@ -527,9 +529,9 @@ def test_a_key_is_followed_along_its_signed_changes_and_no_others(line: Line) ->
     ):
         with pytest.raises(IdentityError, match="without a signed change of keys"):
             door.enrol(SILO, public, chain)
-        assert door.correspondence(SILO).peer_key == first.public_key().public_bytes_raw()
+        assert door.receipt_state(SILO).peer_key == first.public_key().public_bytes_raw()
     door.enrol(SILO, public, [one, two])
-    assert door.correspondence(SILO).peer_key == public
+    assert door.receipt_state(SILO).peer_key == public
     *_, record = (r for r in read_records(line.coordinator.folder) if r["kind"] == "peer-key")
     assert (record["public_key"], len(record["rotations"])) == (public.hex(), 2)
     line.restart_coordinator()
@@ -567,9 +569,9 @@ def test_the_key_is_changed_between_sessions_and_the_history_goes_on(tmp_path: P
 def test_what_is_too_much_for_one_attestation_waits_for_the_next(tmp_path: Path) -> None:
     calls = MOST_CALLS + 100
     with Journal(tmp_path / "journal", key=STRANGER, origin="o") as journal:
-        correspondence = Correspondence(SILO, COORDINATOR)
+        state = ReceiptState(SILO, COORDINATOR)
 
-        def record(number: int) -> dict[str, Any]:
+        def take(number: int, **more: Any) -> None:
             content = {
                 "kind": "message",
                 "rpc": "GetPlan",
@@ -579,18 +581,19 @@ def test_what_is_too_much_for_one_attestation_waits_for_the_next(tmp_path: Path)
                 "sha256": f"{number:064x}",
                 "length": 1,
             }
-            return {**content, "index": journal.append([content], durable=False)[0]}
+            index = journal.append([content], durable=False)[0]
+            state.take(read({**content, **more}), index)
 
         for number in range(calls):
-            correspondence.take(record(number))
-        first = correspondence.attest(journal)
+            take(number)
+        first = state.attest(journal)
         told = [exchange["call_id"] for exchange in document_of(to_message(first))["exchanges"]]
         # The newest are told first: what is being answered must not wait behind what is old.
         assert told == [f"{number:032x}" for number in reversed(range(calls - MOST_CALLS, calls))]
-        correspondence.take({**record(calls), "attestation": to_json(first)})
+        take(calls, attestation=to_json(first))
         # The other side has seen it: what it says need not be said again.
         seen = read_note(document_of(to_message(first))["checkpoint"]).size
-        rest = document_of(to_message(correspondence.attest(journal, since=seen)))["exchanges"]
+        rest = document_of(to_message(state.attest(journal, since=seen)))["exchanges"]
         left = [calls, *reversed(range(calls - MOST_CALLS))]
         assert [e["call_id"] for e in rest] == [f"{number:032x}" for number in left]
 

@@ -19,6 +19,7 @@ from medsilo.privacy.door.door import Door
 from medsilo.privacy.errors import JournalError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.journal import journal as journals
+from medsilo.privacy.journal import recovery
 from medsilo.privacy.journal.journal import CHECKPOINTS, RECORDS, Journal, read_records
 from medsilo.privacy.journal.start import START
 from tests.support.evidence.exchanging import COORDINATOR, SILO, Exchange, Party, key_of, meet, origin_of
@@ -61,7 +62,7 @@ def found(folder: Path, party: Party) -> dict[str, Any]:
     """All that a start finds out."""
     with Journal(folder, key=party.key, origin=origin_of(party.identity), segment_bytes=SMALL) as journal:
         door = Door(journal, identity=party.identity, federation="test", gate=PlanGate(Exposure))
-        kept = {peer: one.kept() for peer, one in sorted(door._correspondences.items())}
+        kept = {peer: one.kept() for peer, one in sorted(door._receipt_states.items())}
         size = len(journal)
         return {
             "size": size,
@@ -69,11 +70,11 @@ def found(folder: Path, party: Party) -> dict[str, Any]:
             "schemas": sorted(door._schemas),
             "rotations": len(door.rotations()),
             "proofs": [journal.consistency(first, size) for first in range(0, size, 7)],
-            "tree": (journal._tree.peaks, journal._tree.tiles(), journal._tiles),
-            "files": [path.name for path in journal._files],
-            "kept": [(one.name, one.first, one.size, one.sha256) for one in journal._kept],
-            "segment": (journal._first, journal._end, journal._hash.hexdigest()),
-            "signed": (journal._signed_size, journal._last_line, journal._last_bytes),
+            "tree": (journal._tree.peaks, journal._tree.tiles(), journal._segments.places),
+            "files": [path.name for path in journal._segments._paths],
+            "kept": [(one.name, one.first, one.size, one.sha256) for one in journal._segments.kept],
+            "segment": (journal._segments.first, journal._segments.end, journal._segments.sha256()),
+            "signed": (journal._chain.size, journal._chain._last_line, journal._chain.line_bytes),
             "party": journal._party,
             "keys": journal._keys,
             "read": size - journal.read_from,
@@ -98,9 +99,9 @@ def test_a_start_reads_only_what_follows_and_finds_what_reading_all_finds(
     before = {party.name: len(party.journal) for party in both(exchange)}
     last(exchange)
     parsed: list[int] = []
-    parse = journals._parse
+    parse = recovery.parse
     monkeypatch.setattr(
-        journals, "_parse", lambda line, index, folder: (parsed.append(index), parse(line, index, folder))[1]
+        recovery, "parse", lambda line, index, folder: (parsed.append(index), parse(line, index, folder))[1]
     )
     for party in both(exchange):
         folder = stopped(party)

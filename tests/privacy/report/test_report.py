@@ -18,8 +18,18 @@ from medsilo.privacy.consent.early_end import Cause
 from medsilo.privacy.errors import ConfigurationError, DataError, JournalError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.journal.journal import RECORDS, read_checkpoints, read_records
+from medsilo.privacy.journal.records import (
+    ApprovalRecord,
+    ConsentRecord,
+    LedgerRecord,
+    MessageRecord,
+    RefusalRecord,
+    WithdrawalRecord,
+    read,
+)
 from medsilo.privacy.pages.wording import minute
 from medsilo.privacy.report import builder as report_builder
+from medsilo.privacy.report.as_json import as_json
 from medsilo.privacy.report.builder import LISTED_REFUSALS
 from medsilo.privacy.report.model import Answer, Attendance, Flow, Report, Run, SharedAccuracy
 from medsilo.privacy.report.rehearsed import read_rehearsals
@@ -195,7 +205,7 @@ class TestConsent:
 
     def test_a_withdrawn_consent_is_no_longer_said_to_be_in_force(self, tmp_path: Path) -> None:
         with ordinary(tmp_path) as recorded:
-            recorded.door.note("withdrawal", run="spring", rounds_acknowledged=[0, 1], cause=Cause.WITHDRAWN.value)
+            recorded.door.note(WithdrawalRecord(run="spring", rounds_acknowledged=[0, 1], cause=Cause.WITHDRAWN.value))
             recorded.consent("MODEL_PARAMETERS")  # a daemon that is started all the same gives nothing anew
             report = recorded.report()
             told = answered(report, "On which consent?")
@@ -204,7 +214,7 @@ class TestConsent:
             assert f"was in force from {since} to {until} UTC" in told
             assert "It allowed" in told
             assert "In force since" not in told
-            recorded.door.note("consent", consent=dict(report.consents[-1]["consent"]), given=True)
+            recorded.door.note(ConsentRecord(consent=dict(report.consents[-1]["consent"]), given=True))
             given = recorded.report()
             told = answered(given, "On which consent?")
             assert f"It was withdrawn on {until} UTC and given anew on {minute(given.consents[-1]['time'])} UTC" in told
@@ -221,10 +231,10 @@ class TestConsent:
             recorded.consent("MODEL_PARAMETERS", rounds=3)
             recorded.run("summer")
             recorded.upload("summer", 0, MODELS)
-            recorded.door.note("withdrawal", run="summer", rounds_acknowledged=[0], cause=Cause.WITHDRAWN.value)
+            recorded.door.note(WithdrawalRecord(run="summer", rounds_acknowledged=[0], cause=Cause.WITHDRAWN.value))
             withdrawn = answered(recorded.report(run="spring"), "On which consent?")
             anew = {**recorded.report().consents[-1]["consent"], "rounds": 1}
-            recorded.door.note("consent", consent=anew, given=True)
+            recorded.door.note(ConsentRecord(consent=anew, given=True))
             spring, summer = (recorded.report(run=run) for run in ("spring", "summer"))
         assert [one["runs"] for one in spring.consents] == [["spring"], ["summer"], []]
         first, second, third = (minute(one["time"]) for one in spring.consents)
@@ -241,7 +251,7 @@ class TestConsent:
         told = answered(summer, "On which consent?")
         assert "at most 3 rounds a run" in told
         assert "at most 1 round a run" not in told
-        shown = json.loads(spring.to_json())["runs"]
+        shown = json.loads(as_json(spring))["runs"]
         assert [run["consents_sha256"] for run in shown] == [["cd" * 32]]
 
     def test_what_left_without_consent_is_shouted(self, tmp_path: Path) -> None:
@@ -263,7 +273,9 @@ class TestConsent:
             recorded.upload("spring", 0, MODELS)
             recorded.consent(exposures=[])
             recorded.door.note(
-                "withdrawal", run="spring", plan_sha256="12" * 32, cause=Cause.NARROWED.value, rounds_acknowledged=[0]
+                WithdrawalRecord(
+                    run="spring", plan_sha256="12" * 32, cause=Cause.NARROWED.value, rounds_acknowledged=[0]
+                )
             )
             recorded.farewell("spring")
             assert recorded.report().outside_consent == {}
@@ -272,17 +284,18 @@ class TestConsent:
 
     def test_approvals_and_withdrawals_are_told_and_unknown_kinds_do_no_harm(self, tmp_path: Path) -> None:
         with ordinary(tmp_path) as recorded:
-            recorded.door.note("approval", run="spring", plan_sha256="12" * 32)
+            recorded.door.note(ApprovalRecord(run="spring", plan_sha256="12" * 32))
             recorded.door.note(
-                "withdrawal",
-                run="spring",
-                rounds_acknowledged=[0, 1],
-                reason="as the board decided",
-                statement={"payload": "eyJh", "signatures": []},
+                WithdrawalRecord(
+                    run="spring",
+                    rounds_acknowledged=[0, 1],
+                    reason="as the board decided",
+                    statement={"payload": "eyJh", "signatures": []},
+                )
             )
-            recorded.door.note("something new", run="spring", whatever=1)
+            recorded.door.note(read({"kind": "something new", "run": "spring", "whatever": 1}))
             report = recorded.report()
-        assert [decision["kind"] for decision in report.decisions] == ["approval", "withdrawal"]
+        assert [decision.kind for decision in report.decisions] == ["approval", "withdrawal"]
         assert "Withdrawn from run spring" in answered(report, "On which consent?")
         text = json.dumps(make_document(report).to_data(), ensure_ascii=False)
         assert "as the board decided" in text
@@ -294,7 +307,7 @@ class TestRefusals:
     def test_are_counted_by_reason(self, tmp_path: Path) -> None:
         with ordinary(tmp_path) as recorded:
             for number in range(5):
-                recorded.door.note("refusal", run="spring", rpc="SubmitUpdate", reason=f"reason {number % 2}")
+                recorded.door.note(RefusalRecord(run="spring", rpc="SubmitUpdate", reason=f"reason {number % 2}"))
             report = recorded.report()
         assert {refusal.reason: refusal.times for refusal in report.refusals} == {"reason 0": 3, "reason 1": 2}
         assert "Yes, 5 times" in answered(report, "Was anything refused?")
@@ -302,11 +315,11 @@ class TestRefusals:
     def test_of_a_hostile_party_do_not_fill_the_report(self, tmp_path: Path) -> None:
         with ordinary(tmp_path) as recorded:
             for number in range(LISTED_REFUSALS + 50):
-                recorded.door.note("refusal", peer=OTHER.uri, rpc="Join", reason=f"{number}" + "x" * 10_000)
+                recorded.door.note(RefusalRecord(peer=OTHER.uri, rpc="Join", reason=f"{number}" + "x" * 10_000))
             report = recorded.report()
         assert len(report.refusals) == LISTED_REFUSALS
         assert report.refusals_unlisted == 50
-        assert len(report.to_json()) < 200_000
+        assert len(as_json(report)) < 200_000
         assert f"Yes, {LISTED_REFUSALS + 50} times" in answered(report, "Was anything refused?")
 
 
@@ -315,7 +328,7 @@ class TestSoundness:
         with ordinary(tmp_path) as recorded:
             signed = recorded.report().records
             assert answered(recorded.report(), "Is the record sound?").startswith("Yes: nothing in it was changed")
-            recorded.door.note("something new")
+            recorded.door.note(read({"kind": "something new"}))
             told = answered(recorded.report(signed=False), "Is the record sound?")
         assert told.startswith(f"Yes: nothing in its first {signed} entries was changed or removed; for the newest 1,")
         assert f"The first {signed} of {signed + 1} records are in place" in told
@@ -363,7 +376,7 @@ class TestSoundness:
 
     def test_a_record_that_is_none_ends_in_an_error_that_names_it(self, tmp_path: Path) -> None:
         with ordinary(tmp_path) as recorded:
-            index = recorded.door.note("message", direction="sent")
+            index = recorded.door.note(MessageRecord(direction="sent"))
             with pytest.raises(JournalError, match=f"record {index} "):
                 recorded.report()
 
@@ -435,7 +448,7 @@ class TestPageOne:
         assert "(run noised" in both.risk(CLASSIFIER)
         assert f"Without noise (run plain): {RISK[CLASSIFIER]}" in both.risk(CLASSIFIER)
         assert "sometimes find out whether a given image was used" in answered(both, "What risk remains?")
-        assert json.loads(both.to_json())["risks"]["DATA_IDENTIFIER"] == both.risk(Exposure.DATA_IDENTIFIER)
+        assert json.loads(as_json(both))["risks"]["DATA_IDENTIFIER"] == both.risk(Exposure.DATA_IDENTIFIER)
 
     def test_no_limit_is_claimed_for_a_run_while_other_runs_sent_content_of_the_same_images_without_noise(
         self, tmp_path: Path
@@ -448,7 +461,7 @@ class TestPageOne:
         with Recorded(tmp_path) as recorded:
             recorded.consent("MODEL_PARAMETERS")
             recorded.run("noised", privacy=PROMISE)
-            recorded.door.note("ledger", charge=charge)
+            recorded.door.note(LedgerRecord(charge=charge))
             recorded.upload("noised", 0, MODELS)
             alone = recorded.report(run="noised")
             recorded.run("plain")
@@ -465,8 +478,8 @@ class TestPageOne:
         told = answered(report, "What risk remains?")
         assert told.startswith("Some, and no limit to it can be stated")
         assert "Outside this report content about the same images left without noise in run plain" in told
-        assert json.loads(report.to_json())["other_runs_without_privacy"] == {"plain": True}
-        assert json.loads(report.to_json())["privacy_loss"]["epsilon"] is None
+        assert json.loads(as_json(report))["other_runs_without_privacy"] == {"plain": True}
+        assert json.loads(as_json(report))["privacy_loss"]["epsilon"] is None
         told = answered(later, "What risk remains?")
         assert "another version of the images, which may share images with this one, left without noise in run" in told
 
@@ -514,7 +527,7 @@ class TestPageOne:
         with ordinary(tmp_path / "journal") as recorded:
             without = recorded.report()
             report = recorded.report(rehearsals=read_rehearsals(folder), run="spring")
-        (told,) = json.loads(report.to_json())["rehearsals"]
+        (told,) = json.loads(as_json(report))["rehearsals"]
         assert told.items() <= {**result, "made": "2026-01-31T12:30:00Z"}.items()
         text = json.dumps(make_document(report).to_data(), ensure_ascii=False)
         assert "made here on 2026-01-31 12:30 UTC with the plan abababababababab…: nothing was found" in text
@@ -590,7 +603,7 @@ class TestCoordinator:
         assert make_document(report).warnings == []
 
     def test_says_which_rounds_ended_without_which_hospital(self, report: Report) -> None:
-        assert json.loads(report.to_json())["attendance"] == [
+        assert json.loads(as_json(report))["attendance"] == [
             {"run": "spring", "silo": "east", "rounds_delivered": 7, "late": []},
             {"run": "spring", "silo": "west", "rounds_delivered": 5, "late": [2, 4]},
         ]
@@ -619,7 +632,7 @@ class TestCoordinator:
             recorded.run("spring")
             cause = Cause.WITHDRAWN.value
             recorded.door.note(
-                "withdrawal", run="spring", silo="east", rounds_acknowledged=[0, 1], dropped_round=1, cause=cause
+                WithdrawalRecord(run="spring", silo="east", rounds_acknowledged=[0, 1], dropped_round=1, cause=cause)
             )
             text = json.dumps(make_document(recorded.report()).to_data(), ensure_ascii=False)
         assert (
@@ -632,7 +645,7 @@ class TestCoordinator:
         with Recorded(tmp_path, COORDINATOR) as recorded:
             recorded.run("spring")
             for silo, cause in (("east", Cause.WITHDRAWN), ("west", Cause.EXPIRED)):
-                recorded.door.note("withdrawal", run="spring", silo=silo, rounds_acknowledged=[0], cause=cause)
+                recorded.door.note(WithdrawalRecord(run="spring", silo=silo, rounds_acknowledged=[0], cause=cause))
             answers = [Answer("spring", "east", True, [], "2030-01-01T10:00:00.000Z")]
             text = json.dumps(make_document(recorded.report(answers=answers)).to_data())
         assert "east: its consent to run spring was withdrawn. Its updates of round 1 had arrived; one of" in text

@@ -14,6 +14,7 @@ import pytest
 from pypdf import PdfReader
 
 from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.journal.records import ApprovalRecord, RefusalRecord
 from medsilo.privacy.pages.plots import Strip, bars_by_round
 from medsilo.privacy.report.format import Format
 from medsilo.privacy.report.model import Report, SharedAccuracy
@@ -32,8 +33,8 @@ def silo(tmp_path_factory: pytest.TempPathFactory) -> Report:
         recorded.run("autumn", method="fedavg", rounds=120)
         for number in range(120):
             recorded.upload("autumn", number, {**MODELS, Exposure.SAMPLE_COUNT: {"samples": 8}})
-        recorded.door.note("refusal", run="autumn", peer=COORDINATOR.uri, rpc="GetTask", reason=HOSTILE)
-        recorded.door.note("approval", run="spring", plan_sha256="12" * 32)
+        recorded.door.note(RefusalRecord(run="autumn", peer=COORDINATOR.uri, rpc="GetTask", reason=HOSTILE))
+        recorded.door.note(ApprovalRecord(run="spring", plan_sha256="12" * 32))
         return recorded.report()
 
 

@@ -31,6 +31,7 @@ from medsilo.privacy.door.foreign_door import ForeignDoor, ForeignSchema
 from medsilo.privacy.errors import ConfigurationError, ConsentError, RefusedError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.journal.journal import Journal, read_records
+from medsilo.privacy.journal.records import ConsentRecord
 from medsilo.silo.flower.config import FlowerConfig
 from medsilo.silo.flower.objects import Reply, ReplyReader, object_id
 from medsilo.silo.flower.relay import WITHHELD, Relay, missing_for, plan_of
@@ -331,7 +332,7 @@ class Hospital:
             self.journal, self.schema, identity=identity, federation="test", peer=peer.uri, protocol="Flower"
         )
         file = ConsentFile.read(self.consent)
-        door.note("consent", consent=file.describe())
+        door.note(ConsentRecord(consent=file.describe()))
         upstream = Upstream(self.config.coordinator.address, TRIED[-1], ca=None, insecure=True)
         self.relay = Relay(self.config, door, ConsentGate(file, peer), upstream)
 

@@ -27,6 +27,7 @@ from medsilo.privacy.door.door import Call, Door
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.journal.journal import Journal, read_records
+from medsilo.privacy.journal.records import RefusalRecord
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.nonces import nonce
 from medsilo.protos.versions import PROTOCOL_VERSION
@@ -100,7 +101,7 @@ def really_sent(folder: Path, config: SiloConfig, plan: RunPlan) -> tuple[int, d
     gate = ConsentGate(consent, plan.coordinator_identity, plan)
     with Journal(folder / "journal", key=Ed25519PrivateKey.generate(), origin="o") as journal:
         door = Door(journal, identity="i", federation="test", gate=gate)
-        door.correspondence("p").version = PROTOCOL_VERSION
+        door.receipt_state("p").version = PROTOCOL_VERSION
         release = partial(door.release, call=Call("SubmitUpdate", "p", "", "t"))
         sent = list(send(release, wire.SubmitUpdateRequest(update=header), payload))
         records = [record for record in read_records(journal.directory) if record["kind"] == "message"]
@@ -229,7 +230,7 @@ def test_the_page_of_a_hospital_that_declined_a_run_shows_that(tmp_path: Path) -
     config = configured(tmp_path, ALL)
     with Journal(config.journal, key=Ed25519PrivateKey.generate(), origin=config.journal_origin) as journal:
         door = Door(journal, identity=config.identity.uri, federation="test", gate=PlanGate(Exposure))
-        door.note("refusal", run="r", plan_sha256="ab", plan={}, reason="the consent does not cover it")
+        door.note(RefusalRecord(run="r", plan_sha256="ab", plan={}, reason="the consent does not cover it"))
     (refused,) = View(config).look({})["refused"]
     assert (refused["rpc"], refused["reason"]) == ("plan", "the consent does not cover it")
 

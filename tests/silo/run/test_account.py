@@ -17,7 +17,7 @@ from medsilo.algorithms.registry import make
 from medsilo.coordinator.config import PrivacyConfig, RunConfig
 from medsilo.privacy.budget.accounting import DiscreteLaplace, Unit, epsilon
 from medsilo.privacy.budget.kept_releases import KeptReleases
-from medsilo.privacy.budget.ledger import Budget, Ledger, Purpose, Subject, replay
+from medsilo.privacy.budget.ledger import Budget, Ledger, Purpose, Subject
 from medsilo.privacy.budget.noise import NoiseSource
 from medsilo.privacy.budget.promise import MetricsPlan, PrivacyPlan
 from medsilo.privacy.budget.sealed_keys import SealedKeys, unsealed
@@ -31,6 +31,7 @@ from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.journal.journal import Journal, read_records
 from medsilo.silo.run.account import Account, budget_of, check_enough, check_promise, metrics_budget_of
 from medsilo.silo.training.private_count import PrivateCounts
+from tests.support.evidence.charges import replay
 from tests.support.hospital.account import mechanism, run_plan
 
 

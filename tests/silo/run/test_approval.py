@@ -9,6 +9,7 @@ import pytest
 from medsilo.privacy.consent.consent import Consent, ConsentFile
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.consent.withdrawal import Cause, History
+from medsilo.privacy.journal.records import read
 from medsilo.silo.run.approval import waits
 
 PLAN = RunPlan.model_validate(
@@ -48,6 +49,6 @@ def test_a_run_that_was_joined_before_waits_for_a_person_once_the_consent_to_it_
     records = [
         {**record, "plan_sha256": before} if record.get("plan_sha256") == "its own" else record for record in later
     ]
-    history = History.of([joined, *records, {"kind": "consent", "given": True}])
+    history = History.of(map(read, [joined, *records, {"kind": "consent", "consent": {}, "given": True}]))
     consent = Consent(coordinator=plan.coordinator_identity.uri, approval="changes", plan_sha256="ab" * 32)
     assert waits(ConsentFile(None, consent, "f"), plan, history) == waiting

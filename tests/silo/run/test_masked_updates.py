@@ -35,6 +35,7 @@ from medsilo.privacy.identity.envelope import from_json, key_id, to_json, to_mes
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.identity.keys import create_keys, load_audit_key
 from medsilo.privacy.journal.journal import Journal, read_records
+from medsilo.privacy.journal.records import RosterRecord, RunRecord, read
 from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey, Occasion, Roster, certify, read_certified, vouch
 from medsilo.protos.medsilo.v1 import journal_pb2
 from medsilo.silo.preview.inspection import privacy_loss
@@ -116,7 +117,7 @@ def begin(others: Others, tmp_path: Path) -> Iterator[Callable[..., Masking]]:
         journal = Journal(tmp_path, key=audit_key, origin="medsilo/test/silo/a")
         open_journals.append(journal)
         door = Door(journal, identity="spiffe://test/silo/a", federation="test", gate=Everything())
-        door.note("run", run=plan.run, plan_sha256=plan.sha256.hex(), plan=plan.model_dump(mode="json"))
+        door.note(RunRecord(run=plan.run, plan_sha256=plan.sha256.hex(), plan=plan.model_dump(mode="json")))
         assert isinstance(plan.secure_aggregation, SecureAggregationPlan)
         return Masking(
             plan,
@@ -222,11 +223,11 @@ def test_what_a_silo_masked_for_is_known_from_journals_of_before_too(
 ) -> None:
     mask(begin(), others, "b", "c", "d")
     (note,) = notes(tmp_path, "roster")
-    (found,) = History.of([note]).masked
+    (found,) = History.of([read(dict(note))]).masked
     assert (found.run, found.round, found.silos) == ("r", 0, {"a", "b", "c", "d"})
     assert found.received_sha256 == RECEIVED.hex()
     del note["received_sha256"]
-    assert list(History.of([note]).masked) == [found]
+    assert list(History.of([read(note)]).masked) == [found]
 
 
 def test_from_the_same_models_a_silo_masks_for_one_set_in_any_run(
@@ -450,7 +451,7 @@ def test_a_roster_on_record_holds_for_others_who_check_it_and_a_changed_one_is_f
     with contextlib.closing(Journal(tmp_path / "laid", key=key, origin="medsilo/test/silo/a")) as journal:
         door = Door(journal, identity="spiffe://test/silo/a", federation="test", gate=Everything())
         content = {k: v for k, v in note.items() if k in ("run", "plan_sha256", "round", *Roster([]).describe())}
-        door.note("roster", **content, **({"statements": note["statements"]} if "statements" in note else {}))
+        door.note(RosterRecord(**content, **({"statements": note["statements"]} if "statements" in note else {})))
         journal.checkpoint()
     found = verify_evidence(tmp_path / "laid")
     if said is None:

@@ -13,15 +13,16 @@ from medsilo.privacy.audit.findings import Verification
 from medsilo.privacy.audit.verification import verify_evidence
 from medsilo.privacy.budget.accounting import Event, GaussianRelease, SampledGaussian, epsilon
 from medsilo.privacy.budget.ledger import Budget, Ledger, Purpose, Subject
-from medsilo.privacy.budget.loss import privacy_losses
 from medsilo.privacy.budget.sealed_keys import SealedKeys
 from medsilo.privacy.consent.gate import PlanGate
 from medsilo.privacy.door.door import Door
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.journal.journal import Journal, read_records
+from medsilo.privacy.journal.records import LedgerRecord
 from medsilo.privacy.pages.wording import shown
 from medsilo.silo.run.account import Account
+from tests.support.evidence.charges import losses
 from tests.support.hospital.account import mechanism, run_plan
 
 PARTY = Identity("test", "silo", "north")
@@ -74,7 +75,7 @@ def test_a_sum_that_is_not_that_of_the_charges_is_named(tmp_path: Path, wrong: f
     told = Told(tmp_path)
     charge(told, STEPS)
     (record,) = [r for r in read_records(tmp_path / "journal") if r["kind"] == "ledger"]
-    told.account._door.note("ledger", charge=record["charge"], spent={**record["spent"], "epsilon": wrong})
+    told.account._door.note(LedgerRecord(charge=record["charge"], spent={**record["spent"], "epsilon": wrong}))
     found = told.verified()
     assert not found.sound
     assert found.index == record["index"] + 1
@@ -109,7 +110,7 @@ def test_a_statement_that_is_none_is_broken(tmp_path: Path, spent: Any) -> None:
     told = Told(tmp_path)
     charge(told, STEPS)
     (record,) = [r for r in read_records(tmp_path / "journal") if r["kind"] == "ledger"]
-    told.account._door.note("ledger", charge=record["charge"], spent=spent)
+    told.account._door.note(LedgerRecord(charge=record["charge"], spent=spent))
     assert not told.verified().sound
 
 
@@ -127,12 +128,12 @@ def test_what_other_accounts_add_is_the_journals_word_and_said_to_be(tmp_path: P
     assert f"has cost ε = {shown(most.epsilon)}: so the journal says" in others
     records = list(read_records(tmp_path / "journal"))
     budget = {"privacy": {"epsilon": 9.0, "delta": 1e-5, "unit": "image"}}
-    (loss,) = privacy_losses(records, [{"consent": budget}])
+    (loss,) = losses(records).by_account([budget])
     assert loss.spent == told.ledger.cost(1e-5)
     assert loss.most == most
     assert loss.left == 9.0 - most.epsilon
     assert f"the image that has cost most has cost {most}; of the budget of 9, " in str(loss)
-    (loss,) = privacy_losses(records, [{"consent": {"privacy": {**budget["privacy"], "delta": 1e-6}}}])
+    (loss,) = losses(records).by_account([{"privacy": {**budget["privacy"], "delta": 1e-6}}])
     assert loss.left is None, "the statement is at another δ"
 
 
@@ -143,5 +144,5 @@ def test_an_image_that_has_cost_less_than_its_account_is_a_false_statement(tmp_p
     told = Told(tmp_path)
     charge(told, STEPS)
     (record,) = [r for r in read_records(tmp_path / "journal") if r["kind"] == "ledger"]
-    told.account._door.note("ledger", charge=record["charge"], spent=record["spent"], unit_spent=unit_spent)
+    told.account._door.note(LedgerRecord(charge=record["charge"], spent=record["spent"], unit_spent=unit_spent))
     assert not told.verified().sound

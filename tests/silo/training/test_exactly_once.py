@@ -30,6 +30,7 @@ from medsilo.privacy.errors import BudgetError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.journal.journal import Journal, read_records
+from medsilo.privacy.journal.records import ConsentRecord, VoidRecord
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.nonces import nonce
 from medsilo.silo.run.account import Account
@@ -58,7 +59,7 @@ class Hospital:
         self.journal = Journal(self.folder / "journal", key=KEY, origin="medsilo/test/silo/c")
         self.door = Door(self.journal, identity=SILO, federation="test", gate=PlanGate(Exposure))
         content = {"sha256": "cd" * 32, **CONSENT.model_dump(mode="json")}
-        self.door.note("consent", consent=content, data="tissue", data_sha256="ab" * 32, synthetic=True)
+        self.door.note(ConsentRecord(consent=content, data="tissue", data_sha256="ab" * 32, synthetic=True))
         self.ledger = Ledger(self.folder / "ledger", Subject("ab" * 32, "image"))
         assert self.plan.privacy is not None
         self.account = Account(self.ledger, self.plan, self.plan.privacy, self.budget, self.door, self.sealed)
@@ -256,7 +257,7 @@ def test_a_charge_whose_training_failed_by_its_outcome_is_never_voided(tmp_path:
     one.train(moved=0.1)
     assert not one.voids()
     assert len(one.charges) == 2
-    one.door.note("void", charge=charge.describe(), charged=told)
+    one.door.note(VoidRecord(charge=charge.describe(), charged=told))
     found = one.verified()
     assert not found.sound
     assert "whose training failed by its outcome" in found.problem
@@ -317,9 +318,9 @@ def test_evidence_with_a_void_that_it_does_not_prove_is_broken(tmp_path: Path, f
     elif forged == "an average":
         words = "voids the charge of an average"
     else:
-        one.door.note("void", charge=charge, charged=charged)
+        one.door.note(VoidRecord(charge=charge, charged=charged))
         words = "none to be voided"
-    number = one.door.note("void", charge=charge, charged=charged)
+    number = one.door.note(VoidRecord(charge=charge, charged=charged))
     found = one.verified()
     assert not found.sound
     assert words in found.problem

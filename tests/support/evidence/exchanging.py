@@ -22,6 +22,7 @@ from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.identity.keys import create_keys, load_audit_key
 from medsilo.privacy.journal.journal import SEGMENT_BYTES, Journal
 from medsilo.privacy.journal.key_rotation import rotate
+from medsilo.privacy.journal.records import ConsentRecord, RunRecord
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.medsilo.v1 import tensor_pb2
 from medsilo.protos.nonces import nonce
@@ -134,14 +135,15 @@ class Exchange:
     def begin(self) -> None:
         """A session of the silo, up to its joining."""
         self.silo.door.note(
-            "consent",
-            consent={**CONSENT, "rounds": self.plan.rounds},
-            data="shard",
-            data_sha256="ef" * 32,
-            synthetic=True,
+            ConsentRecord(
+                consent={**CONSENT, "rounds": self.plan.rounds},
+                data="shard",
+                data_sha256="ef" * 32,
+                synthetic=True,
+            )
         )
         self.get_plan()
-        self.silo.door.note("run", **self.summary())
+        self.silo.door.note(RunRecord(**self.summary()))
         self.join()
 
     def summary(self) -> dict[str, Any]:
@@ -171,7 +173,7 @@ class Exchange:
                 audit_key=self.silo.public,
                 accepted=True,
                 rotations=silo.rotations(),
-                seen=silo.correspondence(COORDINATOR).seen.size,
+                seen=silo.receipt_state(COORDINATOR).seen.size,
             )
             self._up([request], mine, theirs)
             self.coordinator.door.enrol(self.silo.identity, request.audit_key, request.rotations)
@@ -229,7 +231,7 @@ class Exchange:
                 nonce=nonce(),
                 silo=self.silo.name,
                 plan_sha256=self.plan.sha256,
-                seen=silo.correspondence(COORDINATOR).seen.size,
+                seen=silo.receipt_state(COORDINATOR).seen.size,
                 attestation=silo.attest(COORDINATOR) if in_step and self.in_step else None,
             )
             self._up([request], mine, theirs)
@@ -307,7 +309,7 @@ def meet(
     plan = PLAN.model_copy(update={"rounds": rounds})
     coordinator = coordinator or Party(COORDINATOR, folder / "coordinator", key_of(200))
     exchange = Exchange(Party(silo, folder / silo.rpartition("/")[2], key_of(seed)), coordinator, plan)
-    coordinator.door.note("run", **exchange.summary())
+    coordinator.door.note(RunRecord(**exchange.summary()))
     exchange.begin()
     return exchange
 

@@ -18,6 +18,7 @@ from medsilo.privacy.door.door import Call, Door
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.journal.journal import Journal
+from medsilo.privacy.journal.records import ConsentRecord, RunRecord
 from medsilo.privacy.report.builder import build_report
 from medsilo.privacy.report.model import Report
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
@@ -84,7 +85,7 @@ class Recorded:
         )
         data_sha256 = changes.pop("data_sha256", "ef" * 32)
         content = {"sha256": "cd" * 32, **consent.model_dump(mode="json"), **changes}
-        self.door.note("consent", consent=content, data="tissue", data_sha256=data_sha256, synthetic=synthetic)
+        self.door.note(ConsentRecord(consent=content, data="tissue", data_sha256=data_sha256, synthetic=synthetic))
 
     def run(
         self, name: str, method: str = "diversifed", rounds: int = 3, privacy: Mapping[str, Any] | None = None
@@ -92,7 +93,7 @@ class Recorded:
         promise = None if privacy is None else PrivacyPlan.model_validate(privacy)
         chosen = plan(name, method, rounds).model_copy(update={"privacy": promise})
         self._plans[name] = chosen.sha256.hex()
-        self.door.note("run", run=name, plan_sha256=chosen.sha256.hex(), plan=chosen.model_dump(mode="json"))
+        self.door.note(RunRecord(run=name, plan_sha256=chosen.sha256.hex(), plan=chosen.model_dump(mode="json")))
 
     def upload(self, run: str, number: int, content: Content, *, silo: Identity = SILO, attempt: int = 1) -> None:
         parts = [self._part(exposure, tensors) for exposure, tensors in content.items()]

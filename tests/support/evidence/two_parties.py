@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from medsilo.privacy.consent.gate import PlanGate
 from medsilo.privacy.door.door import Call, Door
-from medsilo.privacy.door.receipts import Correspondence, OutOfStepError
+from medsilo.privacy.door.receipts import OutOfStepError, ReceiptState
 from medsilo.privacy.errors import ReceiptError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.journal.journal import Journal, read_records
@@ -51,8 +51,8 @@ class Party:
         self.journal = Journal(self.folder, key=self.key, origin="medsilo/" + self.uri.removeprefix("spiffe://"))
         self.door = Door(self.journal, identity=self.uri, federation="test", gate=PlanGate(Exposure))
 
-    def with_(self, peer: str) -> Correspondence:
-        return self.door.correspondence(peer)
+    def with_(self, peer: str) -> ReceiptState:
+        return self.door.receipt_state(peer)
 
     def snapshot(self) -> Path:
         """A copy of the journal as it lies on disk now."""

@@ -92,11 +92,11 @@ class RawClient:
     @property
     def seen(self) -> int:
         """Size of the coordinator's journal as this hospital saw it last."""
-        return self.door.correspondence(COORDINATOR).seen.size
+        return self.door.receipt_state(COORDINATOR).seen.size
 
     def attestation(self) -> journal_pb2.Envelope | None:
         """What the next header has to say, after asking what the coordinator knows; None before joining."""
-        if self.door.correspondence(COORDINATOR).peer_key is None:
+        if self.door.receipt_state(COORDINATOR).peer_key is None:
             return None
         request = wire.AttestRequest(nonce=nonce(), silo=self.name, plan_sha256=self.plan.sha256, seen=self.seen)
         self.unary("Attest", request)
@@ -204,7 +204,7 @@ class HalfSent:
     def go_on(self) -> wire.SubmitUpdateResponse:
         self._go.set()
         answer = wire.SubmitUpdateResponse.FromString(self._call.result(timeout=60))
-        self._client.door.correspondence(COORDINATOR).check_signed(from_message(answer.attestation))
+        self._client.door.receipt_state(COORDINATOR).check_signed(from_message(answer.attestation))
         self._client.door.ended(self._recorded)
         return answer
 

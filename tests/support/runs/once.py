@@ -6,12 +6,13 @@ import hashlib
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from medsilo.privacy.budget.ledger import LASTING, charges, ledgers
+from medsilo.privacy.budget.ledger import LASTING, ledgers
 from medsilo.privacy.consent.consent import ConsentFile
 from medsilo.privacy.door.archive import SentArchive
 from medsilo.privacy.errors import DataError
 from medsilo.privacy.journal.journal import read_records
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from tests.support.evidence.charges import told
 
 if TYPE_CHECKING:
     from tests.support.runs.federation import Federation
@@ -30,7 +31,7 @@ def assert_charged_once(one: Federation) -> None:
         assert consent is not None
         held = set()
         for account in ledgers(one.folder / "state" / name / "ledger"):
-            account.check_holds(records)
+            account.check_holds(told(records))
             entries = account.entries()
             held |= {entry.sha256 for entry in account.entries(voided=True)}
             once = [(e.purpose.round, e.purpose.phase) for e in entries if e.event.kind not in LASTING]
@@ -41,7 +42,7 @@ def assert_charged_once(one: Federation) -> None:
             if account.subject.split == "train":
                 trained = {number for number, phase in once if phase == "training"}
                 assert trained == set(range(rounds)), f"{name}: a round was not charged: {once}"
-        assert {charge["sha256"] for charge in charges(records)} == held, f"{name}: not every charge is told"
+        assert {charge["sha256"] for charge in told(records)} == held, f"{name}: not every charge is told"
         for record in one.messages(name, "sent"):
             if record["rpc"] == "SubmitUpdate" and record["frame"] == 0 and record["round"] < rounds:
                 assert record["ledger"], f"{name}: an update without a charge"
