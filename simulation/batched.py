@@ -33,6 +33,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from medsilo.algorithms.method import Correction, Downloads, Objective, SiloHalf, State, Watch
+from medsilo.algorithms.models import OnFixedFeatures
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.silo.training.optimizers import make_optimizer
 from medsilo.silo.training.site import LocalSite, chosen_of, diverged, gradients_of
@@ -169,7 +170,7 @@ class Stacked(Engine):
         from round to round, changed images and weights of classes are each silo's own."""
         training = fit.site.training
         own = training.keep_optimizer_state or training.augmentation or training.class_weights
-        return fit.plain and not own and next(fit.site.model.buffers(), None) is None
+        return fit.plain and not own and _unchanging(fit.site.model)
 
     def train(self, fits: Sequence[Fit]) -> list[Trained]:
         """See ``Engine``."""
@@ -279,12 +280,17 @@ class _Trainee:
         return self._trained.steps
 
 
+def _unchanging(model: nn.Module) -> bool:
+    """Whether nothing but training changes it; a fixed extractor's buffers are constants."""
+    return isinstance(model, OnFixedFeatures) or next(model.buffers(), None) is None
+
+
 def _kind(fit: Fit) -> object:
     model, site = fit.site.model, fit.site
     epochs = fit.epochs or site.training.epochs
     batches = len(site.batch_sizes())
     shapes = tuple((name, parameter.shape, parameter.requires_grad) for name, parameter in model.named_parameters())
-    device = site.train_data()[0].device
+    device = site.inputs()[0].device
     return repr(model), shapes, device, site.training, epochs, batches, tuple(sorted(chosen_of(model, fit.trainable)))
 
 
@@ -340,11 +346,12 @@ def _together(fits: Sequence[Fit]) -> list[Trained] | None:
 
 
 class _Batches:
-    """The mini-batches that each silo's own fit would see, side by side: images ``[N, B, C, H, W]``, labels ``[N, B]``
-    and shares ``[N, B]``, 1/(images of the silo's batch) for images and 0 for padding."""
+    """The mini-batches that each silo's own fit would see, side by side: images ``[N, B, C, H, W]`` (or features
+    ``[N, B, F]``), labels ``[N, B]`` and shares ``[N, B]``, 1/(images of the silo's batch) for images and 0 for
+    padding."""
 
     def __init__(self, fits: Sequence[Fit]) -> None:
-        images, labels = zip(*(fit.site.train_data() for fit in fits), strict=True)
+        images, labels = zip(*(fit.site.inputs() for fit in fits), strict=True)
         # All silos' images one after the other, so that a batch of all is one gather.
         self._images, self._labels = torch.cat(images), torch.cat(labels)
         self.device = self._labels.device

@@ -1,5 +1,6 @@
 """Networks, and which of their parameters are what."""
 
+from medsilo.algorithms.models.fixed import OnFixedFeatures
 from medsilo.algorithms.models.layout import Features, Layout, classifier_of, state_of
 from medsilo.algorithms.models.networks import ARCHITECTURES, WITH_BATCH_NORMALISATION, build, mlp
 
@@ -8,6 +9,7 @@ __all__ = [
     "WITH_BATCH_NORMALISATION",
     "Features",
     "Layout",
+    "OnFixedFeatures",
     "build",
     "classifier_of",
     "mlp",

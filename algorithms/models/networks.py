@@ -13,6 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from medsilo.algorithms.features import FixedExtractor, Scattering, StainTexture
+from medsilo.algorithms.features.extractor import SMALLEST
+from medsilo.algorithms.models.fixed import OnFixedFeatures
 from medsilo.algorithms.models.layout import classifier_of
 from medsilo.algorithms.own_code import load
 from medsilo.privacy.consent.plan import ModelPlan
@@ -206,6 +209,26 @@ def _resnet8(input_shape: tuple[int, int, int], classes: int, normalise: Callabl
     )
 
 
+def stain_texture(input_shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """A linear layer on ``medsilo.algorithms.features.StainTexture``: 123 parameters for each class."""
+    return _on_fixed("stain-texture", StainTexture(), input_shape, classes)
+
+
+def scattering(input_shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """A linear layer on ``medsilo.algorithms.features.Scattering``: 973 parameters for each class."""
+    return _on_fixed("scattering", Scattering(), input_shape, classes)
+
+
+def _on_fixed(name: str, extractor: FixedExtractor, input_shape: tuple[int, int, int], classes: int) -> nn.Module:
+    channels, *sides = input_shape
+    if channels not in (1, 3) or min(sides) < SMALLEST:
+        raise ConfigurationError(
+            f"{name} needs RGB or grey images of at least {SMALLEST}×{SMALLEST} pixels, not "
+            f"{'×'.join(map(str, input_shape))}"
+        )
+    return OnFixedFeatures(extractor, classes)
+
+
 ARCHITECTURES: dict[str, Callable[[tuple[int, int, int], int], nn.Module]] = {
     "diversifed-cnn": diversifed_cnn,
     "mlp-64": mlp,
@@ -216,6 +239,8 @@ ARCHITECTURES: dict[str, Callable[[tuple[int, int, int], int], nn.Module]] = {
     "cifar-cnn": cifar_cnn,
     "mnist-cnn": mnist_cnn,
     "fedpdc-cnn": fedpdc_cnn,
+    "stain-texture": stain_texture,
+    "scattering": scattering,
 }
 WITH_BATCH_NORMALISATION = ("lenet5", "resnet8")
 

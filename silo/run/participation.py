@@ -82,6 +82,7 @@ class Participation:
             charge=account.charge if account is not None else None,
             kept=account.kept if account is not None else None,
             place=processes.place,
+            features=config.features,
         )
         method = make(plan.method.name, plan.method.parameters)
         self._measures_received = method.measures_received

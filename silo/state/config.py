@@ -103,6 +103,11 @@ class SiloConfig(PartyConfig):
         return self.state / "runs"
 
     @property
+    def features(self) -> Path:
+        """The folder of what fixed extractors made of the images."""
+        return self.state / "features"
+
+    @property
     def last_plan(self) -> Path:
         """The plan that this silo was shown last."""
         return self.state / "plan.json"

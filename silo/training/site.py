@@ -6,7 +6,8 @@ import copy
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +17,14 @@ from torch.nn import functional as F
 
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit, image_hashes, to_tensor
 from medsilo.algorithms.method import Correction, Memory, Objective, Vectors, Watch, derive_seed
-from medsilo.algorithms.models import Layout
+from medsilo.algorithms.models import Layout, OnFixedFeatures
 from medsilo.algorithms.protection.private import check_model
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import ConfigurationError, DataError, RefusedError, TrainingError
 from medsilo.silo.training.augmentation import Augmenter, seeded
 from medsilo.silo.training.data_parallel import Alone, check_layers
 from medsilo.silo.training.device import Precision
+from medsilo.silo.training.fixed_features import FixedFeatures
 from medsilo.silo.training.measuring import Measurement, Progress
 from medsilo.silo.training.optimizers import keep, resumed
 from medsilo.silo.training.testing import EVALUATION_BATCH, judge, mean
@@ -68,6 +70,10 @@ class LocalSite:
     ``optimizers`` is what the runtime keeps across rounds and restarts, beside the half's memory, where the plan says
     so (``medsilo.silo.training.optimizers``): for each phase a group with the optimiser's state. With privacy it is
     made from noised gradients alone. Modules of a method's own begin anew in every round.
+
+    A model on a fixed extractor (``OnFixedFeatures``) is given its images' features, which are made once and kept in
+    the folder ``features``, in memory alone by default; not in training with augmentation, which makes other images at
+    each step. What a method does with the images themselves, it does with the images.
     """
 
     def __init__(
@@ -85,6 +91,7 @@ class LocalSite:
         noise: NoiseSource | None = None,
         kept: KeptReleases | None = None,
         place: Alone | None = None,
+        features: Path | None = None,
     ) -> None:
         check_fits(dataset, plan)
         self._place = place or Alone()
@@ -105,6 +112,10 @@ class LocalSite:
         self._dataset = dataset
         self._train = _on(device, dataset.train)
         self._test = _on(device, dataset.test)
+        self._features = (
+            FixedFeatures(model.extractor, dataset, device, features) if isinstance(model, OnFixedFeatures) else None
+        )
+        self._left: Tensor | None = None
         self._class_weights = self._weights_of_classes()
         self.optimizers: Memory = {}
         self._reserved: tuple[Tensor, Tensor] | None = None
@@ -175,12 +186,13 @@ class LocalSite:
         reported = time.monotonic()
         steps = 0
         with _only(self._model, chosen), self._place.training(self._model, *([extra] if extra is not None else [])):
+            given = self.inputs()
             for epoch, batches in enumerate(self.orders(round_number, epochs, phase)):
                 self._permit(round_number, len(batches))
                 total = torch.zeros((), device=self._train[0].device)
                 for step, index in enumerate(batches, start=1):
                     optimizer.zero_grad(set_to_none=True)
-                    loss = self._gradients(index, trained, augment, loss_of)
+                    loss = self._gradients(given, index, trained, augment, loss_of)
                     if watch is not None:
                         watch(gradients_of(chosen))
                     correct()
@@ -202,10 +214,15 @@ class LocalSite:
         return steps
 
     def _gradients(
-        self, index: Tensor, trained: Sequence[nn.Parameter], augment: Augmenter, loss_of: Objective
+        self,
+        given: tuple[Tensor, Tensor],
+        index: Tensor,
+        trained: Sequence[nn.Parameter],
+        augment: Augmenter,
+        loss_of: Objective,
     ) -> Tensor:
         """Makes a batch's gradients, and gives its loss."""
-        images, labels = self._train
+        images, labels = given
         part = self._place.part(index)
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._precision == "bfloat16"):
             changed = augment(images[part.index], first=part.first, of=len(index))
@@ -248,7 +265,7 @@ class LocalSite:
                 self._model,
                 chosen,
                 optimizer,
-                self._train,
+                self.inputs(),
                 round_number=round_number,
                 phase=phase,
                 steps=steps,
@@ -331,6 +348,15 @@ class LocalSite:
         self._give_images()
         return self._train
 
+    def inputs(self) -> tuple[Tensor, Tensor]:
+        """What ``fit`` gives to the model, and the labels ``[n]``: the training images ``[n, C, H, W]``, or their
+        features ``[n, F]``."""
+        images, labels = self._train
+        if self._features is None or self.training.augmentation:
+            return images, labels
+        features = self._features.of("train")
+        return features if self._left is None else features[self._left], labels
+
     def reserve(self, share: float) -> None:
         """See ``medsilo.algorithms.method.Site``. At least one image is set aside, and at least one is left."""
         self._give_images()
@@ -342,7 +368,7 @@ class LocalSite:
         permutation = torch.randperm(len(labels), generator=order).to(labels.device)
         aside, rest = permutation[:count].sort().values, permutation[count:].sort().values
         self._reserved = (images[aside], labels[aside])
-        self._train = (images[rest], labels[rest])
+        self._train, self._left = (images[rest], labels[rest]), rest
         self.num_samples = len(rest)
         self._class_weights = self._weights_of_classes()
 
@@ -367,13 +393,18 @@ class LocalSite:
         """The same on images by which models may be chosen: the shard's validation images, else those that the method
         has set aside; None where there are neither."""
         if self._dataset.validation is not None:
-            self._validation = self._validation or _on(self._device, self._dataset.validation)
+            self._validation = self._validation or self._judged("validation", self._dataset.validation)
         images = self._validation or self._reserved
         return None if images is None else mean(*self._judge(state, images))
 
     def test(self, state: Mapping[str, Tensor]) -> tuple[npt.NDArray[np.bool_], float]:
         """On which of the silo's test images a state is right, ``bool [m]``, and the sum of its cross entropies."""
-        return self._judge(state, self._test)
+        return self._judge(state, self._judged("test", self._dataset.test))
+
+    def _judged(self, name: Literal["test", "validation"], split: ImageSplit) -> tuple[Tensor, Tensor]:
+        if self._features is None:
+            return self._test if name == "test" else _on(self._device, split)
+        return self._features.of(name), torch.as_tensor(split.labels).to(self._device)
 
     def _judge(self, state: Mapping[str, Tensor], split: tuple[Tensor, Tensor]) -> tuple[npt.NDArray[np.bool_], float]:
         self.load(state)
