@@ -107,14 +107,22 @@ def propagate(images: Tensor) -> Tensor:
     its last average. In each order the scales come one after the other, in each the directions of ψ₁, for each of ψ₂.
     """
     waves = _filters(*images.shape[2:])[0].to(images.device)
-    first = torch.fft.ifft2(torch.fft.fft2(images)[:, :, None, None] * waves).abs()
-    orders = [images[:, :, None], first.flatten(2, 3)]
+    first = _edges(images, waves.flatten(0, 1)).unflatten(2, (SCALES, DIRECTIONS))
+    orders = [images.unsqueeze(2), first.flatten(2, 3)]
     for scale in range(SCALES):
         for larger in range(scale + 1, SCALES):
-            spectra = torch.fft.fft2(first[:, :, scale])
-            second = torch.fft.ifft2(spectra[:, :, :, None] * waves[larger]).abs()
-            orders.append(second.flatten(2, 3))
+            orders.append(
+                _edges(first[:, :, scale].flatten(1, 2), waves[larger]).unflatten(1, (-1, DIRECTIONS)).flatten(2, 3)
+            )
     return torch.cat(orders, dim=2)
+
+
+def _edges(images: Tensor, waves: Tensor) -> Tensor:
+    """|x ⋆ ψ|, ``[n, C, K, H, W]``, of images ``[n, C, H, W]`` and K wavelets."""
+    # As pairs of real numbers between the transforms: ONNX has no complex ones.
+    spectra = torch.view_as_real(torch.fft.fft2(images)).unsqueeze(2) * waves.unsqueeze(-1)
+    answers = torch.view_as_real(torch.fft.ifft2(torch.view_as_complex(spectra)))
+    return answers.square().sum(dim=-1).sqrt()
 
 
 class Scattering(FixedExtractor):

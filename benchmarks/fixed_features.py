@@ -1,0 +1,129 @@
+"""What a round costs a hospital whose model is a linear layer on kept features: CPU seconds.
+
+In simulation: hospitals one after the other, FedAvg, training, upload, average and measurement of each round, divided by
+hospitals and rounds; features are made in a round before the first that counts. In one silo: making the features,
+starting with the kept file, and a round of training, measuring and building the upload. One PyTorch thread.
+
+    python benchmarks/fixed_features.py [--silos 20] [--images 500] [--rounds 10] [--size 28] [--out FILE.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from medsilo.algorithms.datasets import ImageDataset, ImageSplit
+from medsilo.algorithms.fedavg import FedAvg
+from medsilo.algorithms.models import build, state_of
+from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from medsilo.silo.training.site import LocalSite
+from medsilo.simulation.federation import Simulation
+
+MODELS = ("stain-texture", "scattering")
+CLASSES = 9
+CPU = torch.device("cpu")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--silos", type=int, default=20)
+    parser.add_argument("--images", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--size", type=int, default=28)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    found = {
+        "machine": platform.machine(),
+        "torch": torch.__version__,
+        "silos": options.silos,
+        "training_images_a_silo": options.images,
+        "size": options.size,
+        "rounds": options.rounds,
+        "models": [measure(model, options) for model in MODELS],
+    }
+    print(json.dumps(found, indent=2))
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def measure(model: str, options: argparse.Namespace) -> dict[str, object]:
+    """CPU seconds of simulation and of one silo."""
+    plan = planned(model, options.size, options.rounds)
+    shards = [shard(f"hospital{number}", options.images, options.size, number) for number in range(options.silos)]
+    simulation = Simulation(plan, FedAvg(), shards, device=CPU)
+    simulation.step()
+    in_simulation = seconds(lambda: [simulation.step() for _ in range(options.rounds - 1)])
+    with tempfile.TemporaryDirectory() as folder:
+        features = Path(folder) / "features"
+        making = seconds(lambda: site(plan, shards[0], features).inputs())
+        kept = site(plan, shards[0], features)
+        reading = seconds(lambda: kept.inputs())
+        half = FedAvg().silo_half(kept)
+        half.begin(state_of(kept.model))
+
+        def one_round(number: int) -> None:
+            half.train(number, {})
+            half.upload()
+            kept.measure(half.personal())
+
+        one_round(0)
+        in_one = seconds(lambda: [one_round(number) for number in range(1, options.rounds)])
+        size = sum(file.stat().st_size for file in features.iterdir())
+    rounds = options.rounds - 1
+    return {
+        "model": model,
+        "simulation_cpu_seconds_a_hospital_and_round": round(in_simulation / rounds / options.silos, 5),
+        "silo_cpu_seconds_a_round": round(in_one / rounds, 5),
+        "silo_cpu_seconds_to_make_the_features": round(making, 3),
+        "silo_cpu_seconds_to_read_them": round(reading, 4),
+        "kept_bytes": size,
+    }
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """CPU seconds of this process."""
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def site(plan: RunPlan, data: ImageDataset, features: Path) -> LocalSite:
+    return LocalSite(data.name, data, build(plan.model, seed=1), plan, device=CPU, features=features)
+
+
+def planned(model: str, size: int, rounds: int) -> RunPlan:
+    return RunPlan(
+        federation="benchmark",
+        coordinator="coordinator",
+        run="benchmark",
+        method=MethodPlan(name="fedavg", parameters={}),
+        model=ModelPlan(name=model, input_shape=(3, size, size), classes=CLASSES),
+        training=TrainingPlan(epochs=1, batch_size=50, optimizer="sgd", learning_rate=0.5),
+        rounds=rounds,
+        seed=1,
+        required=FedAvg().required,
+    )
+
+
+def shard(name: str, images: int, size: int, seed: int) -> ImageDataset:
+    numbers = np.random.default_rng(seed)
+
+    def split(count: int) -> ImageSplit:
+        pixels = numbers.integers(0, 256, (count, size, size, 3), dtype=np.uint8)
+        return ImageSplit(pixels, np.arange(count, dtype=np.int64) % CLASSES)
+
+    names = tuple(str(number) for number in range(CLASSES))
+    return ImageDataset(name, "random pixels", True, names, split(images), None, split(images // 5))
+
+
+if __name__ == "__main__":
+    main()
