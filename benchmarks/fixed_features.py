@@ -1,7 +1,7 @@
 """What a round costs a hospital whose model is a linear layer on kept features: CPU seconds.
 
-In simulation: hospitals one after the other, FedAvg, training, upload, average and measurement of each round, divided by
-hospitals and rounds; features are made in a round before the first that counts. In one silo: making the features,
+In simulation: hospitals one after the other, FedAvg: training, upload, average and measurement of each round, divided
+by hospitals and rounds; features are made in a round before the first that counts. In one silo: making the features,
 starting with the kept file, and a round of training, measuring and building the upload. One PyTorch thread.
 
     python benchmarks/fixed_features.py [--silos 20] [--images 500] [--rounds 10] [--size 28] [--out FILE.json]

@@ -107,13 +107,13 @@ def propagate(images: Tensor) -> Tensor:
     its last average. In each order the scales come one after the other, in each the directions of ψ₁, for each of ψ₂.
     """
     waves = _filters(*images.shape[2:])[0].to(images.device)
-    first = _edges(images, waves.flatten(0, 1)).unflatten(2, (SCALES, DIRECTIONS))
-    orders = [images.unsqueeze(2), first.flatten(2, 3)]
+    number, colours, height, width = images.shape
+    first = _edges(images, waves.flatten(0, 1))
+    orders = [images.unsqueeze(2), first]
     for scale in range(SCALES):
+        of_scale = first[:, :, scale * DIRECTIONS : (scale + 1) * DIRECTIONS].flatten(1, 2)
         for larger in range(scale + 1, SCALES):
-            orders.append(
-                _edges(first[:, :, scale].flatten(1, 2), waves[larger]).unflatten(1, (-1, DIRECTIONS)).flatten(2, 3)
-            )
+            orders.append(_edges(of_scale, waves[larger]).reshape(number, colours, -1, height, width))
     return torch.cat(orders, dim=2)
 
 
