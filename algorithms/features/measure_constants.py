@@ -23,7 +23,7 @@ def module(tiles: Path) -> str:
     """The module's text."""
     with np.load(tiles, allow_pickle=False) as file:
         pixels = file["images_28"]
-    images = to_tensor(pixels)
+    images = to_tensor(pixels).double()
     scattered = Scattering().measured(images).transpose(1, 2).flatten(0, 1)
     parts = [
         '"""What centres and scales the fixed extractors: means and standard deviations over public images alone.\n',

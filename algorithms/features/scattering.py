@@ -80,7 +80,7 @@ def _envelope(
 
 @functools.lru_cache(maxsize=4)
 def _filters(height: int, width: int) -> tuple[Tensor, Tensor]:
-    """The wavelets, float32 ``[J, L, height, width]``, and what averages over quarters, float32
+    """The wavelets, float64 ``[J, L, height, width]``, and what averages over quarters, float64
     ``[height · width, 4]``: φ, then the mean over each quarter of the image without its margin."""
     quarters = np.zeros((4, height, width))
     for place, (down, across) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
@@ -88,8 +88,7 @@ def _filters(height: int, width: int) -> tuple[Tensor, Tensor]:
     quarters /= quarters.sum(axis=(1, 2), keepdims=True)
     # φ is the same from all sides, so it may be moved from the image to the weights.
     weights = np.fft.ifft2(np.fft.fft2(quarters) * low_pass(height, width)).real
-    waves = torch.from_numpy(wavelets(height, width)).float()
-    return waves, torch.from_numpy(weights).float().flatten(1).T.contiguous()
+    return torch.from_numpy(wavelets(height, width)), torch.from_numpy(weights).flatten(1).T.contiguous()
 
 
 def _half(size: int, second: int) -> slice:
@@ -103,10 +102,10 @@ def _half(size: int, second: int) -> slice:
 
 
 def propagate(images: Tensor) -> Tensor:
-    """x, |x ⋆ ψ₁| and ||x ⋆ ψ₁| ⋆ ψ₂| of images ``[n, C, H, W]``, float32 ``[n, C, 81, H, W]``: the transform before
-    its last average. In each order the scales come one after the other, in each the directions of ψ₁, for each of ψ₂.
-    """
-    waves = _filters(*images.shape[2:])[0].to(images.device)
+    """x, |x ⋆ ψ₁| and ||x ⋆ ψ₁| ⋆ ψ₂| of images ``[n, C, H, W]``, ``[n, C, 81, H, W]`` in the images' own precision:
+    the transform before its last average. In each order the scales come one after the other, in each the directions of
+    ψ₁, for each of these the directions of ψ₂."""
+    waves = _filters(*images.shape[2:])[0].to(images)
     number, colours, height, width = images.shape
     first = _edges(images, waves.flatten(0, 1))
     orders = [images.unsqueeze(2), first]
@@ -144,16 +143,16 @@ class Scattering(FixedExtractor):
         self.register_buffer("_deviations", torch.tensor(SCATTERING_DEVIATIONS), persistent=False)
 
     def of(self, images: Tensor) -> Tensor:
-        found = self.measured(images)
+        found = self.measured(images.float())
         standard = (found - self._means[:, None]) / self._deviations[:, None]
         whole = standard.clamp(-_LIMIT, _LIMIT).flatten(1)
         length = torch.linalg.vector_norm(whole, dim=1, keepdim=True)
         return torch.cat([whole / length.clamp(min=1e-6), torch.ones_like(length)], dim=1)
 
     def measured(self, images: Tensor) -> Tensor:
-        """float32 ``[n, 243, 4]``: log(0.01 + the average over each quarter) of RGB images ``[n, 3, H, W]`` in [-1, 1],
-        taken as colours from 0 to 1; the 81 numbers of red, then green, then blue."""
-        framed = F.pad((images.float() + 1) / 2, (_MARGIN,) * 4, mode="reflect")
-        weights = _filters(*framed.shape[2:])[1].to(images.device)
+        """``[n, 243, 4]``, in the images' own precision: log(0.01 + the average over each quarter) of RGB images
+        ``[n, 3, H, W]`` in [-1, 1], taken as colours from 0 to 1; the 81 numbers of red, then green, then blue."""
+        framed = F.pad((images + 1) / 2, (_MARGIN,) * 4, mode="reflect")
+        weights = _filters(*framed.shape[2:])[1].to(images)
         averages = propagate(framed).flatten(1, 2).flatten(2) @ weights
         return torch.log(averages.clamp(min=0) + _FLOOR)

@@ -98,7 +98,7 @@ def _one_thread() -> Any:
 
 
 @pytest.mark.parametrize("training", [{}, {"optimizer": "sgd", "learning_rate": 0.05, "momentum": 0.9}], ids=str)
-@pytest.mark.parametrize("model", ["diversifed-cnn", "mlp-64"])
+@pytest.mark.parametrize("model", ["diversifed-cnn", "mlp-64", "stain-texture"])
 def test_a_round_stacked_or_in_lanes_is_the_sequential_one_up_to_rounding(model: str, training: dict[str, Any]) -> None:
     """Silos of unequal sizes, each with a model and a z of its own, in one module that they share."""
     run = plan(model, **training)
@@ -127,6 +127,13 @@ class Counting(Stacked):
     def train(self, fits: Any) -> Any:
         self.together.append([fit.site.name for fit in fits])
         return super().train(fits)
+
+
+def test_silos_on_fixed_features_are_stacked_although_the_extractor_has_constants() -> None:
+    found = sites(plan("stain-texture"))
+    site = found["a"]
+    assert next(site.model.buffers(), None) is not None
+    assert Stacked().takes(Fit(site, state_of(site.model), 0))
 
 
 def test_padding_weighs_nothing() -> None:
