@@ -62,7 +62,7 @@ class SampledGaussian:
     """Steps of DP-SGD: each takes every unit with probability ``sampling_rate`` (Poisson), clips and adds noise.
 
     Attributes:
-        sampling_rate: q in (0, 1].
+        sampling_rate: q in (0, 1]; at 1 nothing is sampled, and the steps cost what so many Gaussian releases do.
         noise_multiplier: z > 0.
         steps: how many, at least 1; one whose sample is empty counts.
     """
@@ -337,6 +337,8 @@ def _in_a_sample(event: GroupedSteps) -> tuple[list[float], list[float]]:
 def _central_limit(event: Event | Grouped) -> float:
     """μ of the Gaussian mechanism that an event resembles (Bu et al., "Deep Learning with Gaussian DP", 2020)."""
     match event:
+        case SampledGaussian() if event.sampling_rate == 1:
+            return math.sqrt(event.steps) / event.noise_multiplier
         case SampledGaussian():
             exponent = min(event.noise_multiplier**-2, 700.0)
             return event.sampling_rate * math.sqrt(event.steps * math.expm1(exponent))

@@ -57,9 +57,12 @@ class NoiseSource:
         return np.asarray(total)
 
     def sample(self, count: int, rate: float) -> npt.NDArray[np.int64]:
-        """A Poisson sample: each of 0 … count - 1 with probability ``rate``, independently. May be empty."""
+        """A Poisson sample: each of 0 … count - 1 with probability ``rate``, independently. May be empty; a rate of 1
+        takes all, and draws nothing."""
         if not 0 < rate <= 1:
             raise ValueError(f"the sampling rate is {rate}; it must lie in (0, 1]")
+        if rate == 1:
+            return np.arange(count, dtype=np.int64)
         with self._lock:
             drawn = self._own().random(count)
         return np.flatnonzero(drawn < rate).astype(np.int64)

@@ -84,6 +84,8 @@ class PrivacyPlan(StrictModel):
         noise_multiplier: z; the noise on a step's sum of gradients has standard deviation z · C.
         sampling_rate: q; a step takes each unit with this probability, independently (Poisson sampling).
         steps: T, of all trainings in all rounds.
+        averaged_share: of a training's steps, the last, whose models are averaged into what it gives; at 0 it gives the
+            last one's. Made from noised steps alone, the mean costs nothing.
         releases: what the method releases besides; all of it and the training together keep the promise.
         metrics: accuracies on test images, which concern other units and have an account of their own.
     """
@@ -97,8 +99,17 @@ class PrivacyPlan(StrictModel):
     noise_multiplier: float = Field(ge=0.1, allow_inf_nan=False)
     sampling_rate: float = Field(gt=0, le=1)
     steps: int = Field(ge=1, lt=2**31)
+    averaged_share: float = Field(default=0.0, ge=0, le=1)
     releases: tuple[ReleasePlan, ...] = ()
     metrics: MetricsPlan | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without an average, a plan is written, and hashed, as before there was any."""
+        content: dict[str, Any] = serialise(self)
+        if not self.averaged_share:
+            del content["averaged_share"]
+        return content
 
     @field_validator("releases")
     @classmethod

@@ -5,7 +5,8 @@ Gaussian noise of standard deviation z·C to the sum, and divides by the expecte
 zero-out adjacency). A step whose sample is empty is noise alone, and is taken: to skip it would tell that it was empty.
 What does not depend on data (a method's correction, weight decay, the optimiser's memory) comes after the noise.
 
-Single images' gradients come from Opacus' hooks. Samples, noise, changes of images and dropout are all drawn from one
+Single images' gradients come from Opacus' hooks; of a linear head on fixed inputs they are not needed
+(``medsilo.silo.training.private_head``). Samples, noise, changes of images and dropout are all drawn from one
 secret source (``medsilo.privacy.budget.noise``): sampling is accounted for as amplification, which holds only if nobody
 can tell from what the others' draws are whether a unit is in the sample. Opacus' own engine is not used: it begins a
 new account with every round. Not covered: how long a step takes, and rounding in 32-bit sums.
@@ -14,11 +15,12 @@ new account with every round. Not covered: how long a step takes, and rounding i
 from __future__ import annotations
 
 import hashlib
+import math
 import platform
 import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 
@@ -39,9 +41,10 @@ from medsilo.privacy.consent.plan import AugmentationPlan
 from medsilo.privacy.errors import ConfigurationError, DataError
 from medsilo.privacy.party.console import medsilo_version
 from medsilo.silo.training.augmentation import Augmenter
+from medsilo.silo.training.private_head import head_of
 
 IMAGES_PER_PATIENT = 16
-"""In one step, at most so many of a patient's images are used, drawn anew each time."""
+"""In one step, at most so many of a patient's images are used, drawn anew each time; of a linear head, all."""
 
 # The first layer's input is images, which have no gradient: as intended.
 warnings.filterwarnings("ignore", message="Full backward hook is firing when gradients are computed with respect to")
@@ -72,6 +75,9 @@ def owners_of(dataset: ImageDataset, unit: Unit) -> npt.NDArray[np.int64]:
 
 class PrivateTrainer:
     """Trains a model on one silo's images with DP-SGD.
+
+    What comes out is the last step's model, or, where the plan says so, the mean of the last ones': made from noised
+    steps alone, it costs nothing.
 
     Args:
         plan: the mechanism.
@@ -144,15 +150,23 @@ class PrivateTrainer:
         source = self._noise or NoiseSource(paid.key)
         augment = Augmenter(augmentation, lambda count: torch.from_numpy(source.uniform((count, 2))))
         torch.manual_seed(source.seed())  # dropout and the like
-        with per_image_gradients(model):
+        head = None if augmentation else head_of(model, chosen, data, self._images_of)
+        averaged = math.ceil(self.plan.averaged_share * steps)
+        means = [parameter.detach().clone() for parameter in parameters] if averaged else []
+        with per_image_gradients(model) if head is None else nullcontext():
             for step in range(1, steps + 1):
-                sums = [torch.zeros_like(parameter) for parameter in parameters]
-                loss, count = 0.0, 0
-                for index, groups in self._batches(parameters, source):
-                    where = torch.from_numpy(index).to(labels.device)
-                    found, part = clipped_sum(model, parameters, augment(images[where]), labels[where], groups, bound)
-                    torch._foreach_add_(sums, found)
-                    loss, count = loss + part, count + len(index)
+                if head is not None:
+                    sampled = source.sample(self.units, self.plan.sampling_rate)
+                    sums, loss, count = head.clipped_sum(sampled, bound)
+                else:
+                    sums = [torch.zeros_like(parameter) for parameter in parameters]
+                    loss, count = 0.0, 0
+                    for index, groups in self._batches(parameters, source):
+                        where = torch.from_numpy(index).to(labels.device)
+                        changed = augment(images[where])
+                        found, part = clipped_sum(model, parameters, changed, labels[where], groups, bound)
+                        torch._foreach_add_(sums, found)
+                        loss, count = loss + part, count + len(index)
                 noises = self._noises(parameters, source)
                 for parameter, total, noise in zip(parameters, sums, noises, strict=True):
                     parameter.grad = ((total.double() + noise) / scale).to(parameter.dtype)
@@ -161,6 +175,11 @@ class PrivateTrainer:
                 correct()
                 optimizer.step()
                 progress(step, loss / max(count, 1))
+                if (number := step - (steps - averaged)) > 0:
+                    torch._foreach_lerp_(means, [p.detach() for p in parameters], 1 / number)
+        with torch.no_grad():
+            for parameter, mean in zip(parameters, means, strict=False):
+                parameter.copy_(mean)
 
     def _noises(self, parameters: Sequence[nn.Parameter], source: NoiseSource) -> list[Tensor]:
         deviation = self.plan.noise_multiplier * self.plan.clipping_norm
