@@ -6,11 +6,12 @@ import copy
 import math
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from medsilo.coordinator import presets
 from medsilo.coordinator.store.engine import has_password
 from medsilo.privacy.budget.accounting import DiscreteGaussian, Event, SampledGaussian, Unit, noise_multiplier_for
 from medsilo.privacy.budget.promise import MetricsPlan, PrivacyPlan, ReleasePlan
@@ -58,7 +59,11 @@ class PrivacyConfig(StrictModel):
     counts for nothing. ``identifier``: of FedDFQ's data identifier; the training's noise is chosen such that all
     together keep to the target. ``choice``: of the changes of the loss among which FedDFQ chooses (per length of the
     step). ``metrics_epsilon``: what accuracies may cost a silo's test images, all rounds together; with ``ask_for:
-    [LOCAL_METRICS]``.
+    [LOCAL_METRICS]``. ``averaged_share``: of a training's steps, the last, whose models are averaged into what it
+    gives, at no cost; at 0 it gives the last one's. ``preset``: ``head``, for a linear layer on fixed features,
+    chooses ``sampling_rate``, ``clipping_norm``, ``averaged_share`` and the whole of ``training`` by rules that look at
+    no data; the ``unit`` is then the patient unless the file says ``image``. ``units``: for a preset, the fewest images
+    (patients) that a hospital trains on.
     """
 
     epsilon: float = Field(gt=0, allow_inf_nan=False)
@@ -69,6 +74,45 @@ class PrivacyConfig(StrictModel):
     identifier: AverageConfig = AverageConfig(bound=3.0)
     choice: AverageConfig = AverageConfig(bound=1.0)
     metrics_epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    averaged_share: float = Field(default=0.0, ge=0, le=1)
+    preset: Literal["head"] | None = None
+    units: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _chosen(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict) or fields.get("preset") is None:
+            return fields
+        unit = fields.get("unit", presets.UNIT)
+        if unit not in get_args(Unit):
+            return fields
+        chosen = presets.mechanism(unit)
+        if given := [key for key in chosen if key in fields]:
+            raise ValueError(f"`preset` chooses {', '.join(given)}; leave {'it' if len(given) == 1 else 'them'} out")
+        return {**fields, **chosen, "unit": unit}
+
+    @model_validator(mode="after")
+    def _known(self) -> PrivacyConfig:
+        if (self.preset is None) != (self.units is None):
+            raise ValueError(
+                "`preset` and `units` (the fewest images, or patients, that a hospital trains on) go together"
+            )
+        return self
+
+    def training(self, method: Method, training: TrainingPlan, rounds: int, hospitals: int) -> TrainingPlan:
+        """The training of a round: as it is given, or as the preset chooses it. ``hospitals``: those of a round.
+
+        Raises ``BudgetError`` if no noise keeps to the target.
+        """
+        if self.units is None:
+            return training
+        from medsilo.algorithms.protection.private import planned_steps
+
+        training = TrainingPlan(epochs=presets.epochs(rounds))
+        steps = planned_steps(method, training, rounds, self.sampling_rate)
+        noise = self.plan(method, training, rounds).noise_multiplier
+        averaged = hospitals if method.downlink else 1
+        return presets.training(presets.Known(self.units, self.clipping_norm, averaged, rounds, noise, steps))
 
     def plan(self, method: Method, training: TrainingPlan, rounds: int) -> PrivacyPlan:
         """The plan with the least noise that keeps to the target; raises ``BudgetError`` if none does."""
@@ -82,7 +126,7 @@ class PrivacyConfig(StrictModel):
         )
         fixed = tuple(release.event(release.times) for release in releases)
         return PrivacyPlan(
-            **self.model_dump(exclude={*settings, "metrics_epsilon"}),
+            **self.model_dump(exclude={*settings, "metrics_epsilon", "preset", "units"}),
             noise_multiplier=_noise_multiplier(self.epsilon, self.delta, self.sampling_rate, steps, fixed),
             steps=steps,
             releases=releases,
@@ -113,6 +157,20 @@ def _noise_multiplier(
 @lru_cache(maxsize=64)
 def _deviation(epsilon: float, delta: float, releases: int) -> float:
     return noise_multiplier_for(epsilon, delta=delta, events=lambda noise: [DiscreteGaussian(noise, releases)])
+
+
+_NO_HEAD = (
+    "head is for models of which one linear layer is trained, on features that are fixed; of {} more is trained. Use a "
+    "model whose other parameters need no gradients, or leave the preset out"
+)
+
+
+def _is_head(model: nn.Module) -> bool:
+    """Whether all that is trained is one linear layer."""
+    from torch import nn
+
+    layers = [m for m in model.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
+    return len(layers) == 1 and isinstance(layers[0], nn.Linear)
 
 
 class SecureAggregationConfig(StrictModel):
@@ -160,6 +218,12 @@ class RunConfig(StrictModel):
                 "with `privacy`, accuracies on silos' own images are noised: `ask_for: [LOCAL_METRICS]` and `privacy: "
                 "metrics_epsilon` (what they may cost, for example 2) go together; leave both away to ask for none"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _one_choice(self) -> RunConfig:
+        if self.privacy is not None and self.privacy.preset is not None and "training" in self.model_fields_set:
+            raise ValueError(f"`privacy: preset: {self.privacy.preset}` chooses the training; leave `training:` out")
         return self
 
     @model_validator(mode="after")
@@ -345,8 +409,14 @@ class CoordinatorConfig(PartyConfig):
         run = self.run
         if run.training.batch_size < 2:
             raise self._wrong("run.training.batch_size", "should be at least 2")
+        training = run.training
         if run.privacy is not None:
-            check_model(self.build_model(), run.model.name, run.model.input_shape)
+            model = self.build_model()
+            check_model(model, run.model.name, run.model.input_shape)
+            if run.privacy.preset is not None and not _is_head(model):
+                raise self._wrong("run.privacy.preset", _NO_HEAD.format(run.model.name))
+            in_a_round = taking_part(len(self.silos), run.participation)
+            training = run.privacy.training(method, training, run.rounds, in_a_round)
         if run.max_update_norm is not None and not method.uploads & set(MODEL):
             raise self._wrong("run.max_update_norm", f"is for models, and {method.name} sends none; leave it out")
         masks = None
@@ -361,14 +431,14 @@ class CoordinatorConfig(PartyConfig):
             run=run.name,
             method=MethodPlan(name=method.name, parameters=method.parameters()),
             model=run.model,
-            training=run.training,
+            training=training,
             rounds=run.rounds,
             seed=run.seed,
             required=needed,
             optional=tuple(sorted(expand(run.ask_for) - set(needed))),
             downlink=tuple(exposure for exposure in Exposure if exposure in method.downlink | {Exposure.INITIAL_MODEL}),
             participation=run.participation,
-            privacy=run.privacy.plan(method, run.training, run.rounds) if run.privacy is not None else None,
+            privacy=run.privacy.plan(method, training, run.rounds) if run.privacy is not None else None,
             secure_aggregation=masks,
         )
         try:

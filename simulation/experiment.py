@@ -324,8 +324,12 @@ class Run:
                 f"{dataset.source}: no model is for {dataset.num_classes} classes of images "
                 f"{'×'.join(map(str, dataset.image_shape))}: {'; '.join(explain(error, ModelPlan))}"
             ) from None
+        training, rounds = variant.training, self.config.rounds
+        if variant.privacy is not None:
+            in_a_round = taking_part(self.setting.silos, self.participation)
+            training = variant.privacy.training(method, training, rounds, in_a_round)
         try:
-            variant.training.check(model.input_shape, private=variant.privacy is not None)
+            training.check(model.input_shape, private=variant.privacy is not None)
         except ValueError as error:
             raise ConfigurationError(f"{self.title}: training: {error}") from None
         return RunPlan(
@@ -334,13 +338,13 @@ class Run:
             run=self.config.name,
             method=MethodPlan(name=method.name, parameters=method.parameters()),
             model=model,
-            training=variant.training,
-            rounds=self.config.rounds,
+            training=training,
+            rounds=rounds,
             seed=self.seed,
             required=method.required,
             downlink=tuple(exposure for exposure in Exposure if exposure in method.downlink | {Exposure.INITIAL_MODEL}),
             participation=self.participation,
-            privacy=variant.privacy.plan(method, variant.training, self.config.rounds) if variant.privacy else None,
+            privacy=variant.privacy.plan(method, training, rounds) if variant.privacy else None,
         )
 
 

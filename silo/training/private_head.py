@@ -81,9 +81,12 @@ class Head:
         """The inputs, lengths and labels of some units' images."""
         if len(units) == len(self.sizes):
             return self.inputs, self.lengths, self.labels
-        taken = np.zeros(len(self.sizes), dtype=bool)
-        taken[units] = True
-        rows = torch.from_numpy(np.flatnonzero(np.repeat(taken, self.sizes))).to(self.labels.device)
+        if len(self.sizes) == len(self.labels):
+            rows = torch.from_numpy(units).to(self.labels.device)
+        else:
+            taken = np.zeros(len(self.sizes), dtype=bool)
+            taken[units] = True
+            rows = torch.from_numpy(np.flatnonzero(np.repeat(taken, self.sizes))).to(self.labels.device)
         return self.inputs[rows], self.lengths[rows], self.labels[rows]
 
     def _split(self, total: Tensor) -> list[Tensor]:

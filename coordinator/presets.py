@@ -1,0 +1,86 @@
+"""Settings of private training that are known to learn: ``privacy: {preset: head}``.
+
+They are chosen by what is public alone, before any data is looked at: ε, δ, the least number of units that a hospital
+has, the number of hospitals in a round, and the rounds. The plan holds plain numbers, which silos check as ever.
+
+**head**: one linear layer on fixed features whose norm is bounded. Full-batch steps (q = 1: nothing is sampled, no
+amplification is claimed), about ``STEPS`` in the whole run; SGD with momentum that is kept from round to round; a
+training gives the mean of the later half of its models; the least noise that keeps to ε.
+
+The step size follows from how far noise may carry the model. With momentum β and T steps of size η, gradients clipped
+to C go at most the way L = η·T·C / (1 - β). At a hospital with n units, under noise of multiplier z, the noise that
+gathers on the way has deviation L·√T·z / (T·n) in each coordinate, and 1/√H of that in the mean over H hospitals. So
+L = ``REACH`` · √H·n·√T / z keeps the noise in the model the same whatever the setting, and ``LONGEST`` is as far as
+a model goes without noise. Neither the number of classes nor that of features is in it. The constants are from trials
+on patients of a training split (docs/differential-privacy.md).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from medsilo.privacy.budget.accounting import Unit
+from medsilo.privacy.consent.plan import TrainingPlan
+
+STEPS = 96
+REACH = 1.5
+LONGEST = 2000.0
+MOMENTUM = 0.9
+SAMPLING_RATE = 1.0
+CLIPPING_NORM: dict[Unit, float] = {"image": 1.0, "patient": 0.25}
+"""A patient's gradient is the mean of its images', and shorter."""
+AVERAGED_SHARE = 0.5
+
+
+UNIT: Unit = "patient"
+"""Unless the file says otherwise."""
+
+
+def mechanism(unit: Unit) -> dict[str, float]:
+    """What the preset sets of ``privacy:``."""
+    return {
+        "sampling_rate": SAMPLING_RATE,
+        "clipping_norm": CLIPPING_NORM[unit],
+        "averaged_share": AVERAGED_SHARE,
+    }
+
+
+def epochs(rounds: int) -> int:
+    """Steps of a round: an epoch at q = 1 is one."""
+    return max(1, round(STEPS / rounds))
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the step size follows from: all of it public.
+
+    Attributes:
+        units: n, the fewest that a hospital has.
+        clipping_norm: C.
+        hospitals: H, whose models are averaged in a round; 1 where none are.
+        rounds: of the run.
+        noise_multiplier: z.
+        steps: T, of all trainings, by which z was chosen.
+    """
+
+    units: int
+    clipping_norm: float
+    hospitals: int
+    rounds: int
+    noise_multiplier: float
+    steps: int
+
+
+def training(known: Known) -> TrainingPlan:
+    """The training of a round."""
+    each = epochs(known.rounds)
+    reach = REACH * math.sqrt(known.hospitals * known.steps) * known.units / known.noise_multiplier
+    way = min(LONGEST, reach) / known.clipping_norm
+    return TrainingPlan(
+        epochs=each,
+        optimizer="sgd",
+        learning_rate=float(f"{(1 - MOMENTUM) * way / (each * known.rounds):.3g}"),
+        momentum=MOMENTUM,
+        keep_optimizer_state=True,
+    )
