@@ -7,6 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
+from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
 from medsilo.privacy.budget.accounting import (
@@ -205,3 +206,24 @@ def test_a_group_bears_a_count_that_changes_by_its_size(size: int) -> None:
     assert epsilon([group, group], delta=1e-5) == epsilon(
         [as_group(DiscreteGaussian(deviation, 2), size) or PLAN], delta=1e-5
     )
+
+
+@pytest.mark.parametrize(("noise", "steps"), [(68.898, 96), (5.882, 96), (3.0, 8), (0.3, 4), (40.0, 10_000)])
+@pytest.mark.parametrize("delta", [1e-5, 1e-3])
+def test_full_batch_steps_cost_what_dp_accounting_says_of_so_many_gaussian_releases(
+    noise: float, steps: int, delta: float
+) -> None:
+    """No amplification: nothing is sampled. Beside it the exact ε of the Gaussian mechanism (Balle and Wang 2018)."""
+    from dp_accounting import GaussianDpEvent, NeighboringRelation, SelfComposedDpEvent
+    from dp_accounting.pld import PLDAccountant
+
+    ours = epsilon([SampledGaussian(1.0, noise, steps)], delta=delta)
+    accountant = PLDAccountant(NeighboringRelation.REPLACE_SPECIAL, value_discretization_interval=1e-3)
+    accountant.compose(SelfComposedDpEvent(GaussianDpEvent(noise), steps))
+    theirs = accountant.get_epsilon(delta)
+    assert ours == pytest.approx(theirs, abs=1e-3 * math.sqrt(steps) + 1e-6)
+    mu = math.sqrt(steps) / noise
+    exact = brentq(lambda e: norm.cdf(mu / 2 - e / mu) - math.exp(e + norm.logcdf(-mu / 2 - e / mu)) - delta, 0, 700)
+    assert exact - 1e-6 <= ours <= exact + 2e-3
+    rounds = [SampledGaussian(1.0, noise, steps // 4)] * 4
+    assert epsilon(rounds, delta=delta) == ours, "charged round by round, it adds up to the same"
