@@ -13,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from scipy.stats import binomtest
+from torch import nn
 
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit, load_npz
+from medsilo.algorithms.models import ARCHITECTURES
 from medsilo.algorithms.registry import METHODS, make
 from medsilo.privacy.budget.accounting import SampledGaussian, Unit, epsilon, noise_multiplier_for
 from medsilo.privacy.budget.noise import NoiseSource
@@ -132,6 +134,30 @@ def test_clipping_that_was_forgotten_is_caught(config: SiloConfig, monkeypatch: 
     found = rehearse(config, planned(private=True), coins=np.random.default_rng(1), noise=Seeded(1))
     assert found.verdict == "broken"
     assert found.audit.epsilon > 1.2
+
+
+def linear_plan() -> RunPlan:
+    """Full-batch steps of a linear layer, as the preset `head` has them: a round of two costs 1."""
+    plan = planned(private=True, model="linear", training={"momentum": 0.9, "keep_optimizer_state": True})
+    noise = noise_multiplier_for(1.0, delta=1e-5, events=lambda z: [SampledGaussian(1.0, z, 2)])
+    changes = {"sampling_rate": 1.0, "noise_multiplier": noise, "steps": ROUNDS * 2, "averaged_share": 0.5}
+    assert plan.privacy is not None
+    return plan.model_copy(update={"privacy": plan.privacy.model_copy(update=changes)})
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "not refuted"), (0.0, "broken")])
+def test_a_heads_training_is_held_against_its_claim(
+    config: SiloConfig, monkeypatch: pytest.MonkeyPatch, factor: float, verdict: str
+) -> None:
+    monkeypatch.setitem(
+        ARCHITECTURES, "linear", lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(28 * 28 * 3, classes))
+    )
+    monkeypatch.setattr(private_training, "clipped_sum", None)  # it is trained the quick way
+    found = rehearse(config, linear_plan(), coins=np.random.default_rng(1), noise=Seeded(1, factor=factor))
+    assert found.claim is not None
+    assert 0.99 < found.claim.epsilon <= 1.0
+    assert found.verdict == verdict
+    assert not found.blind
 
 
 def test_the_claim_is_what_the_account_charges_for_the_round_that_was_rehearsed(sound: Rehearsal) -> None:

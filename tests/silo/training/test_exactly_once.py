@@ -18,7 +18,7 @@ from medsilo.algorithms.datasets import ImageDataset
 from medsilo.algorithms.method import Correction
 from medsilo.algorithms.models import state_of
 from medsilo.privacy.audit.verification import verify_evidence
-from medsilo.privacy.budget.accounting import GaussianRelease
+from medsilo.privacy.budget.accounting import GaussianRelease, SampledGaussian, epsilon
 from medsilo.privacy.budget.ledger import Budget, Entry, Ledger, Subject
 from medsilo.privacy.budget.promise import MetricsPlan
 from medsilo.privacy.budget.sealed_keys import SealedKeys
@@ -125,6 +125,38 @@ def test_dropout_is_repeated_as_it_was(tmp_path: Path) -> None:
     one.crash()
     assert torch.equal(trained(one), first)
     assert len(one.charges) == 1
+
+
+def test_a_heads_rounds_are_each_charged_once_and_repeated_bit_for_bit(tmp_path: Path) -> None:
+    """Full batches, momentum that goes on from round to round, averaged models; a crash after each training."""
+    training = {"epochs": 4, "learning_rate": 0.1, "momentum": 0.9, "keep_optimizer_state": True}
+    plan = private_plan(rate=1.0, noise_multiplier=9.0, averaged_share=0.5, training=training)
+    one = Hospital(tmp_path, plan)
+    start: dict[str, Tensor] = {}
+    kept: Any = {}
+
+    def trained(number: int) -> LocalSite:
+        torch.manual_seed(1)
+        layers = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 16 * 16, 3))
+        site = LocalSite("h", dataset(), layers, plan, device=torch.device("cpu"), charge=one.account.charge)
+        site.load(start)
+        site.optimizers.update(kept)
+        site.fit(number)
+        return site
+
+    for number in range(3):
+        first = state_of(trained(number).model)
+        one.crash()
+        again = trained(number)
+        assert all(torch.equal(first[name], tensor) for name, tensor in state_of(again.model).items())
+        start, kept = state_of(again.model), dict(again.optimizers)
+        assert kept, "momentum stays"
+        one.sealed.settle(number)
+        one.crash()
+    assert [(entry.purpose.round, entry.event) for entry in one.charges] == [
+        (number, SampledGaussian(1.0, 9.0, 4)) for number in range(3)
+    ]
+    assert one.ledger.guarantee(1e-5).epsilon == epsilon([GaussianRelease(9.0, 12)], delta=1e-5)
 
 
 READ: dict[str, Callable[[Hospital], bytes]] = {
