@@ -105,9 +105,11 @@ def _of_groups(residuals: Tensor, inputs: Tensor, sizes: Sequence[int], bound: f
     """The sum over groups of rows of each group's mean gradient, clipped."""
     total = inputs.new_zeros(residuals.shape[1], inputs.shape[1])
     most = max(1, _GRADIENT_NUMBERS // total.numel())
+    counts = torch.tensor(sizes, dtype=residuals.dtype, device=residuals.device)
     parts = list(zip(torch.split(residuals, list(sizes)), torch.split(inputs, list(sizes)), strict=True))
     for start in range(0, len(parts), most):
-        means = torch.stack([own.T @ seen / len(own) for own, seen in parts[start : start + most]])
+        sums = [own.T @ seen for own, seen in parts[start : start + most]]
+        means = torch.stack(sums) / counts[start : start + most, None, None]
         factors = _factors(torch.linalg.vector_norm(means, dim=(1, 2), dtype=torch.float64), bound)
         means[factors == 0] = 0
         total += torch.tensordot(factors.to(means.dtype), means, dims=1)
