@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 from google.protobuf.message import Message
@@ -27,20 +27,18 @@ from medsilo.coordinator.rounds.delivery import Delivery
 from medsilo.coordinator.rounds.rounds import Rounds
 from medsilo.coordinator.service.listening import server_credentials
 from medsilo.coordinator.service.patience import Patience
+from medsilo.coordinator.service.refusals import BusyError, Refusals, UnsignedError
 from medsilo.coordinator.store.store import Store
 from medsilo.privacy.consent.withdrawal import Tombstone
 from medsilo.privacy.door.door import Call, Door
 from medsilo.privacy.door.protocol import agreed, newer
-from medsilo.privacy.door.receipts import OutOfStepError
-from medsilo.privacy.errors import IdentityError, LateError, MedsiloError, ReceiptError, RefusedError, StoreError
+from medsilo.privacy.errors import IdentityError, MedsiloError, RefusedError
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.files.durable import disk_error
 from medsilo.privacy.identity.certificates import Credentials, fingerprint
 from medsilo.privacy.identity.envelope import from_json, from_message, to_json, to_message
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.identity.revocation import LiveCredentials
 from medsilo.privacy.journal.records import WithdrawalRecord
-from medsilo.privacy.printable import from_the_other_side
 from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey, Occasion, read_certified, round_of
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.nonces import nonce
@@ -66,18 +64,6 @@ SHORTEST_PING_SECONDS: float = 10
 """Who asks more often whether the coordinator is there is turned away; silos ask every 20 s."""
 
 
-class BusyError(MedsiloError):
-    """A silo has too many calls open; it may try again."""
-
-
-class UnsignedError(MedsiloError):
-    """A silo has not yet put its signature to what it sent."""
-
-
-_TOLD = (IdentityError, RefusedError, ReceiptError, LateError, BusyError, UnsignedError)
-"""Errors whose words go to the silo that they are about: they name it, its message and the run, nobody else."""
-
-
 class CoordinatorService:
     """Answers silos on behalf of one run. ``credentials`` is None in plain text on loopback."""
 
@@ -98,6 +84,7 @@ class CoordinatorService:
         self._audit_key = door.journal.public_key
         self._open_calls: Counter[str] = Counter()
         self._counting = threading.Lock()
+        self._refusals = Refusals(store, config.state, rounds)
         self._patience = Patience(config.message_seconds)
 
     @cached_property
@@ -403,7 +390,7 @@ class CoordinatorService:
                 with self._counted(call.peer):
                     return handle(request, call, context)
             except Exception as error:
-                self._turn_away(error, rpc, call, context)
+                self._refusals.turn_away(error, rpc, call, context)
             finally:
                 if call is not None:
                     self._door.ended(call)
@@ -420,56 +407,12 @@ class CoordinatorService:
                 with self._counted(call.peer):
                     yield from handle(request, call, context)
             except Exception as error:
-                self._turn_away(error, rpc, call, context)
+                self._refusals.turn_away(error, rpc, call, context)
             finally:
                 if call is not None:
                     self._door.ended(call)
 
         return guarded
-
-    def _turn_away(self, error: Exception, rpc: str, call: Call | None, context: grpc.ServicerContext) -> NoReturn:
-        if (failed := disk_error(error, self._config.state)) is not None:
-            if failed.passes:
-                log.error("%s by %s has to wait: %s", rpc, context.peer(), failed)
-            else:
-                self._rounds.fail(failed)  # the daemon ends, and says why
-            context.abort(grpc.StatusCode.UNAVAILABLE, "the coordinator cannot answer now; its log says why")
-        if not context.is_active():
-            log.info("%s: the caller has gone", rpc)
-            context.abort(grpc.StatusCode.CANCELLED, "the caller has gone")
-        peer = (call.peer if call else "") or context.peer()
-        if not isinstance(error, _TOLD):
-            # The words of any other error may name paths, hosts or other hospitals: they stay in the log.
-            if isinstance(error, StoreError):
-                log.error("%s by %s has to wait: %s", rpc, peer, error)
-                context.abort(grpc.StatusCode.UNAVAILABLE, "the coordinator cannot answer now; its log says why")
-            log.exception("%s by %s failed", rpc, peer)
-            if isinstance(error, OSError):
-                context.abort(grpc.StatusCode.UNAVAILABLE, "the coordinator cannot store it; its log says why")
-            if isinstance(error, MedsiloError):
-                context.abort(grpc.StatusCode.UNAVAILABLE, "the coordinator cannot answer now; its log says why")
-            context.abort(grpc.StatusCode.INTERNAL, "the coordinator failed; its log says how")
-        code = (
-            grpc.StatusCode.PERMISSION_DENIED
-            if isinstance(error, IdentityError)
-            else grpc.StatusCode.ABORTED
-            if isinstance(error, LateError)
-            else grpc.StatusCode.INVALID_ARGUMENT
-            if isinstance(error, RefusedError)
-            else grpc.StatusCode.FAILED_PRECONDITION
-            if isinstance(error, (OutOfStepError, UnsignedError))
-            else grpc.StatusCode.DATA_LOSS
-            if isinstance(error, ReceiptError)
-            else grpc.StatusCode.UNAVAILABLE
-        )
-        words = from_the_other_side(str(error))  # it may quote what came
-        log.warning("%s by %s refused: %s", rpc, peer, words)
-        try:
-            self._store.refuse(peer, rpc, words)
-        except MedsiloError:
-            log.exception("the refusal could not be stored")  # gRPC would send the words of this error
-        context.abort(code, words)
-        raise AssertionError("unreachable: abort raises")
 
 
 def _certificate(context: grpc.ServicerContext) -> bytes | None:
