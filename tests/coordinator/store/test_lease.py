@@ -103,7 +103,7 @@ def until_it_waits(session: Session, thread: threading.Thread, otherwise: str) -
 
 
 def test_every_change_is_refused_to_a_coordinator_that_has_lost_the_lease(coordinators: Coordinators) -> None:
-    assert set(WRITES) | READS == {name for name in vars(Store) if not name.startswith("_")}, "which one is the new?"
+    assert set(WRITES) | READS == {name for name in dir(Store) if not name.startswith("_")}, "which one is the new?"
     first = coordinators.serving()
     first.open_run("r", b"{}", "aa")
     first.open_round("r", 0, ["a", "b"])
