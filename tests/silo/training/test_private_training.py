@@ -57,6 +57,8 @@ def test_no_image_moves_the_clipped_sum_by_more_than_the_bound(model: str, kind:
     run = private_plan(model=model, rate=1.0, clipping_norm=0.05)
     data = dataset(train=6)
     layout = private_site(run, data).layout
+    if kind == "extractor only" and not layout.extractor:
+        pytest.skip("a fixed extractor has nothing to train")
     state = build(run.model, seed=2).state_dict()
     centre = {spec.name: state[spec.name] for spec in layout.parameters}
     options: dict[str, Any] = {
