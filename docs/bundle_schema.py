@@ -46,7 +46,7 @@ def bundle_schema() -> str:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": "urn:medsilo:bundle:1",
         "title": "Medsilo evidence bundle",
-        "description": "A journal, or a stretch of it, that proves itself. The file is written in one way only: `{`, "
+        "description": "A journal, or a range of it, that proves itself. The file is written in one way only: `{`, "
         'the header on a line of its own, `"records":[`, each record on a line of its own as it was signed (canonical '
         "JSON, RFC 8785), `]}`. docs/audit.md says how to verify it.",
         "type": "object",

@@ -85,7 +85,7 @@ def receipts(records: list[dict]) -> tuple[int, int]:
     return sum(map(len, sent.values())), sum(acknowledged.values())
 
 
-def stretches(view: dict, size: int) -> dict[tuple[int, int], bytes]:
+def subtrees(view: dict, size: int) -> dict[tuple[int, int], bytes]:
     """RFC 6962, section 2.1.2: the hashes over records start to end from which a proof makes up the root over all."""
     found: dict[tuple[int, int], bytes] = {}
     proof = [bytes.fromhex(digest) for digest in view["proof"]]
@@ -131,7 +131,7 @@ def check_proof(proof: dict, known_key: str | None) -> None:
         (key,) = [key for key in keys if names[key].digest()[:4] in blobs]
         origin, size, root = check_checkpoint(view["checkpoint"], bytes.fromhex(key))
         assert f"spiffe://{origin.removeprefix('medsilo/')}" == party
-        found = stretches(view, size)
+        found = subtrees(view, size)
         assert found.setdefault((0, size), root) == root, "a proof does not hold for the root that was signed"
         seen.append(found)
     different = [span for span in seen[0] if seen[1].get(span, seen[0][span]) != seen[0][span]]

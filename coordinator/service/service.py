@@ -29,7 +29,7 @@ from medsilo.coordinator.service.listening import server_credentials
 from medsilo.coordinator.service.patience import Patience
 from medsilo.coordinator.service.refusals import BusyError, Refusals, UnsignedError
 from medsilo.coordinator.store.store import Store
-from medsilo.privacy.consent.withdrawal import Tombstone
+from medsilo.privacy.consent.withdrawal import SignedWithdrawal
 from medsilo.privacy.door.door import Call, Door
 from medsilo.privacy.door.protocol import agreed, newer
 from medsilo.privacy.errors import IdentityError, MedsiloError, RefusedError
@@ -172,16 +172,16 @@ class CoordinatorService:
         if run is None or member is None or not member.accepted:
             raise RefusedError(f"{silo} has not joined a run with this plan")
         envelope = from_message(request.statement)
-        tombstone = Tombstone.open(envelope, bytes.fromhex(member.audit_key))
-        claimed = (tombstone.silo, tombstone.coordinator, tombstone.run, tombstone.plan_sha256)
+        signed = SignedWithdrawal.open(envelope, bytes.fromhex(member.audit_key))
+        claimed = (signed.silo, signed.coordinator, signed.run, signed.plan_sha256)
         own = Identity(self._config.federation, "silo", silo).uri
         if claimed != (own, self._config.identity.uri, run, request.plan_sha256.hex()):
             raise RefusedError("the signed withdrawal is of another hospital, coordinator or run than the call")
         kept = self._rounds.withdraw(
             run,
             silo,
-            reason=tombstone.reason.value,
-            rounds_acknowledged=tombstone.rounds_acknowledged,
+            reason=signed.reason.value,
+            rounds_acknowledged=signed.rounds_acknowledged,
             statement=to_json(envelope),
         )
         call.run, call.plan_sha256 = run, request.plan_sha256.hex()

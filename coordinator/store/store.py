@@ -125,8 +125,8 @@ class Store(Database):
         statement: Mapping[str, Any],
         open_round: int | None,
     ) -> list[str]:
-        """Ends a silo's part: its tombstone stays, ``open_round`` goes on without it, and none of its updates is named
-        any more. Returns the files that are to be deleted.
+        """Ends a silo's part: its signed withdrawal stays, ``open_round`` goes on without it, and none of its updates
+        is named any more. Returns the files that are to be deleted.
         """
         with self._writing() as session:
             rows = session.scalars(

@@ -1,7 +1,7 @@
-"""The evidence bundle: a journal, or a stretch of it, as one JSON file that proves itself.
+"""The evidence bundle: a journal, or a range of it, as one JSON file that proves itself.
 
 The same journal always gives the same bytes: a record stands on a line of its own, as it was signed, so that a bundle
-of any length is read line by line. ``docs/bundle.schema.json`` describes the form. What a bundle of a stretch leaves
+of any length is read line by line. ``docs/bundle.schema.json`` describes the form. What a bundle of a range leaves
 out is stood for by the hashes of the perfect subtrees before and behind it.
 """
 
@@ -79,10 +79,10 @@ class Header(StrictModel):
     """What stands behind the last record here."""
     checkpoint: str
     public_key: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
-    """Of a stretch: the public audit key (Ed25519, hex) that signed the checkpoint. Of a whole journal: null, its first
+    """Of a range: the public audit key (Ed25519, hex) that signed the checkpoint. Of a whole journal: null, its first
     record names it."""
     schemas: tuple[tuple[str, ...], ...] = ()
-    """Of a stretch: schemas that its messages need and that stand before it."""
+    """Of a range: schemas that its messages need and that stand before it."""
 
     @property
     def whole(self) -> bool:
@@ -99,7 +99,7 @@ class Header(StrictModel):
         ):
             raise ValueError("its parts do not make up the journal")
         if self.whole != (self.public_key is None) or (self.whole and self.schemas):
-            raise ValueError("a stretch names its key and schemas, a whole journal has them in its records")
+            raise ValueError("a range names its key and schemas, a whole journal has them in its records")
 
 
 @dataclass
@@ -115,7 +115,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Selection:
-    """A stretch of a journal: the records from the first to the last one of these rounds (both included, from 0)."""
+    """A range of a journal: the records from the first to the last one of these rounds (both included, from 0)."""
 
     run: str | None = None
     first_round: int | None = None
@@ -246,26 +246,26 @@ def _bundle_lines(path: Path) -> Iterator[bytes]:
 def _header(journal: Path, note: str, checkpoint: Checkpoint, select: Selection | None) -> Header:
     size = checkpoint.size
     begin = read(json.loads(next(read_lines(journal))))
-    stretch = _Stretch(0, size) if select is None else _stretch(journal, size, select)
-    before, behind = _left_out(journal, stretch.first, stretch.end, size)
+    extent = _Extent(0, size) if select is None else _extent(journal, size, select)
+    before, behind = _left_out(journal, extent.first, extent.end, size)
     return Header(
         v=VERSION,
         party=begin.self,
         federation=begin.federation,
         origin=checkpoint.origin,
         size=size,
-        first=stretch.first,
-        count=stretch.end - stretch.first,
+        first=extent.first,
+        count=extent.end - extent.first,
         before=before,
         behind=behind,
         checkpoint=note,
-        public_key=stretch.public_key,
-        schemas=stretch.schemas,
+        public_key=extent.public_key,
+        schemas=extent.schemas,
     )
 
 
 @dataclass(frozen=True)
-class _Stretch:
+class _Extent:
     """``public_key``: the one that signed the checkpoint. ``schemas``: those before it that its messages need."""
 
     first: int
@@ -274,7 +274,7 @@ class _Stretch:
     schemas: tuple[tuple[str, ...], ...] = ()
 
 
-def _stretch(journal: Path, size: int, select: Selection) -> _Stretch:
+def _extent(journal: Path, size: int, select: Selection) -> _Extent:
     first = last = None
     key = ""
     schemas: dict[str, tuple[str, ...]] = {}
@@ -301,9 +301,9 @@ def _stretch(journal: Path, size: int, select: Selection) -> _Stretch:
     if first is None or last is None:
         raise NothingFitsError(f"{journal}: no signed record is of that run and those rounds")
     if (first, last + 1) == (0, size):
-        return _Stretch(0, size)
+        return _Extent(0, size)
     needed = tuple(files for name, files in sorted(schemas.items()) if name in used)
-    return _Stretch(first, last + 1, key, needed)
+    return _Extent(first, last + 1, key, needed)
 
 
 def _left_out(journal: Path, first: int, end: int, size: int) -> tuple[tuple[Subtree, ...], tuple[Subtree, ...]]:

@@ -112,7 +112,7 @@ class Verification:
             if self.until != self.index:
                 where = f" The first bad record is one of the numbers {self.index} to {self.until}."
             return [f"The record is NOT sound: {self.problem}.{where}", *self.remarks]
-        extent = f"All {self.records} records are" if self.whole else f"The {self.records} records of this stretch are"
+        extent = f"All {self.records} records are" if self.whole else f"The {self.records} records of this range are"
         if self.unsigned:
             extent = f"The first {self.signed} of {self.records} records are"
         return [

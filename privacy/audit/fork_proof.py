@@ -1,7 +1,7 @@
 """Proof that a party signed two histories of one journal: a small file that anyone can check, with nothing else.
 
 It holds two *views*, each a signed checkpoint with the proof (RFC 6962) that it continues an earlier size. Such a proof
-binds the signed root to hashes over stretches of the records. Where two views have different hashes over one stretch,
+binds the signed root to hashes over ranges of the records. Where two views have different hashes over one range,
 or different roots over one size, no journal gives both: whoever holds the key has signed for two. ``docs/audit.md``
 says how to check it by hand.
 """
@@ -40,7 +40,7 @@ class View(StrictModel):
     root: _Hex32
     proof: tuple[_Hex32, ...] = Field(max_length=128)
 
-    def stretches(self, checkpoint: Checkpoint) -> dict[tuple[int, int], bytes]:
+    def subtrees(self, checkpoint: Checkpoint) -> dict[tuple[int, int], bytes]:
         """Hashes over records start to end that the checkpoint, whose signature is checked, is bound to; raises
         ``JournalError`` if the proof does not hold."""
         found = {(0, checkpoint.size): checkpoint.root}
@@ -77,14 +77,14 @@ class ForkProof(StrictModel):
                 f"it is signed with the audit key {key_id(keys[-1])[:16]}…, not with {key_id(key)[:16]}…, the one that "
                 "was given"
             )
-        stretches, sizes = [], []
+        subtrees, sizes = [], []
         for view in self.views:
             checkpoint = _signed(view.checkpoint, keys)
             if f"spiffe://{checkpoint.origin.removeprefix('medsilo/')}" != self.party:
                 raise JournalError(f"the checkpoint is of the journal {checkpoint.origin}, not of {self.party}")
-            stretches.append(view.stretches(checkpoint))
+            subtrees.append(view.subtrees(checkpoint))
             sizes.append(checkpoint.size)
-        one, other = stretches
+        one, other = subtrees
         different = [span for span in one if span in other and one[span] != other[span]]
         if not different:
             raise JournalError("the two views do not contradict each other: they prove nothing")

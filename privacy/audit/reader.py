@@ -181,9 +181,9 @@ class EvidenceReader:
             raise BrokenError(None, f"the header does not hold together: {error}") from None
         if not header.whole:
             self.result.remarks.append(
-                f"It is a stretch: records {header.first} to {header.first + header.count - 1} of {header.size}. "
+                f"It is a range: records {header.first} to {header.first + header.count - 1} of {header.size}. "
                 "Receipts, and changes of keys, are checked in a bundle of the whole journal. The key is the one that "
-                "the stretch names: hold it against the owner's audit.pub (--key)."
+                "the range names: hold it against the owner's audit.pub (--key)."
             )
 
     def _end(self, header: Header) -> None:
@@ -199,7 +199,7 @@ class EvidenceReader:
         self._tree.end_bundle(header)
         self._tell_root()
         if self._unused:
-            raise BrokenError(None, "its header holds a schema that no record of the stretch uses")
+            raise BrokenError(None, "its header holds a schema that no record of the range uses")
 
     def _tell_root(self) -> None:
         if self._comparison is not None:

@@ -1,8 +1,8 @@
 """What two hospitals were told by the same coordinator, held against each other.
 
 Neither has exchanged anything with the other. But each holds what the third party signed for it: the checkpoints of its
-journal, each with the proof that it continues the one before. Such a proof binds the signer to hashes over stretches
-of its journal; two that differ over one stretch are of two histories, and both are signed. Plans, rosters, audit keys
+journal, each with the proof that it continues the one before. Such a proof binds the signer to hashes over ranges
+of its journal; two that differ over one range are of two histories, and both are signed. Plans, rosters, audit keys
 and what was handed out are each hospital's own word: where these differ, somebody does not tell the truth.
 
 All is kept in a database on disk, however long the journals are.
@@ -29,20 +29,20 @@ from medsilo.privacy.journal.merkle import proven_subtrees
 from medsilo.privacy.journal.records import MessageRecord, RosterRecord, RunRecord
 
 _SCHEMA = """
-CREATE TABLE stretch (side, party, start, end, hash, position, PRIMARY KEY (side, party, start, end)) WITHOUT ROWID;
+CREATE TABLE subtree (side, party, start, end, hash, position, PRIMARY KEY (side, party, start, end)) WITHOUT ROWID;
 CREATE TABLE told (side, what, subject, value, said, position, PRIMARY KEY (side, what, subject, value)) WITHOUT ROWID;
 """
 _REMEMBERED = 256
-"""Stretches that a proof may name again; that they are written twice costs time and nothing else."""
+"""Ranges that a proof may name again; that they are written twice costs time and nothing else."""
 _PLAN, _ROSTER, _MEMBER, _GIVEN = "plan", "roster", "member", "given"
 
 _FORK = """
-    SELECT a.position, b.position FROM stretch a JOIN stretch b
+    SELECT a.position, b.position FROM subtree a JOIN subtree b
         ON b.side = 'peer' AND b.party = a.party AND b.start = a.start AND b.end = a.end AND b.hash != a.hash
     WHERE a.side = 'own' AND a.party = ? ORDER BY a.end, a.end - a.start LIMIT 1
 """
 _SAME_ROOT = """
-    SELECT MAX(a.end) FROM stretch a JOIN stretch b ON b.side = 'peer' AND b.party = a.party AND b.start = 0
+    SELECT MAX(a.end) FROM subtree a JOIN subtree b ON b.side = 'peer' AND b.party = a.party AND b.start = 0
         AND b.end = a.end WHERE a.side = 'own' AND a.party = ? AND a.start = 0
 """
 _DIFFERENT = """
@@ -60,7 +60,7 @@ _TWICE = """
 @dataclass
 class _Shown:
     """What one hospital has of one third party. ``covered``: every record of its journal before that one lies in a
-    stretch whose hash is known. ``keys``: its audit keys in their order, each with the first and last time that it
+    range whose hash is known. ``keys``: its audit keys in their order, each with the first and last time that it
     signed with it. ``rotations``: the signed changes between them."""
 
     covered: int
@@ -115,7 +115,7 @@ class Testimony:
             rows.append((side, party, start, end, root, index))
         while len(self._recent) > _REMEMBERED:
             self._recent.popitem(last=False)
-        self._connection.executemany("INSERT OR IGNORE INTO stretch VALUES (?, ?, ?, ?, ?, ?)", rows)
+        self._connection.executemany("INSERT OR IGNORE INTO subtree VALUES (?, ?, ?, ?, ?, ?)", rows)
         if document.witnessed is not None and shown.keys:
             key, time = next(reversed(shown.keys)), time_of(document.witnessed.cosignature)
             first = shown.keys[key][0]

@@ -66,7 +66,7 @@ class _Words:
     contradicted: array[int] = field(default_factory=lambda: array("Q"))
 
     def bounds(self, first: int, end: int) -> Iterator[tuple[int, float]]:
-        """Stretches of the records, by their ends, with the time that each was written after."""
+        """Ranges of the records, by their ends, with the time that each was written after."""
         number = bisect_right(self.since, first)
         while first < end:
             stop = min(self.since[number], end) if number < len(self.since) else end

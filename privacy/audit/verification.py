@@ -105,7 +105,7 @@ def _verify_witnesses(
         )
     if not (result.whole and theirs.whole):
         raise UnreadableError(
-            f"{theirs.source}: two hospitals' evidence is compared in bundles of whole journals, not of stretches"
+            f"{theirs.source}: two hospitals' evidence is compared in bundles of whole journals, not of ranges"
         )
     parties = testimony.met()
     if not parties:
@@ -189,9 +189,7 @@ def _compare(comparison: Comparison, own: EvidenceReader, peer: EvidenceReader) 
             f"{other.source}: is of the federation {other.federation}, the other evidence of {result.federation}"
         )
     if not mine.whole and not theirs.whole:
-        raise UnreadableError(
-            f"{other.source}: two stretches cannot be compared; one bundle must be of a whole journal"
-        )
+        raise UnreadableError(f"{other.source}: two ranges cannot be compared; one bundle must be of a whole journal")
     if result.party == other.party or not comparison.exchanged():
         raise UnreadableError(
             f"{other.source}: {other.party} is not the other side: {result.party} has exchanged nothing with it"

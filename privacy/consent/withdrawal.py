@@ -1,7 +1,8 @@
-"""The end of a consent: why it ended, the signed tombstone that says so, and what the journal tells of it.
+"""The end of a consent: why it ended, the signed withdrawal that says so, and what the journal tells of it.
 
-A tombstone is a DSSE envelope, signed with the silo's audit key, over canonical JSON. It names the rounds whose updates
-the coordinator had acknowledged. It does not claim that anything was unlearned: what was made of those updates stays.
+A signed withdrawal is a DSSE envelope, signed with the silo's audit key, over canonical JSON. It names the rounds whose
+updates the coordinator had acknowledged. It does not claim that anything was unlearned: what was made of those updates
+stays.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from medsilo.privacy.journal.records import (
 from medsilo.privacy.journal.segments import RECORDS
 
 WITHDRAWAL = "application/vnd.medsilo.withdrawal+json"
-"""The tombstone's payload type."""
+"""The signed withdrawal's payload type."""
 
 
 class EndedError(ConsentError):
@@ -45,7 +46,7 @@ class EndedError(ConsentError):
         self.cause = cause
 
 
-class Tombstone(StrictModel):
+class SignedWithdrawal(StrictModel):
     """What a silo signs when its part in a run ends early.
 
     ``rounds_acknowledged``: rounds (from 0) whose updates the coordinator had acknowledged; one of a round that was
@@ -65,12 +66,12 @@ class Tombstone(StrictModel):
     models_unlearned: Literal[False] = False
 
     def sign(self, key: Ed25519PrivateKey) -> dsse.Envelope:
-        """The tombstone in its envelope."""
+        """The statement in its envelope."""
         return seal(self.model_dump(mode="json"), WITHDRAWAL, key)
 
     @classmethod
-    def open(cls, envelope: dsse.Envelope, public_key: bytes) -> Tombstone:
-        """Raises ``RefusedError`` if it is not a tombstone, or not signed with that key."""
+    def open(cls, envelope: dsse.Envelope, public_key: bytes) -> SignedWithdrawal:
+        """Raises ``RefusedError`` if it is not a signed withdrawal, or not signed with that key."""
         try:
             return cls.model_validate(unseal(envelope, WITHDRAWAL, public_key))
         except JournalError as error:

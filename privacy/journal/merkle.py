@@ -201,8 +201,8 @@ def proven_subtrees(first: int, first_root: bytes, second: int, proof: Sequence[
     """The hashes over leaves start to end, by (start, end), to which a consistency proof binds the tree of ``second``
     leaves, the tree's own root among them.
 
-    Whoever sees a tree grow from proof to proof comes to know every stretch of it in perfect subtrees: two who were
-    shown trees that differ in one leaf have been given different hashes of one stretch around it, as soon as both
+    Whoever sees a tree grow from proof to proof comes to know every range of it in perfect subtrees: two who were
+    shown trees that differ in one leaf have been given different hashes of one range around it, as soon as both
     have a proof from a size beyond. Raises ``ValueError`` for what is no proof; whether the root is the tree's is to be
     asked of ``check_consistency``.
     """

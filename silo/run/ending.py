@@ -1,4 +1,4 @@
-"""How a hospital's part in a run ends before the run does: record, tombstone, and the coordinator is told."""
+"""How a hospital's part in a run ends before the run does: record, signed withdrawal, and the coordinator is told."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from medsilo.privacy.consent.early_end import Cause
 from medsilo.privacy.consent.gate import FarewellGate
-from medsilo.privacy.consent.withdrawal import EndedError, History, Part, Tombstone, timestamp
+from medsilo.privacy.consent.withdrawal import EndedError, History, Part, SignedWithdrawal, timestamp
 from medsilo.privacy.door.door import Door
 from medsilo.privacy.errors import ConsentError, DiskError, IdentityError, JournalError, JournalInUseError, MedsiloError
 from medsilo.privacy.identity.envelope import from_json, to_json
@@ -63,7 +63,7 @@ class Ending:
     def _record(self, part: Part | None, cause: Cause) -> None:
         config = self._config
         asked = WithdrawalRequest.read(config.withdrawal) if cause == Cause.WITHDRAWN else None
-        tombstone = Tombstone(
+        signed = SignedWithdrawal(
             federation=config.federation,
             silo=config.identity.uri,
             coordinator=config.coordinator_identity.uri,
@@ -75,12 +75,12 @@ class Ending:
         )
         self._door.note(
             WithdrawalRecord(
-                run=tombstone.run,
-                plan_sha256=tombstone.plan_sha256,
-                rounds_acknowledged=list(tombstone.rounds_acknowledged),
+                run=signed.run,
+                plan_sha256=signed.plan_sha256,
+                rounds_acknowledged=list(signed.rounds_acknowledged),
                 cause=cause.value,
                 reason=asked.reason if asked and asked.reason else cause.value,
-                statement=to_json(tombstone.sign(self._key)),
+                statement=to_json(signed.sign(self._key)),
             )
         )
         self._door.journal.checkpoint()

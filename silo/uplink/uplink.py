@@ -170,7 +170,7 @@ class Uplink:
                 raise
             self._notice(f"{error}; its last answer stays without this silo's receipt")
 
-    def withdraw(self, run: str, plan_sha256: bytes, tombstone: dsse.Envelope, *, seconds: float) -> None:
+    def withdraw(self, run: str, plan_sha256: bytes, signed: dsse.Envelope, *, seconds: float) -> None:
         """Tells the coordinator that this silo's part has ended; raises if it cannot be told within ``seconds``."""
 
         def tell(attempt: int) -> None:
@@ -180,7 +180,7 @@ class Uplink:
                     nonce=nonce(),
                     silo=self._config.name,
                     plan_sha256=plan_sha256,
-                    statement=to_message(tombstone),
+                    statement=to_message(signed),
                     seen=self._door.receipt_state(self._peer).seen.size,
                     protocol_version=PROTOCOL_VERSION,
                 )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import date, timedelta
 from typing import Any
 
-from medsilo.privacy.consent.withdrawal import History, Tombstone
+from medsilo.privacy.consent.withdrawal import History, SignedWithdrawal
 from medsilo.privacy.identity.envelope import from_json
 from medsilo.privacy.identity.keys import load_audit_key
 from medsilo.silo.state.config import SiloConfig
@@ -37,9 +37,9 @@ def state_of(one: Federation, name: str) -> dict[str, Any]:
     return dict(found)
 
 
-def tombstone_of(one: Federation, name: str, record: dict[str, Any]) -> Tombstone:
+def tombstone_of(one: Federation, name: str, record: dict[str, Any]) -> SignedWithdrawal:
     key = load_audit_key(one.keys(name) / "audit.key").public_key().public_bytes_raw()
-    return Tombstone.open(from_json(record["statement"]), key)
+    return SignedWithdrawal.open(from_json(record["statement"]), key)
 
 
 def assert_only_the_withdrawal_left_after(one: Federation, name: str, record: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from medsilo.privacy.consent.early_end import Cause
-from medsilo.privacy.consent.withdrawal import Tombstone
+from medsilo.privacy.consent.withdrawal import SignedWithdrawal
 from medsilo.privacy.identity.envelope import seal, to_message
 from medsilo.privacy.identity.keys import load_audit_key
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
@@ -186,15 +186,15 @@ def test_nobody_can_withdraw_for_a_hospital(federation: Make, change: str) -> No
         client.unary("Withdraw", request)
 
     wrong = {
-        "another key": Tombstone(**fields).sign(Ed25519PrivateKey.generate()),
-        "another hospital": Tombstone(**{**fields, "silo": "spiffe://test/silo/hospital2"}).sign(key),
-        "another run": Tombstone(**{**fields, "run": "other"}).sign(key),
+        "another key": SignedWithdrawal(**fields).sign(Ed25519PrivateKey.generate()),
+        "another hospital": SignedWithdrawal(**{**fields, "silo": "spiffe://test/silo/hospital2"}).sign(key),
+        "another run": SignedWithdrawal(**{**fields, "run": "other"}).sign(key),
         "another document": seal({"v": 1}, "application/vnd.medsilo.attestation+json", key),
     }[change]
     code, details = refusal(lambda: withdraw(wrong))
     assert code == grpc.StatusCode.INVALID_ARGUMENT
     assert "withdrawal" in details
     assert one.status()["silos"][0]["state"] == "joined"
-    withdraw(Tombstone(**fields).sign(key))
+    withdraw(SignedWithdrawal(**fields).sign(key))
     assert one.status()["silos"][0]["state"] == "withdrawn"
     assert refusal(lambda: client.submit(client.model()))[1].startswith("hospital1 has withdrawn")

@@ -36,7 +36,7 @@ from medsilo.privacy.budget.units import Content
 from medsilo.privacy.consent.consent import ConsentFile
 from medsilo.privacy.consent.gate import PlanGate
 from medsilo.privacy.consent.plan import RunPlan
-from medsilo.privacy.consent.withdrawal import History, Tombstone
+from medsilo.privacy.consent.withdrawal import History, SignedWithdrawal
 from medsilo.privacy.door.archive import SentArchive
 from medsilo.privacy.door.door import Call, Door
 from medsilo.privacy.door.receipts import ReceiptState
@@ -53,6 +53,7 @@ from medsilo.privacy.identity.revocation import LIST, LiveCredentials, revoke
 from medsilo.privacy.journal.checkpoint import Checkpoint, cosign, verify, verify_cosignature
 from medsilo.privacy.journal.journal import CHECKPOINTS, RECORDS, Journal
 from medsilo.privacy.journal.merkle import EMPTY_ROOT
+from medsilo.privacy.journal.records import Record
 from medsilo.privacy.journal.stored_schema import StoredSchema
 from medsilo.privacy.secure_aggregation.mask_keys import Occasion, certify, read_certified, round_of, vouch
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
@@ -120,7 +121,7 @@ class _Discarding:
         self.public_key = bytes(32)
         self.memory = None
 
-    def records(self, _first: int) -> Iterator[dict[str, Any]]:
+    def read(self, _first: int) -> Iterator[Record]:
         return iter(())
 
     def append(self, records: Sequence[Mapping[str, Any]], *, durable: bool = True) -> range:
@@ -272,7 +273,7 @@ def _sealed(data: bytes, kind: str, key: Ed25519PrivateKey) -> Any:
 
 
 @parser
-def tombstones(folder: Path) -> Parser:
+def signed_withdrawals(folder: Path) -> Parser:
     """A signed withdrawal; the signature always holds."""
     key = key_of(1)
     good = {
@@ -287,12 +288,12 @@ def tombstones(folder: Path) -> Parser:
         "at": "2026-01-31T12:00:00Z",
         "models_unlearned": False,
     }
-    Tombstone.model_validate(good)
+    SignedWithdrawal.model_validate(good)
 
     def read(data: bytes) -> None:
         from medsilo.privacy.consent.withdrawal import WITHDRAWAL
 
-        Tombstone.open(_sealed(data, WITHDRAWAL, key), key.public_key().public_bytes_raw())
+        SignedWithdrawal.open(_sealed(data, WITHDRAWAL, key), key.public_key().public_bytes_raw())
 
     return Parser(read, [rfc8785.dumps(good)], JSON_TOKENS)
 

@@ -44,9 +44,9 @@ def test_a_method_goes_on_without_a_hospital_that_withdrew_and_takes_it_back(
     run.work(*NAMES)
     run.opened(1)
     run.work("a")
-    tombstone = run.withdraw("a")
-    assert (tombstone.dropped_round, tombstone.rounds_acknowledged) == (1, (0, 1))
-    assert run.withdraw("a") == tombstone, "again, it changes nothing"
+    signed = run.withdraw("a")
+    assert (signed.dropped_round, signed.rounds_acknowledged) == (1, (0, 1))
+    assert run.withdraw("a") == signed, "again, it changes nothing"
     assert run.files_of("a") == []
     assert len(run.files_of("a-b")) <= 1, "another hospital's updates stay"
     assert not run.rounds.is_member("a")

@@ -17,7 +17,7 @@ from medsilo.privacy.consent import gate as gate_module
 from medsilo.privacy.consent.consent import ConsentFile
 from medsilo.privacy.consent.early_end import Cause
 from medsilo.privacy.consent.gate import ConsentGate, FarewellGate
-from medsilo.privacy.consent.withdrawal import WITHDRAWAL, EndedError, History, Tombstone
+from medsilo.privacy.consent.withdrawal import WITHDRAWAL, EndedError, History, SignedWithdrawal
 from medsilo.privacy.door.door import Call, Door
 from medsilo.privacy.errors import ConsentError, RefusedError
 from medsilo.privacy.exposure import Exposure
@@ -192,7 +192,7 @@ def test_the_last_word_holds_nothing_but_protocol_and_identity() -> None:
             gate.check([exposure])
 
 
-def tombstone(**changes: Any) -> Tombstone:
+def signed(**changes: Any) -> SignedWithdrawal:
     fields: dict[str, Any] = {
         "federation": "test",
         "silo": "spiffe://test/silo/a",
@@ -203,19 +203,19 @@ def tombstone(**changes: Any) -> Tombstone:
         "reason": Cause.EXPIRED,
         "at": "2030-07-01T00:00:00Z",
     }
-    return Tombstone(**{**fields, **changes})
+    return SignedWithdrawal(**{**fields, **changes})
 
 
 def test_a_tombstone_says_what_was_signed_and_to_the_key_that_signed_it() -> None:
     key = Ed25519PrivateKey.generate()
     public = key.public_key().public_bytes_raw()
-    envelope = from_json(to_json(tombstone().sign(key)))
-    assert Tombstone.open(envelope, public) == tombstone()
+    envelope = from_json(to_json(signed().sign(key)))
+    assert SignedWithdrawal.open(envelope, public) == signed()
     with pytest.raises(RefusedError, match="signature"):
-        Tombstone.open(envelope, Ed25519PrivateKey.generate().public_key().public_bytes_raw())
+        SignedWithdrawal.open(envelope, Ed25519PrivateKey.generate().public_key().public_bytes_raw())
     envelope.payload = envelope.payload.replace(b"[0,1]", b"[0]")
     with pytest.raises(RefusedError, match="signature"):
-        Tombstone.open(envelope, public)
+        SignedWithdrawal.open(envelope, public)
 
 
 @pytest.mark.parametrize(
@@ -232,9 +232,9 @@ def test_a_tombstone_says_what_was_signed_and_to_the_key_that_signed_it() -> Non
 )
 def test_a_signed_document_that_is_no_tombstone_is_refused(change: Any) -> None:
     key = Ed25519PrivateKey.generate()
-    envelope = seal({**tombstone().model_dump(mode="json"), **change}, WITHDRAWAL, key)
+    envelope = seal({**signed().model_dump(mode="json"), **change}, WITHDRAWAL, key)
     with pytest.raises(RefusedError, match="cannot be used"):
-        Tombstone.open(envelope, key.public_key().public_bytes_raw())
+        SignedWithdrawal.open(envelope, key.public_key().public_bytes_raw())
 
 
 def message(rpc: str, direction: str, number: int | None = None, plan: str | None = "p") -> dict[str, Any]:
