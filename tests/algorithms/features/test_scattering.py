@@ -117,3 +117,12 @@ def test_each_quarter_is_averaged_apart() -> None:
     zero = EXTRACTOR.measured(image)[0, [0, 81, 162]].exp() - 0.01
     assert bool((zero[:, 0] > 0.4).all())
     assert bool((zero[:, 3] < 0.01).all())
+
+
+def test_what_the_definition_stands_for_does_not_change() -> None:
+    """Kept features are found by the definition: another computation needs another one."""
+    numbers = np.arange(28 * 28 * 3, dtype=np.int64).reshape(1, 28, 28, 3)
+    image = to_tensor(((numbers * numbers * 7 + numbers * 13) // 11 % 256).astype(np.uint8))
+    found = EXTRACTOR(image)[0, [0, 100, 300, 500, 700, 900, 971]].tolist()
+    assert EXTRACTOR.definition == "scattering 1"
+    assert found == pytest.approx([-0.0171, 0.0348, 0.0348, 0.026, 0.0242, 0.0348, 0.0348], abs=2e-4)

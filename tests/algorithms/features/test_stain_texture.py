@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 
 import numpy as np
@@ -140,3 +141,14 @@ def test_a_ramp_has_the_gradient_that_it_was_drawn_with() -> None:
             assert found[f"grey step {step} {kind}"] == pytest.approx(step * 5 / 255, abs=1e-3)
         assert found[f"grey step {step} down"] == 0
         assert found[f"grey step {step} gradient sd"] < 1e-3
+
+
+def test_what_the_definition_stands_for_does_not_change() -> None:
+    """Kept features are found by the definition: another computation needs another one."""
+    numbers = np.arange(28 * 28 * 3, dtype=np.int64).reshape(1, 28, 28, 3)
+    image = to_tensor(((numbers * numbers * 7 + numbers * 13) // 11 % 256).astype(np.uint8))
+    found = hashlib.sha256(EXTRACTOR(image).numpy().tobytes()).hexdigest()
+    assert (EXTRACTOR.definition, found) == (
+        "stain-texture 1",
+        "4c0cdfb1948d1d10d78e9c46a0f2cc202abc865753ab3a2444ddc1bfd7d43ff8",
+    )
