@@ -151,7 +151,7 @@ class PrivateTrainer:
         augment = Augmenter(augmentation, lambda count: torch.from_numpy(source.uniform((count, 2))))
         torch.manual_seed(source.seed())  # dropout and the like
         head = None if augmentation else head_of(model, chosen, data, self._images_of)
-        averaged = math.ceil(self.plan.averaged_share * steps)
+        averaged = math.ceil(self.plan.averaged_share * steps - 1e-9)  # a whole number but for rounding counts as whole
         means = [parameter.detach().clone() for parameter in parameters] if averaged else []
         with per_image_gradients(model) if head is None else nullcontext():
             for step in range(1, steps + 1):

@@ -91,6 +91,18 @@ def test_privacy_is_swept_over_and_an_infinite_epsilon_is_training_without_it(tm
     assert {variant.base for variant in config.variants()} == {"fedavg", "ours", "local"}
 
 
+def test_a_preset_chooses_the_training_of_each_method_at_each_epsilon(tmp_path: Path) -> None:
+    preset = {"preset": "head", "epsilon": [0.5, 2], "delta": 1e-5, "unit": "image", "units": 100}
+    config = experiment(tmp_path, privacy=preset, methods=[{"name": "fedavg"}, {"name": "local"}])
+    data = generate_tissue(seed=0, train=90, test=90)
+    found = {run.variant.label: run.plan(data) for run in runs(config, (), tmp_path)}
+    silos = next(iter(config.make_settings().values())).silos
+    steps = {label: plan.training.learning_rate for label, plan in found.items()}
+    assert all(plan.training.momentum == 0.9 and plan.training.keep_optimizer_state for plan in found.values())
+    assert steps["fedavg-epsilon=0.5"] < steps["fedavg-epsilon=2"], "less noise carries further"
+    assert steps["fedavg-epsilon=2"] == pytest.approx(silos**0.5 * steps["local-epsilon=2"], rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
