@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import asdict
+from io import BytesIO
 from typing import Any
 
 from medsilo.privacy.exposure import Exposure
@@ -14,11 +17,14 @@ from medsilo.privacy.report.words import TELLING
 
 FORM = "medsilo-report"
 VERSION = 1
+_PLACE = f"rounds-{secrets.token_hex(16)}-"  # which no text of a report can hold
 _OF_EVERY_RECORD = ("v", "index", "federation", "self")
 
 
-def as_json(report: Report) -> str:
-    """The report's document, as text."""
+def as_json(report: Report) -> bytes:
+    """The report's document. A run may have a hundred thousand rounds: their bytes are written one flow after the
+    other, never all of them as objects."""
+    rounds: dict[str, Mapping[int, int]] = {}
     telling = [exposure for exposure in TELLING if any(exposure in run.left for run in report.runs)]
     document: dict[str, Any] = {
         "form": FORM,
@@ -41,7 +47,7 @@ def as_json(report: Report) -> str:
         "other_runs": report.other_runs,
         "other_runs_without_privacy": dict(report.plain_elsewhere),
         "bytes_left": report.bytes_left,
-        "runs": [_run(report, run) for run in report.runs],
+        "runs": [_run(report, run, rounds) for run in report.runs],
         "peers": [asdict(peer) for peer in report.peers.values()],
         "foreign": dict(report.foreign),
         "consents": [{"time": record["time"], **record["consent"]} for record in report.consents],
@@ -60,10 +66,17 @@ def as_json(report: Report) -> str:
         document["answers"] = [asdict(answer) for answer in report.answers]
         document["accuracies"] = [asdict(accuracy) for accuracy in report.accuracies]
         document["attendance"] = [asdict(attendance) for attendance in report.attendance]
-    return json.dumps(document, indent=2, ensure_ascii=False)
+    written = BytesIO()
+    for piece in re.split(f'"({_PLACE}[0-9]+)"', json.dumps(document, indent=2, ensure_ascii=False)):
+        if (of := rounds.get(piece)) is None:
+            written.write(piece.encode())
+        else:
+            by_round = ", ".join(f'{{"round": {number + 1}, "bytes": {of[number]}}}' for number in sorted(of))
+            written.write(f"[{by_round}]".encode())
+    return written.getvalue()
 
 
-def _run(report: Report, run: Run) -> dict[str, Any]:
+def _run(report: Report, run: Run, rounds: dict[str, Mapping[int, int]]) -> dict[str, Any]:
     return {
         "run": run.name,
         "method": run.method,
@@ -73,19 +86,21 @@ def _run(report: Report, run: Run) -> dict[str, Any]:
         "masked_sums": [{"round": n + 1, "silos": k} for n, k in sorted(run.masked_sums.items())],
         "consents_sha256": [one["consent"].get("sha256") for one in report.consents if run.name in one["runs"]],
         "bytes_left": run.bytes_left,
-        "left": [_flow(flow) for flow in report.left if flow.run == run.name],
-        "came_back": [_flow(flow) for flow in report.came_back if flow.run == run.name],
+        "left": [_flow(flow, rounds) for flow in report.left if flow.run == run.name],
+        "came_back": [_flow(flow, rounds) for flow in report.came_back if flow.run == run.name],
     }
 
 
-def _flow(flow: Flow) -> dict[str, Any]:
-    """Rounds count from 1."""
+def _flow(flow: Flow, rounds: dict[str, Mapping[int, int]]) -> dict[str, Any]:
+    """Rounds count from 1. ``rounds``: is given the flow's, by what stands in their place."""
+    place = f"{_PLACE}{len(rounds)}"
+    rounds[place] = flow.rounds
     return {
         "peer": flow.peer,
         "exposure": flow.exposure.value,
         "bytes": flow.bytes,
         "messages": flow.messages,
-        "per_round": [{"round": number + 1, "bytes": count} for number, count in sorted(flow.rounds.items())],
+        "per_round": place,
         "outside_rounds": flow.bytes - sum(flow.rounds.values()),
         "fields": flow.fields,
         "tensors": [

@@ -62,7 +62,7 @@ def make_document(report: Report) -> Document:
 
 def to_json(report: Report) -> bytes:
     """The report for machines."""
-    return as_json(report).encode()
+    return as_json(report)
 
 
 def to_html(report: Report) -> bytes:
