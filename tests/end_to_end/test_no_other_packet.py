@@ -146,7 +146,7 @@ def test_an_export_without_the_switch_against_telemetry_is_seen(watched: Watched
     watched.hosts.forget()
     assert (watched.folder / "model.onnx").exists(), "the run above has to have ended"
     program = (
-        "import os, sys, time, privacy; del os.environ['ORT_DISABLE_TELEMETRY']\n"
+        "import os, sys, time, medsilo; del os.environ['ORT_DISABLE_TELEMETRY']\n"
         "from medsilo.silo.cli import app; app(standalone_mode=False); time.sleep(60)"
     )
     words = ["export", "--config", "hospital1.yaml", "--out", "seen.onnx"]

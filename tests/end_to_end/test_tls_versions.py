@@ -199,7 +199,7 @@ def test_the_door_for_flower_apps_calls_no_server_that_speaks_only_tls_1_2(
                 upstream.connect()
 
 
-@pytest.mark.parametrize("before", ["import grpc", "import silo, os; os.environ['GRPC_SSL_CIPHER_SUITES'] = 'ALL'"])
+@pytest.mark.parametrize("before", ["import grpc", "import medsilo, os; os.environ['GRPC_SSL_CIPHER_SUITES'] = 'ALL'"])
 def test_a_process_in_which_grpc_would_speak_tls_1_2_opens_no_connection_and_no_port(before: str) -> None:
     """Its environment has to be in order before gRPC is loaded; what the user's own says does not count."""
     use = "from medsilo.silo.uplink.channel import channel_credentials as c; c(b''); print('opened')"
