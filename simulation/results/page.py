@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from medsilo.privacy.exposure import Exposure
 from medsilo.simulation.execution import DIRECTIONS
@@ -26,8 +25,8 @@ def markdown(
         lines += ["**Synthetic data: generated images. No result so marked says anything about patients.**", ""]
     first = sections[0].runs[0].info
     lines += [
-        f"Model: {config.model}. Training: {_training(config.training.model_dump())}; overrides are part of a method's "
-        f"label. {config.rounds} rounds, seeds {', '.join(map(str, config.seeds))}. "
+        f"Model: {config.model}. Training: {_training(config)}; overrides are part of a method's label. "
+        f"{config.rounds} rounds, seeds {', '.join(map(str, config.seeds))}. "
         f"Medsilo {first['versions']['medsilo']}, PyTorch {first['versions']['torch']}, "
         f"Python {first['versions']['python']}.",
         "",
@@ -184,9 +183,12 @@ def _published(number: Published | None) -> str:
     return f"{number.accuracy:g}" + ("" if number.std is None else f" ± {number.std:g}")
 
 
-def _training(plan: Mapping[str, Any]) -> str:
+def _training(config: ExperimentConfig) -> str:
+    if preset := (config.privacy or {}).get("preset"):
+        return f"with privacy as `preset: {preset}` chooses it at each ε"
     return ", ".join(
-        f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in plan.items()
+        f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
+        for key, value in config.training.model_dump().items()
     )
 
 

@@ -23,7 +23,7 @@ from medsilo.privacy.journal.journal import RECORDS, read_records
 from tests.support.runs.federation import BIN, PATIENCE, free_port
 from tests.support.runs.flower import CONSENT, RECORDS_OF_THE_APP, make_certificate
 
-APP = Path(__file__).parent / "flower_app"
+APP = Path(__file__).parents[1] / "support" / "runs" / "flower_app"
 
 
 class Recorder:
