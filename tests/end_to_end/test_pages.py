@@ -69,6 +69,7 @@ def test_the_coordinators_page_follows_a_run(federation: Make, browser: Any) -> 
     # Nobody loads the page anew: it is told.
     page.wait_for_selector("strong:text-is('ended')")
     page.wait_for_selector("strong:text-is('3 of 3')")
+    page.wait_for_selector("svg text:text-is('end')", state="attached")  # the picture comes with a later look
     assert page.locator("svg title", has_text="Accuracy by round").count() == 1
     assert page.locator("svg text:text-is('end')").count() == 1, "accuracies of the run's end are not a fourth round's"
     (own,) = View(SiloConfig.read(one.folder / "hospital1.yaml")).look({})["runs"]
