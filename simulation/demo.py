@@ -25,7 +25,7 @@ from medsilo.silo.data.settings import PracticalGroups
 from medsilo.silo.data.sharding import cut
 from medsilo.silo.data.sources import open_dataset
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]  # medsilo/simulation is a link
 HOSPITALS = ("hospital1", "hospital2", "hospital3")
 COLOURS = dict(zip(("coordinator", *HOSPITALS), ("white", "cyan", "magenta", "green"), strict=True))
 _MARK = ".made-by-make-demo"

@@ -20,6 +20,7 @@ from medsilo.coordinator.pages.page import metrics
 from medsilo.privacy.errors import ClockError, ConfigurationError, IdentityError, JournalError
 from medsilo.privacy.party import systemd as service_manager
 from medsilo.silo.cli import app as silo_app
+from medsilo.simulation import demo
 
 SERVICE = Path(__file__).parents[1] / "configs" / "service"
 APPS = {"silo": silo_app, "coordinator": coordinator_app}
@@ -134,3 +135,10 @@ def test_a_service_manager_is_told_that_the_daemon_is_ready_and_alive_as_long_as
             manager.recv(100)
     monkeypatch.delenv("NOTIFY_SOCKET")
     service_manager.notify("READY=1")
+
+
+def test_make_demo_finds_the_configurations_that_it_copies() -> None:
+    """The package is reached by a link, which is not where the configurations stand."""
+    assert {"coordinator.yaml", "hospital1.yaml", "hospital2.yaml", "hospital3.yaml"} <= {
+        path.name for path in (demo.ROOT / "configs").glob("*.yaml")
+    }
