@@ -25,6 +25,7 @@ from medsilo.privacy.files.canonical import read_canonical, read_unchecked
 
 BEFORE_SECOND = 5000
 """So many checks are made here first: a short journal is verified before another process would have begun."""
+_PIPE_BYTES = 1 << 20  # what Linux allows everybody; with less, either process often waits for the other
 _FRAME = Struct(">III")
 """Before each check: the lengths of public key, signature and data. Without a key, the data is to be canonical JSON."""
 _BATCH_BYTES = 1 << 18
@@ -115,6 +116,7 @@ class _SecondProcess(Checks):
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                pipesize=_PIPE_BYTES,
             )
         assert self._process.stdin is not None
         self._process.stdin.write(b"".join(self._batch))
