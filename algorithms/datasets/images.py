@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     import torch
 from typing import Any
 
-if TYPE_CHECKING:
-    pass
-if TYPE_CHECKING:
-    pass
-
 Images = npt.NDArray[np.uint8]
 
 

@@ -19,7 +19,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,10 +28,6 @@ from medsilo.algorithms.datasets.images import ImageDataset, ImageSplit, labels_
 from medsilo.algorithms.scope import beyond, file_kind
 from medsilo.privacy.errors import DataError
 from medsilo.privacy.files.durable import fsync_folder
-
-if TYPE_CHECKING:
-    pass
-
 
 _FORMAT_HELP = (
     "A data set file has train_images, train_labels, test_images and test_labels as MedMNIST writes them: "

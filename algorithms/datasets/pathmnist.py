@@ -5,14 +5,10 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from medsilo.algorithms.datasets.images import ImageDataset
-from medsilo.privacy.errors import DataError
-
-if TYPE_CHECKING:
-    pass
 from medsilo.algorithms.datasets.npz import UNREADABLE, load_npz
+from medsilo.privacy.errors import DataError
 
 PATHMNIST_MD5 = {
     28: "a8b06965200029087d5bd730944a56c1",

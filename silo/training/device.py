@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 
 from medsilo.privacy.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    pass
-
 
 Precision = Literal["float32", "bfloat16"]
 
