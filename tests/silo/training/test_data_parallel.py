@@ -34,6 +34,8 @@ from tests.support.hospital import parallel_cases
 from tests.support.hospital.parallel_cases import BFLOAT16, CASES, CPU, DEVICES, DROPOUT, planned, shard
 from tests.support.hospital.private_training import private_plan
 
+ROOT = Path(__file__).parents[3]
+
 
 @dataclass
 class Both:
@@ -51,7 +53,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
     meeting, out = folder / "meeting", folder / "out.safetensors"
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    other = subprocess.Popen([sys.executable, parallel_cases.__file__, str(meeting), str(out)], cwd=Path.cwd())
+    other = subprocess.Popen([sys.executable, "-m", parallel_cases.__name__, str(meeting), str(out)], cwd=ROOT)
     try:
         place = DataParallel(0, DEVICES, meeting)
         first = parallel_cases.results(place)

@@ -1,4 +1,5 @@
-"""Trainings that one process does alone, or two do together: ``python parallel_cases.py MEETING OUT`` is the second."""
+"""Trainings that one process does alone, or two do together; the second of the two is
+``python -m tests.support.hospital.parallel_cases MEETING OUT``."""
 
 from __future__ import annotations
 
