@@ -32,12 +32,12 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-import federation as harness  # noqa: E402
 
 from medsilo.silo.data.settings import PracticalGroups  # noqa: E402
 from medsilo.silo.data.sharding import cut  # noqa: E402
 from medsilo.silo.data.synthetic import generate_tissue  # noqa: E402
 from tests.support.network.rough_link import RoughHosts, ip  # noqa: E402
+from tests.support.runs import federation as harness  # noqa: E402
 from tests.support.runs.checks import (  # noqa: E402
     assert_every_round_counted_once,
     assert_journals_sound,

@@ -33,7 +33,7 @@ from medsilo.privacy.budget.noise import NoiseSource
 from medsilo.privacy.budget.sealed_keys import unsealed
 from medsilo.privacy.consent.plan import ModelPlan, TrainingPlan
 from medsilo.silo.training.private_training import PrivateTrainer
-from medsilo.silo.training.site import make_optimizer
+from medsilo.silo.training.optimizers import make_optimizer
 
 ROUNDS = 12
 LARGE = 50.0

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from medsilo.algorithms.models import build
 from medsilo.privacy.consent.plan import ModelPlan, TrainingPlan
-from medsilo.silo.training.site import make_optimizer
+from medsilo.silo.training.optimizers import make_optimizer
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
