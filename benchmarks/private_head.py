@@ -32,8 +32,8 @@ from medsilo.coordinator.config import PrivacyConfig
 from medsilo.privacy.budget.noise import NoiseSource
 from medsilo.privacy.budget.sealed_keys import unsealed
 from medsilo.privacy.consent.plan import ModelPlan, TrainingPlan
-from medsilo.silo.training.private_training import PrivateTrainer
 from medsilo.silo.training.optimizers import make_optimizer
+from medsilo.silo.training.private_training import PrivateTrainer
 
 ROUNDS = 12
 LARGE = 50.0

@@ -21,6 +21,7 @@ import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -245,11 +246,16 @@ def reads_of(
 
 def _computes() -> str:
     """What the last bits of a computation on this machine's CPU depend on."""
+    built, threads = torch.__config__.show(), torch.__config__.parallel_info()
+    return "\n".join([_installed(), torch.backends.cpu.get_cpu_capability(), built, threads])
+
+
+@cache
+def _installed() -> str:
+    """The processor and the versions of what runs here: looked up once, for that takes as long as some steps."""
     model = next((line for line in _read("/proc/cpuinfo").splitlines() if line.startswith("model name")), "")
     versions = [version(name) for name in ("torch", "numpy", "randomgen", "opacus")]
-    capability = torch.backends.cpu.get_cpu_capability()
-    built, threads = torch.__config__.show(), torch.__config__.parallel_info()
-    return "\n".join([medsilo_version(), *versions, platform.machine(), model, capability, built, threads])
+    return "\n".join([medsilo_version(), *versions, platform.machine(), model])
 
 
 def _read(path: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from medsilo.privacy.journal.records import ConsentRecord, VoidRecord
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.nonces import nonce
 from medsilo.silo.run.account import Account
+from medsilo.silo.training import private_training
 from medsilo.silo.training.private_count import PrivateCounts
 from medsilo.silo.training.site import LocalSite
 from tests.support.hospital.averaging import averaging_plan
@@ -190,7 +192,8 @@ def test_a_key_is_never_used_where_the_same_could_come_out_with_other_bits(
     if changed == "threads":
         torch.set_num_threads(threads + 1)
     elif changed == "version":
-        monkeypatch.setattr("medsilo.silo.training.private_training.version", lambda _: "0.0")
+        installed = private_training._installed()
+        monkeypatch.setattr(private_training, "_installed", lambda: installed.replace(version("torch"), "0.0"))
     else:  # as on any device but the CPU: no two trainings are taken for the same
         monkeypatch.setattr(
             "medsilo.silo.training.private_training._computes", lambda: np.random.default_rng().bytes(32).hex()
