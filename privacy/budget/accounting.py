@@ -132,7 +132,32 @@ class DiscreteGaussian:
         _check(self.releases >= 1, "releases", self.releases, "at least 1")
 
 
-Event = SampledGaussian | GaussianRelease | DiscreteLaplace | DiscreteGaussian
+@dataclass(frozen=True)
+class SharedGaussian:
+    """Sums over the units of several hospitals that leave under masks, to whose noise each hospital adds a share.
+
+    It costs what Gaussian releases of ``noise_multiplier`` do, for all who know the noise of no more than so many
+    hospitals that ``honest`` others are in each sum (``medsilo.privacy.budget.shared_noise`` shows why). For whoever
+    knows all other hospitals' noise it costs what ``own_share`` of it does.
+
+    Attributes:
+        noise_multiplier: z > 0, of the noise of ``honest`` hospitals together.
+        honest: how many there are in each sum at least, the one whose units these are among them; at least 2.
+        releases: how many sums.
+    """
+
+    kind: ClassVar[str] = "shared-gaussian"
+    noise_multiplier: float
+    honest: int
+    releases: int = 1
+
+    def __post_init__(self) -> None:
+        _check(0 < self.noise_multiplier < math.inf, "noise_multiplier", self.noise_multiplier, "above 0")
+        _check(isinstance(self.honest, int) and self.honest >= 2, "honest", self.honest, "a whole number, at least 2")
+        _check(self.releases >= 1, "releases", self.releases, "at least 1")
+
+
+Event = SampledGaussian | GaussianRelease | DiscreteLaplace | DiscreteGaussian | SharedGaussian
 
 
 @dataclass(frozen=True)
@@ -160,7 +185,7 @@ class GroupedCounts:
 
 Grouped = GroupedSteps | GroupedCounts
 _KINDS: dict[str, type[Event]] = {
-    kind.kind: kind for kind in (SampledGaussian, GaussianRelease, DiscreteLaplace, DiscreteGaussian)
+    kind.kind: kind for kind in (SampledGaussian, GaussianRelease, DiscreteLaplace, DiscreteGaussian, SharedGaussian)
 }
 
 
@@ -246,10 +271,24 @@ def as_group(event: Event, size: int | None) -> Event | Grouped | None:
             return GroupedSteps(event, size)
         case GaussianRelease():
             return GaussianRelease(event.noise_multiplier / size, event.releases)
+        case SharedGaussian():
+            return SharedGaussian(event.noise_multiplier / size, event.honest, event.releases)
         case DiscreteLaplace():
             return DiscreteLaplace(event.epsilon * size, event.releases)
         case DiscreteGaussian():
             return GroupedCounts(event, size)
+
+
+def own_share(event: Event | Grouped | None) -> Event | Grouped | None:
+    """What an event costs with the hospital's own noise alone, all others' being known: what it is, but for noise that
+    is shared out.
+
+    >>> own_share(SharedGaussian(noise_multiplier=6, honest=4))
+    GaussianRelease(noise_multiplier=3.0, releases=1)
+    """
+    if isinstance(event, SharedGaussian):
+        return GaussianRelease(event.noise_multiplier / math.sqrt(event.honest), event.releases)
+    return event
 
 
 def epsilon(events: Iterable[Event | Grouped], *, delta: float, adjacency: Adjacency = Adjacency.ZERO_OUT) -> float:
@@ -303,7 +342,7 @@ def _epsilon(events: tuple[Event | Grouped, ...], delta: float, adjacency: Adjac
         match event:
             case SampledGaussian(rate, noise, steps) if rate < 1:
                 found = gaussian(noise, rate).self_compose(steps)
-            case SampledGaussian(_, noise, times) | GaussianRelease(noise, times):
+            case SampledGaussian(_, noise, times) | GaussianRelease(noise, times) | SharedGaussian(noise, _, times):
                 # So many sums are one with less noise.
                 found = gaussian(noise / math.sqrt(times))
             case DiscreteGaussian():
@@ -342,7 +381,7 @@ def _central_limit(event: Event | Grouped) -> float:
         case SampledGaussian():
             exponent = min(event.noise_multiplier**-2, 700.0)
             return event.sampling_rate * math.sqrt(event.steps * math.expm1(exponent))
-        case GaussianRelease():
+        case GaussianRelease() | SharedGaussian():
             return math.sqrt(event.releases) / event.noise_multiplier
         case DiscreteGaussian():
             return math.sqrt(event.releases) / event.deviation
@@ -412,6 +451,8 @@ def _with_times(event: Event | Grouped, times: int) -> Event | Grouped:
             return SampledGaussian(event.sampling_rate, event.noise_multiplier, times)
         case GaussianRelease():
             return GaussianRelease(event.noise_multiplier, times)
+        case SharedGaussian():
+            return SharedGaussian(event.noise_multiplier, event.honest, times)
         case DiscreteLaplace():
             return DiscreteLaplace(event.epsilon, times)
         case GroupedSteps():

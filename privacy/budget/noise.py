@@ -19,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from randomgen import ChaCha
 
+from medsilo.privacy.budget.discrete_gaussian import draw
+
 KEY_BYTES = 32
 _ROUNDS = 20
 _SUMMANDS = 4
@@ -125,6 +127,19 @@ class NoiseSource:
                 *rest.as_integer_ratio()
             ):
                 return drawn
+
+    def discrete_gaussians(self, count: int, deviation: int) -> npt.NDArray[np.int64]:
+        """Many independent ones of the same distribution, as exactly: int64 ``[count]``.
+
+        Args:
+            count: how many.
+            deviation: σ, a whole number of 1 … 2^45.
+        """
+        return draw(count, deviation, self._words)
+
+    def _words(self, count: int) -> npt.NDArray[np.uint64]:
+        with self._lock:
+            return np.frombuffer(self._own().bytes(8 * count), dtype="<u8")
 
     def _happens_with_exponential(self, numerator: int, denominator: int) -> bool:
         """True with probability exp(-numerator/denominator), where that is at most 1 (the paper's Algorithm 1)."""
