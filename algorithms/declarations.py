@@ -124,10 +124,13 @@ class Sums:
     Attributes:
         rounds: of a method and a run's rounds, how many from the first that holds for.
         otherwise: why it holds for none, where ``rounds`` can be 0.
+        from_mean: whether a silo trains from nothing but the mean that all are handed, and keeps nothing of its own
+            from round to round that enters what it sends. Only then can noise be shared out.
     """
 
     rounds: Callable[[Any, int], int] = lambda _, rounds: rounds
     otherwise: str = ""
+    from_mean: bool = False
 
 
 UNSTATED_PRIVACY = "no one has stated how its content is protected"

@@ -28,4 +28,4 @@ class FedAvg(PartialSharing):
     shared_classes: ClassVar[tuple[Exposure, ...]] = MODEL
     personal_model: ClassVar[Literal["trained", "averaged"]] = "averaged"
     under_privacy: ClassVar[Protected | str] = Protected()
-    under_masks: ClassVar[Sums | str] = Sums()
+    under_masks: ClassVar[Sums | str] = Sums(from_mean=True)

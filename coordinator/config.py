@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from medsilo.coordinator import presets
@@ -25,7 +25,7 @@ from medsilo.privacy.consent.plan import (
 )
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import MODEL, Exposure, expand
-from medsilo.privacy.files.configuration import HIDDEN, FilePath, Name, StrictModel
+from medsilo.privacy.files.configuration import HIDDEN, FilePath, Name, StrictModel, explain
 from medsilo.privacy.identity.endpoint import Address, Host, is_loopback
 from medsilo.privacy.party.party import PartyConfig
 
@@ -63,7 +63,9 @@ class PrivacyConfig(StrictModel):
     gives, at no cost; at 0 it gives the last one's. ``preset``: ``head``, for a linear layer on fixed features,
     chooses ``sampling_rate``, ``clipping_norm``, ``averaged_share`` and the whole of ``training`` by rules that look at
     no data; the ``unit`` is then the patient unless the file says ``image``. ``units``: for a preset, the fewest images
-    (patients) that a hospital trains on.
+    (patients) that a hospital trains on. ``honest``: how many hospitals of each masked sum are honest at least; noise
+    is then shared out, so that so many together add what each adds otherwise. With masks in every round, fedavg, and
+    one step a round on all images.
     """
 
     epsilon: float = Field(gt=0, allow_inf_nan=False)
@@ -77,6 +79,7 @@ class PrivacyConfig(StrictModel):
     averaged_share: float = Field(default=0.0, ge=0, le=1)
     preset: Literal["head"] | None = None
     units: int | None = Field(default=None, ge=1)
+    honest: int | None = Field(default=None, ge=2)
 
     @model_validator(mode="before")
     @classmethod
@@ -86,7 +89,7 @@ class PrivacyConfig(StrictModel):
         unit = fields.get("unit", presets.UNIT)
         if unit not in get_args(Unit):
             return fields
-        chosen = presets.mechanism(unit)
+        chosen = presets.mechanism(unit, shared_out=fields.get("honest") is not None)
         if given := [key for key in chosen if key in fields]:
             raise ValueError(f"`preset` chooses {', '.join(given)}; leave {'it' if len(given) == 1 else 'them'} out")
         return {**fields, **chosen, "unit": unit}
@@ -108,11 +111,12 @@ class PrivacyConfig(StrictModel):
             return training
         from medsilo.algorithms.protection.private import planned_steps
 
-        training = TrainingPlan(epochs=presets.epochs(rounds))
+        training = TrainingPlan(epochs=presets.epochs(rounds, shared_out=self.honest is not None))
         steps = planned_steps(method, training, rounds, self.sampling_rate)
         noise = self.plan(method, training, rounds).noise_multiplier
         averaged = hospitals if method.downlink else 1
-        return presets.training(presets.Known(self.units, self.clipping_norm, averaged, rounds, noise, steps))
+        known = presets.Known(self.units, self.clipping_norm, averaged, self.honest or 1, rounds, noise, steps)
+        return presets.training(known)
 
     def plan(self, method: Method, training: TrainingPlan, rounds: int) -> PrivacyPlan:
         """The plan with the least noise that keeps to the target; raises ``BudgetError`` if none does."""
@@ -402,7 +406,12 @@ class CoordinatorConfig(PartyConfig):
 
     def plan(self) -> RunPlan:
         """The plan that silos are asked to join."""
-        from medsilo.algorithms.protection.masked import check_participation, masked_rounds, required
+        from medsilo.algorithms.protection.masked import (
+            check_participation,
+            check_shared_noise,
+            masked_rounds,
+            required,
+        )
         from medsilo.algorithms.protection.private import check_model
 
         method = self.make_method()
@@ -425,24 +434,33 @@ class CoordinatorConfig(PartyConfig):
                 **run.secure_aggregation.model_dump(), rounds=masked_rounds(method, run.rounds)
             )
         needed = required(method, masks, run.rounds)
-        plan = RunPlan(
-            federation=self.federation,
-            coordinator=self.name,
-            run=run.name,
-            method=MethodPlan(name=method.name, parameters=method.parameters()),
-            model=run.model,
-            training=training,
-            rounds=run.rounds,
-            seed=run.seed,
-            required=needed,
-            optional=tuple(sorted(expand(run.ask_for) - set(needed))),
-            downlink=tuple(exposure for exposure in Exposure if exposure in method.downlink | {Exposure.INITIAL_MODEL}),
-            participation=run.participation,
-            privacy=run.privacy.plan(method, training, run.rounds) if run.privacy is not None else None,
-            secure_aggregation=masks,
-        )
+        try:
+            plan = RunPlan(
+                federation=self.federation,
+                coordinator=self.name,
+                run=run.name,
+                method=MethodPlan(name=method.name, parameters=method.parameters()),
+                model=run.model,
+                training=training,
+                rounds=run.rounds,
+                seed=run.seed,
+                required=needed,
+                optional=tuple(sorted(expand(run.ask_for) - set(needed))),
+                downlink=tuple(
+                    exposure for exposure in Exposure if exposure in method.downlink | {Exposure.INITIAL_MODEL}
+                ),
+                participation=run.participation,
+                privacy=run.privacy.plan(method, training, run.rounds) if run.privacy is not None else None,
+                secure_aggregation=masks,
+            )
+        except ValidationError as error:
+            raise self._wrong("run", "; ".join(explain(error, RunPlan))) from None
         try:
             check_participation(plan, method)
         except ConfigurationError as error:
             raise self._wrong("run.participation", error) from None
+        try:
+            check_shared_noise(plan, method)
+        except ConfigurationError as error:
+            raise self._wrong("run.privacy.honest", error) from None
         return plan

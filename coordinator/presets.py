@@ -9,10 +9,10 @@ training gives the mean of the later half of its models; the least noise that ke
 
 The step size follows from how far noise may carry the model. With momentum β and T steps of size η, gradients clipped
 to C go at most the way L = η·T·C / (1 - β). At a hospital with n units, under noise of multiplier z, the noise that
-gathers on the way has deviation L·√T·z / (T·n) in each coordinate, and 1/√H of that in the mean over H hospitals. So
-L = ``REACH`` · √H·n·√T / z keeps the noise in the model the same whatever the setting, and ``LONGEST`` is as far as
-a model goes without noise. Neither the number of classes nor that of features is in it. The constants are from trials
-on patients of a training split (docs/differential-privacy.md).
+gathers on the way has deviation L·√T·z / (T·n) in each coordinate, and 1/√H of that in the mean over H hospitals, or
+1/√(H·m) where noise is shared out among m of them. So L = ``REACH`` · √(H·m)·n·√T / z keeps the noise in the model the
+same whatever the setting, and ``LONGEST`` is as far as a model goes without noise. Neither the number of classes nor
+that of features is in it. The constants are from trials on patients of a training split (docs/differential-privacy.md).
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ UNIT: Unit = "patient"
 """Unless the file says otherwise."""
 
 
-def mechanism(unit: Unit) -> dict[str, float]:
-    """What the preset sets of ``privacy:``."""
+def mechanism(unit: Unit, *, shared_out: bool) -> dict[str, float]:
+    """What the preset sets of ``privacy:``. ``shared_out``: whether noise is; a round then has one step."""
     return {
         "sampling_rate": SAMPLING_RATE,
         "clipping_norm": CLIPPING_NORM[unit],
-        "averaged_share": AVERAGED_SHARE,
+        "averaged_share": 0.0 if shared_out else AVERAGED_SHARE,
     }
 
 
-def epochs(rounds: int) -> int:
-    """Steps of a round: an epoch at q = 1 is one."""
-    return max(1, round(STEPS / rounds))
+def epochs(rounds: int, *, shared_out: bool = False) -> int:
+    """Steps of a round: an epoch at q = 1 is one, and so is all of a round where noise is shared out."""
+    return 1 if shared_out else max(1, round(STEPS / rounds))
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class Known:
         units: n, the fewest that a hospital has.
         clipping_norm: C.
         hospitals: H, whose models are averaged in a round; 1 where none are.
+        honest: m, by whom noise is shared out; 1 where each adds all of it.
         rounds: of the run.
         noise_multiplier: z.
         steps: T, of all trainings, by which z was chosen.
@@ -67,6 +68,7 @@ class Known:
     units: int
     clipping_norm: float
     hospitals: int
+    honest: int
     rounds: int
     noise_multiplier: float
     steps: int
@@ -74,8 +76,8 @@ class Known:
 
 def training(known: Known) -> TrainingPlan:
     """The training of a round."""
-    each = epochs(known.rounds)
-    reach = REACH * math.sqrt(known.hospitals * known.steps) * known.units / known.noise_multiplier
+    each = epochs(known.rounds, shared_out=known.honest > 1)
+    reach = REACH * math.sqrt(known.hospitals * known.honest * known.steps) * known.units / known.noise_multiplier
     way = min(LONGEST, reach) / known.clipping_norm
     return TrainingPlan(
         epochs=each,

@@ -19,10 +19,18 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
 from medsilo.algorithms.method import Method
+from medsilo.algorithms.protection.masked import check_shared_noise
 from medsilo.algorithms.protection.private import refusal
 from medsilo.algorithms.registry import make
 from medsilo.coordinator.config import PrivacyConfig
-from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan, taking_part
+from medsilo.privacy.consent.plan import (
+    MethodPlan,
+    ModelPlan,
+    RunPlan,
+    SecureAggregationPlan,
+    TrainingPlan,
+    taking_part,
+)
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.files.configuration import Name, StrictModel, beside_file, explain, load
@@ -332,6 +340,19 @@ class Run:
             training.check(model.input_shape, private=variant.privacy is not None)
         except ValueError as error:
             raise ConfigurationError(f"{self.title}: training: {error}") from None
+        try:
+            plan = self._plan(model, training)
+            check_shared_noise(plan, method)
+        except ValidationError as error:
+            raise ConfigurationError(f"{self.title}: {'; '.join(explain(error, RunPlan))}") from None
+        return plan
+
+    def _plan(self, model: ModelPlan, training: TrainingPlan) -> RunPlan:
+        variant, method, rounds = self.variant, self.variant.method, self.config.rounds
+        masks = None
+        if variant.privacy is not None and variant.privacy.honest is not None:
+            # What is simulated is the sum alone, without masks.
+            masks = SecureAggregationPlan(minimum=max(3, self.setting.silos), rounds=rounds)
         return RunPlan(
             federation="simulation",
             coordinator="coordinator",
@@ -345,6 +366,7 @@ class Run:
             downlink=tuple(exposure for exposure in Exposure if exposure in method.downlink | {Exposure.INITIAL_MODEL}),
             participation=self.participation,
             privacy=variant.privacy.plan(method, training, rounds) if variant.privacy else None,
+            secure_aggregation=masks,
         )
 
 

@@ -33,6 +33,7 @@ from medsilo.privacy.budget.accounting import (
     GaussianRelease,
     Guarantee,
     SampledGaussian,
+    SharedGaussian,
     describe,
     epsilon,
     read,
@@ -160,6 +161,8 @@ class Simulation:
             own, planned = [*self._charges[silo], event], self.plan.privacy
             assert planned is not None
             if sum(one.steps for one in own if isinstance(one, SampledGaussian)) > planned.steps:
+                raise BudgetError(f"{silo} would take more steps than the plan's {planned.steps}")
+            if sum(one.releases for one in own if isinstance(one, SharedGaussian)) > planned.steps:
                 raise BudgetError(f"{silo} would take more steps than the plan's {planned.steps}")
             averages = sum(one.releases for one in own if isinstance(one, GaussianRelease))
             if averages > sum(release.times for release in planned.releases):

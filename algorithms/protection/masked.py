@@ -21,6 +21,7 @@ from medsilo.algorithms.families.sharing import COUNT, count_part
 from medsilo.algorithms.method import Method
 from medsilo.algorithms.tensors import BLOCK, MemorySource, Part, Payload, TensorSpec, Workspace
 from medsilo.privacy.budget.accounting import WEAK_DELTA, WEAK_EPSILON
+from medsilo.privacy.budget.shared_noise import MOST_SILOS
 from medsilo.privacy.consent.plan import RunPlan, SecureAggregationPlan
 from medsilo.privacy.errors import ConfigurationError, RefusedError
 from medsilo.privacy.exposure import Exposure
@@ -92,11 +93,29 @@ def check_masks(plan: RunPlan, method: Method) -> None:
     try:
         possible = masked_rounds(method, plan.rounds)
         check_participation(plan, method)
+        check_shared_noise(plan, method)
     except ConfigurationError as error:
         raise RefusedError(f"the plan announces masks, but {error}") from None
     if masks.rounds != possible:
         raise RefusedError(
             f"the plan announces masks in {masks.rounds} rounds; {method.name} has {possible} such rounds"
+        )
+
+
+def check_shared_noise(plan: RunPlan, method: Method) -> None:
+    """Raises ``ConfigurationError`` for a method with which noise that is shared out would not protect single units."""
+    if plan.trust is None:
+        return
+    if not (isinstance(method.under_masks, Sums) and method.under_masks.from_mean):
+        raise ConfigurationError(
+            f"{method.name} cannot share noise out (`privacy: honest`): its silos go on from models of their own, "
+            "which hold their own shares of the noise alone, and what these tell of images is in every later sum. Use "
+            "fedavg, or leave `honest` out"
+        )
+    if Exposure.SAMPLE_COUNT not in method.uploads:
+        raise ConfigurationError(
+            f"{method.name} shares noise out (`privacy: honest`) with `weighting: samples` alone: the sum of all "
+            "clipped gradients is divided by the number of all units"
         )
 
 
@@ -132,6 +151,24 @@ def encode_upload(upload: Payload, plan: SecureAggregationPlan, silos: int) -> t
                 )
             )
     return weight, np.concatenate(pieces)
+
+
+def noised_upload(upload: Payload, noised: Mapping[str, Tensor], plan: SecureAggregationPlan) -> NDArray[np.uint64]:
+    """The same for an update that is whole numbers already, with noise that is shared out.
+
+    ``noised``: the numbers by tensor's name, int64; a tensor that is not among them was not trained. Raises
+    ``TrainingError`` for such a one with a number beyond the range.
+    """
+    weight = int(upload[Exposure.SAMPLE_COUNT].tensors()[COUNT.name])
+    pieces = [np.array([weight], dtype=np.uint64)]
+    for exposure in _summed(upload):
+        for name, tensor in upload[exposure].tensors().items():
+            if name in noised:
+                pieces.append(noised[name].numpy().reshape(-1).view(np.uint64))
+                continue
+            values, what = tensor.numpy().reshape(-1), f"tensor {name}"
+            pieces.append(encode(values, weight=weight, fraction_bits=plan.fraction_bits, silos=MOST_SILOS, what=what))
+    return np.concatenate(pieces)
 
 
 def masked_payload(upload: Payload, masked: NDArray[np.uint64]) -> Payload:

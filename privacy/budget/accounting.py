@@ -279,7 +279,7 @@ def as_group(event: Event, size: int | None) -> Event | Grouped | None:
             return GroupedCounts(event, size)
 
 
-def own_share(event: Event | Grouped | None) -> Event | Grouped | None:
+def own_share(event: Event | Grouped) -> Event | Grouped:
     """What an event costs with the hospital's own noise alone, all others' being known: what it is, but for noise that
     is shared out.
 

@@ -102,8 +102,8 @@ def _coins(exponents: npt.NDArray[np.float64], exact: Fractions, words: Words) -
 
 
 def _is_below(thrown: int, numerator: int, denominator: int, words: Words) -> bool:
-    """Whether a number from [0, 1) that begins with these bits is less than a fraction; its further bits are drawn where
-    they decide."""
+    """Whether a number from [0, 1) that begins with these bits is less than a fraction; where further bits decide, they
+    are drawn."""
     whole, rest = divmod(numerator << _BITS, denominator)
     return thrown < whole or (thrown == whole and _whole_below(denominator, words) < rest)
 

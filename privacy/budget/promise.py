@@ -15,7 +15,10 @@ from medsilo.privacy.budget.accounting import (
     GaussianRelease,
     Guarantee,
     SampledGaussian,
+    SharedGaussian,
     Unit,
+    epsilon,
+    own_share,
 )
 from medsilo.privacy.files.configuration import StrictModel
 
@@ -86,6 +89,8 @@ class PrivacyPlan(StrictModel):
         steps: T, of all trainings in all rounds.
         averaged_share: of a training's steps, the last, whose models are averaged into what it gives; at 0 it gives the
             last one's. Made from noised steps alone, the mean costs nothing.
+        honest: how many hospitals of each masked sum are honest at least; then each adds but its share of the noise,
+            such that so many together have z · C. None where each adds all of it.
         releases: what the method releases besides; all of it and the training together keep the promise.
         metrics: accuracies on test images, which concern other units and have an account of their own.
     """
@@ -100,16 +105,28 @@ class PrivacyPlan(StrictModel):
     sampling_rate: float = Field(gt=0, le=1)
     steps: int = Field(ge=1, lt=2**31)
     averaged_share: float = Field(default=0.0, ge=0, le=1)
+    honest: int | None = Field(default=None, ge=2, le=100_000)
     releases: tuple[ReleasePlan, ...] = ()
     metrics: MetricsPlan | None = None
 
     @model_serializer(mode="wrap")
     def _without_nothing(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without an average, a plan is written, and hashed, as before there was any."""
+        """Without an average, or noise that is shared out, a plan is written, and hashed, as before there was any."""
         content: dict[str, Any] = serialise(self)
         if not self.averaged_share:
             del content["averaged_share"]
+        if self.honest is None:
+            del content["honest"]
         return content
+
+    @model_validator(mode="after")
+    def _shares_steps_alone(self) -> PrivacyPlan:
+        if self.honest is not None and (self.sampling_rate < 1 or self.averaged_share or self.releases):
+            raise ValueError(
+                "noise that is shared out (`honest`) is for one step a round on all images: sampling_rate 1, no "
+                "averaged_share, and no other releases"
+            )
+        return self
 
     @field_validator("releases")
     @classmethod
@@ -122,8 +139,10 @@ class PrivacyPlan(StrictModel):
         """The steps of a training: an epoch has as many as take each unit once on average."""
         return steps_of(epochs, self.sampling_rate)
 
-    def training(self, steps: int) -> SampledGaussian:
+    def training(self, steps: int) -> SampledGaussian | SharedGaussian:
         """What so many steps cost."""
+        if self.honest is not None:
+            return SharedGaussian(self.noise_multiplier, self.honest, steps)
         return SampledGaussian(self.sampling_rate, self.noise_multiplier, steps)
 
     def release(self, content: str) -> ReleasePlan | None:
@@ -137,8 +156,17 @@ class PrivacyPlan(StrictModel):
 
     @property
     def guarantee(self) -> Guarantee:
-        """What the run promises."""
+        """What the run promises; where noise is shared out, presuming that ``honest`` hospitals are."""
         return Guarantee(self.epsilon, self.delta, self.unit, Adjacency(self.adjacency), self.accountant)
+
+    @property
+    def alone(self) -> Guarantee:
+        """What holds whoever else is honest, by the hospital's own noise alone: the promise, but for noise that is
+        shared out."""
+        if self.honest is None:
+            return self.guarantee
+        cost = epsilon([own_share(event) for event in self.events], delta=self.delta)
+        return Guarantee(cost, self.delta, self.unit, Adjacency(self.adjacency), self.accountant)
 
 
 def steps_of(epochs: int, sampling_rate: float) -> int:

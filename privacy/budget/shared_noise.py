@@ -1,12 +1,12 @@
 """Noise that several hospitals add to a masked sum together, as whole numbers in the ring of the masks.
 
-Each hospital makes its clipped sum of gradients a vector of whole numbers, multiples of 2^-F, and adds discrete Gaussian
-noise of deviation s to each (Kairouz, Liu and Steinke, "The Distributed Discrete Gaussian Mechanism for Federated
-Learning with Secure Aggregation", 2021). Of the sum over all, the noise of the m hospitals that are honest, whose noise
-nobody else knows, has deviation √m·s. That it costs no more than a Gaussian release of multiplier z:
+Each hospital makes its clipped sum of gradients a vector of whole numbers, multiples of 2^-F, and adds discrete
+Gaussian noise of deviation s to each (Kairouz, Liu and Steinke, "The Distributed Discrete Gaussian Mechanism for
+Federated Learning with Secure Aggregation", 2021). Of the sum over all, the noise of the m hospitals that are honest,
+whose noise nobody else knows, has deviation √m·s. That it costs no more than a Gaussian release of multiplier z:
 
-* **What one unit moves.** Blanking a unit moves a hospital's sum by at most C, which is Δ = η·C·2^F in multiples once it
-  is scaled by the step size η. Rounding moves each of the d coordinates by at most ½, and so does the product's last
+* **What one unit moves.** Blanking a unit moves a hospital's sum by at most C, which is Δ = η·C·2^F in multiples once
+  it is scaled by the step size η. Rounding moves each of the d coordinates by at most ½, and so does the product's last
   bit: the whole numbers of neighbours lie at most Δ + 2√d apart. In a ring of 2^64 there is room to make that as good
   as Δ: no random rounding, no rotation and no flattening is needed, as it is where every bit counts.
 * **The sum of discrete Gaussians.** Their sum over m is no discrete Gaussian, but its probabilities are those of the
@@ -15,11 +15,11 @@ nobody else knows, has deviation √m·s. That it costs no more than a Gaussian 
   whole number x around y with probability proportional to exp(-(x - y)²/2r²). That x is a discrete Gaussian around μ of
   deviation v, but for factors within 1 ± 5·exp(-2π²r²): the sum over whole x of exp(-(x - y)²/2r²) hardly depends on y
   (Peikert, "An Efficient and Parallel Gaussian Sampler for Lattices", 2010, Theorem 3.1). So what leaves is made from
-  a continuous Gaussian release of deviation √(v² - r²), for which the accountant's privacy loss distribution is exact.
+  a continuous Gaussian release of deviation √(v² - r²), whose privacy loss distribution is what the accountant has.
 * **The deviation** s is therefore the least whole number with m·s² - r² ≥ (z·(Δ + 2√d))². With r = 4 and s ≥ 4, all
   the factors above together change a probability by less than one part in 10^100, whatever d and the number of rounds.
-* **Wrap-around.** Adding up modulo 2^64 is made from the sum, so it costs nothing. That it spoils nothing, is a matter of
-  room: ``check_room``.
+* **Wrap-around.** Adding up modulo 2^64 is made from the sum, so it costs nothing. That it spoils nothing is a matter
+  of room: ``check_room``.
 
 Noise that is added in floating point, and rounded then, would be a hospital's own function of its own noise: of several
 such the sum is not what the sum of all noise gives, and nothing bounds what it tells.
@@ -44,8 +44,8 @@ MOST_SILOS = 1024
 """In one sum; each may take its share of the ring."""
 
 _ROOM = 1 << 51
-"""A quarter of a silo's share of ±2^63: so much for its step, noise of 2^20 deviations apart, and so much for its model.
-Below 2^52, so that float64 holds each whole number."""
+"""A quarter of a silo's share of ±2^63: so much for its step, noise apart, and so much for its model. Below 2^52, so
+that float64 holds each whole number."""
 
 
 @dataclass(frozen=True)

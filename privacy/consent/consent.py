@@ -13,7 +13,7 @@ from pydantic import Field, field_validator
 
 from medsilo.privacy.budget.accounting import Guarantee, Unit, epsilon
 from medsilo.privacy.budget.promise import PrivacyPlan, steps_of
-from medsilo.privacy.consent.plan import Proposal
+from medsilo.privacy.consent.plan import Proposal, Trust
 from medsilo.privacy.errors import ConsentError, IdentityError
 from medsilo.privacy.exposure import Exposure, expand
 from medsilo.privacy.files.configuration import Name, StrictModel, load
@@ -120,6 +120,43 @@ class SecureAggregationConsent(StrictModel):
         return tuple(lines)
 
 
+class TrustConsent(StrictModel):
+    """Whom the hospital trusts with a part of the noise that protects its images.
+
+    ``honest``: ``4 of 6`` for: of each 6 hospitals whose updates are summed, itself among them, 4 at least add their
+    share of the noise and tell nobody of it. Runs that share noise out, and presume as much, are then joined, and what
+    they cost the budget is what they cost if it is so; without it none is.
+    """
+
+    honest: Annotated[str, Field(pattern=r"^[0-9]{1,5} of [0-9]{1,5}$")]
+
+    @field_validator("honest")
+    @classmethod
+    def _some_but_not_all(cls, honest: str) -> str:
+        found = trust_of(honest)
+        if not 2 <= found.honest < found.of:
+            raise ValueError("should be, for example, 4 of 6: 2 at least, and fewer than all")
+        return honest
+
+    def missing_for(self, plan: Proposal) -> tuple[str, ...]:
+        """What a plan needs beyond this, in words with the line that would allow it."""
+        wanted = plan.trust
+        return () if wanted is None or trust_of(self.honest).covers(wanted) else _distrust(wanted)
+
+
+def trust_of(words: str) -> Trust:
+    """What ``4 of 6`` says; raises ``ValueError`` for anything else."""
+    honest, of = words.split(" of ")
+    return Trust(int(honest), int(of))
+
+
+def _distrust(wanted: Trust) -> tuple[str, ...]:
+    return (
+        f"noise of which this hospital adds a share alone, relying on {wanted} hospitals to be honest (`trusts: "
+        f"{{honest: {wanted}}}`)",
+    )
+
+
 _RATES = ("learning_rate", "inner_rate")
 """How the names of methods' own learning rates end."""
 
@@ -180,7 +217,8 @@ class Consent(StrictModel):
     most that one round may train. ``expires``: last day (UTC) on which anything may leave. ``approval``: which runs
     wait for ``silo approve`` before they are joined: each (``required``), those with another plan than the one that
     this consent was given for (``changes``), ``none``. ``plan_sha256``: of that plan; by default the first one that is
-    joined with this file as it stands. ``privacy``: a budget for it. ``secure_aggregation``: demands masks.
+    joined with this file as it stands. ``privacy``: a budget for it. ``secure_aggregation``: demands masks. ``trusts``:
+    in whom; nobody by default.
     """
 
     coordinator: str | None = None
@@ -194,6 +232,7 @@ class Consent(StrictModel):
     plan_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     privacy: PrivacyConsent | None = None
     secure_aggregation: SecureAggregationConsent | None = None
+    trusts: TrustConsent | None = None
 
     @field_validator("coordinator")
     @classmethod
@@ -223,6 +262,13 @@ class Consent(StrictModel):
         if plan.privacy is None or self.privacy is None:
             return ()
         return self.privacy.lowered_from(before.privacy, plan.privacy)
+
+    def masks_missing_for(self, plan: Proposal) -> tuple[str, ...]:
+        """What of masks, and of trust in those who mask together, a plan needs beyond this, each in words."""
+        masks = self.secure_aggregation.missing_for(plan) if self.secure_aggregation is not None else ()
+        if self.trusts is not None:
+            return masks + self.trusts.missing_for(plan)
+        return masks if plan.trust is None else masks + _distrust(plan.trust)
 
     @property
     def masks_with_anyone(self) -> bool:
@@ -310,7 +356,7 @@ class ConsentFile:
             rounds=plan.rounds if (plan.rounds or 0) > consent.rounds else None,
             expired=base.expired,
             privacy=consent.privacy.missing_for(plan) if consent.privacy is not None else (),
-            masks=consent.secure_aggregation.missing_for(plan) if consent.secure_aggregation is not None else (),
+            masks=consent.masks_missing_for(plan),
             total_rounds=total if consent.total_rounds is not None and total > consent.total_rounds else None,
             training=consent.training.missing_for(plan, images),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from pydantic import (
@@ -147,6 +148,26 @@ def taking_part(silos: int, share: float) -> int:
     return silos if share >= 1 else max(1, round(share * silos))
 
 
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """That of each ``of`` hospitals whose updates are summed so many at least are ``honest``: they add their share of
+    the noise, and tell nobody of it.
+
+    >>> str(Trust(4, 6)), Trust(4, 6).covers(Trust(3, 6)), Trust(4, 6).covers(Trust(5, 6))
+    ('4 of 6', True, False)
+    """
+
+    honest: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.honest} of {self.of}"
+
+    def covers(self, wanted: Trust) -> bool:
+        """Whether it is enough for what is wanted: sums of as many at least have as many honest hospitals."""
+        return self.of <= wanted.of and self.honest >= wanted.honest
+
+
 class Proposal(Protocol):
     """What a consent is held against: a run's plan, or what stands for one where another system leads the run."""
 
@@ -175,6 +196,9 @@ class Proposal(Protocol):
 
     @property
     def secure_aggregation(self) -> SecureAggregationPlan | None: ...
+
+    @property
+    def trust(self) -> Trust | None: ...
 
     @property
     def coordinator_identity(self) -> Identity: ...
@@ -220,6 +244,19 @@ class RunPlan(StrictModel):
     def _training_fits(self) -> RunPlan:
         self.training.check(self.model.input_shape, private=self.privacy is not None)
         return self
+
+    @model_validator(mode="after")
+    def _can_share_noise(self) -> RunPlan:
+        if self.privacy is not None and self.privacy.honest is not None:
+            _check_shared_noise(self.privacy.honest, self)
+        return self
+
+    @property
+    def trust(self) -> Trust | None:
+        """What a hospital that takes part must trust in, where noise is shared out."""
+        if self.privacy is None or self.privacy.honest is None or self.secure_aggregation is None:
+            return None
+        return Trust(self.privacy.honest, self.secure_aggregation.minimum)
 
     def is_masked(self, round_number: int) -> bool:
         """Whether silos send that round's updates under masks."""
@@ -302,6 +339,29 @@ class RunPlan(StrictModel):
         return plan
 
 
+def _check_shared_noise(honest: int, plan: RunPlan) -> None:
+    """Raises ``ValueError`` for a plan whose noise is shared out, though it is not made for that."""
+    masks, training = plan.secure_aggregation, plan.training
+    if masks is None or masks.rounds < plan.rounds:
+        raise ValueError("noise can be shared out (`privacy: honest`) under masks alone, in every round")
+    if honest >= masks.minimum:
+        raise ValueError(
+            f"`privacy: honest` is {honest}, and a masked sum may have {masks.minimum} hospitals: each of those knows "
+            "its own noise, so that it should be less than `secure_aggregation: minimum`"
+        )
+    assert plan.privacy is not None
+    if plan.privacy.steps != plan.rounds or training.epochs != 1 or plan.participation < 1:
+        raise ValueError(
+            "noise is shared out for one step a round (`epochs: 1`, `sampling_rate: 1`) of all hospitals "
+            "(`participation: 1`): in a second step, the first one's noise would be the hospital's own share alone"
+        )
+    if training.optimizer != "sgd" or training.weight_decay or training.augmentation:
+        raise ValueError(
+            "noise is shared out in plain steps: `optimizer: sgd`, with or without momentum, and no weight_decay or "
+            "augmentation"
+        )
+
+
 def _training_fields(message: plan_pb2.Training) -> dict[str, Any]:
     fields = {name: getattr(message, name) for name in TrainingPlan.model_fields}
     fields["augmentation"] = tuple({"kind": step.kind, "amount": step.amount} for step in message.augmentation)
@@ -311,6 +371,7 @@ def _training_fields(message: plan_pb2.Training) -> dict[str, Any]:
 
 def _privacy_fields(message: plan_pb2.Privacy) -> dict[str, Any]:
     fields = {name: getattr(message, name) for name in PrivacyPlan.model_fields}
+    fields["honest"] = message.honest or None
     fields["releases"] = tuple(
         {name: getattr(release, name) for name in ReleasePlan.model_fields} for release in message.releases
     )

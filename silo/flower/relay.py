@@ -75,6 +75,7 @@ class FlowerPlan:
     training: None = None
     privacy: None = None
     secure_aggregation: None = None
+    trust: None = None
 
     @property
     def method(self) -> MethodPlan:

@@ -7,7 +7,7 @@ from typing import Any
 
 from medsilo.algorithms.method import Method
 from medsilo.algorithms.protection.private import planned_averages, planned_steps, refusal
-from medsilo.privacy.budget.accounting import Event, SampledGaussian, epsilon
+from medsilo.privacy.budget.accounting import Event, SampledGaussian, SharedGaussian, epsilon
 from medsilo.privacy.budget.kept_releases import KeptReleases
 from medsilo.privacy.budget.ledger import (
     LASTING,
@@ -183,6 +183,7 @@ class Account:
         for entry in self._ledger.of_run(self._purpose):
             event = entry.event
             steps = event.steps if isinstance(event, SampledGaussian) else 0
+            steps = event.releases if isinstance(event, SharedGaussian) else steps
             charged[entry.purpose.round, entry.purpose.phase] = steps
         found: list[Event] = []
         steps = planned_steps(method, plan.training, plan.rounds, mechanism.sampling_rate) - sum(charged.values())
@@ -219,11 +220,23 @@ class Account:
                 return Paid(entry.sha256, key.key)
         if earlier and event.kind not in LASTING:
             self._void(earlier)
+        if isinstance(event, SharedGaussian):
+            self._check_first(purpose)
         key = self._sealed.seal(subject, purpose, reads)
         entry = self._ledger.charge(event, purpose, self._budget, seal=key.sha256)
         self._taken_up.add(entry.index)
         self._door.note(LedgerRecord(charge=entry.describe(), **self._spent(entry)))
         return Paid(entry.sha256, key.key)
+
+    def _check_first(self, purpose: Purpose) -> None:
+        """Raises ``BudgetError`` where noise of this round may have left before. Two sums of a round, with another
+        share of this hospital in each, have less noise together than either, and the others pay for one alone."""
+        if any(entry.purpose == purpose for entry in self._ledger.of_run(self._purpose)):
+            raise BudgetError(
+                f"refused: this hospital's share of the noise of round {purpose.round + 1} was drawn before, and may "
+                "have left; it cannot be drawn again, for the other hospitals' sakes. The run ends here; begin a new "
+                "one, with another name"
+            )
 
     def failed(self) -> None:
         """Tells the journal that the newest round's training failed by what came out of it: whoever leads the run may

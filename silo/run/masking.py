@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from torch import Tensor
 
-from medsilo.algorithms.protection.masked import encode_upload, masked_payload, silos_may_change
+from medsilo.algorithms.protection.masked import encode_upload, masked_payload, noised_upload, silos_may_change
 from medsilo.algorithms.registry import make
 from medsilo.algorithms.tensors import Payload
 from medsilo.privacy.budget.accounting import WEAK_EPSILON
+from medsilo.privacy.budget.shared_noise import MOST_SILOS
 from medsilo.privacy.consent.consent import Consent
 from medsilo.privacy.consent.plan import RunPlan, SecureAggregationPlan
 from medsilo.privacy.consent.withdrawal import MaskedSum
@@ -80,8 +82,15 @@ class Masking:
         """The update that was masked with the present key has been acknowledged: the key goes."""
         self._key = None
 
-    def mask(self, round_number: int, keys: Sequence[journal_pb2.MaskKey], upload: Payload) -> tuple[Roster, Payload]:
-        """An update under masks for the roster of these mask keys, which is in the journal before.
+    def mask(
+        self,
+        round_number: int,
+        keys: Sequence[journal_pb2.MaskKey],
+        upload: Payload,
+        noised: Mapping[str, Tensor] | None = None,
+    ) -> tuple[Roster, Payload]:
+        """An update under masks for the roster of these mask keys, which is in the journal before. ``noised``: its
+        whole numbers, where noise is shared out.
 
         Raises ``RefusedError``, which is a record too, for a roster that this silo does not mask for, ``TrainingError``
         for an update that does not fit the sum's range.
@@ -96,6 +105,8 @@ class Masking:
             for demanded in (consent.secure_aggregation for consent in self._consents()):
                 if demanded is not None:
                     roster.check(own, minimum=demanded.minimum, audit_keys=demanded.audit_keys)
+            if self._plan.trust is not None and len(roster) > MOST_SILOS:
+                raise RefusedError(f"it has {len(roster)} silos, and noise is shared out among {MOST_SILOS} at most")
             silos = frozenset(roster.silos)
             wanted = MaskedSum(self._plan.run, self._plan.sha256.hex(), round_number, silos, own.received_sha256)
             self._check_differences(wanted)
@@ -105,7 +116,10 @@ class Masking:
             refused = RefusedError(refusal)
             refused.recorded = True
             raise refused from None
-        _, numbers = encode_upload(upload, self._masks, len(roster))
+        if self._plan.trust is None:
+            _, numbers = encode_upload(upload, self._masks, len(roster))
+        else:
+            numbers = noised_upload(upload, noised or {}, self._masks)
         record = RosterRecord(
             **about, **roster.describe(), received_sha256=own.received_sha256, statements=roster.statements()
         )

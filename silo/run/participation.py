@@ -155,7 +155,7 @@ class Participation:
         ):
             raise RefusedError(f"the coordinator asks for a masked update of round {task.round + 1}, which is not due")
         self._gate.begin_round(task.round)
-        roster, upload = self._masking.mask(task.round, task.roster, self._half.upload())
+        roster, upload = self._masking.mask(task.round, task.roster, self._half.upload(), self._site.noised)
         if self._send(task.round, upload, roster_sha256=roster.sha256):
             self._masking.used()
 

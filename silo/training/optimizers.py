@@ -13,6 +13,9 @@ from medsilo.privacy.consent.plan import TrainingPlan
 OPTIMIZER = "optimizer-"
 """What the names of groups of kept optimisers' states begin with, before the phase."""
 
+NOISED = OPTIMIZER + "noised"
+"""The group of whole numbers that a step with noise that is shared out has made."""
+
 
 def make_optimizer(parameters: Sequence[nn.Parameter], training: TrainingPlan) -> torch.optim.Optimizer:
     """The plan's optimiser."""

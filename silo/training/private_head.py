@@ -47,7 +47,9 @@ class Head:
     labels: Tensor
     sizes: npt.NDArray[np.int64]
 
-    def clipped_sum(self, units: npt.NDArray[np.int64], bound: float) -> tuple[list[Tensor], float, int]:
+    def clipped_sum(
+        self, units: npt.NDArray[np.int64], bound: float, *, precise: bool = False
+    ) -> tuple[list[Tensor], float, int]:
         """The sum over some units of their gradients, each the mean of its images' and clipped to the norm ``bound``.
 
         Blanking any one unit moves the sum by at most ``bound``, in the Euclidean norm over weight and bias together. A
@@ -56,6 +58,7 @@ class Head:
         Args:
             units: their numbers, in order, each once; may be empty.
             bound: C > 0.
+            precise: whether gradients are added up in 64 bits.
 
         Returns:
             A tensor of each trained parameter's shape, the sum of the images' cross entropies, and their number.
@@ -71,10 +74,11 @@ class Head:
             if count == len(units):
                 norms = torch.linalg.vector_norm(residuals, dim=1, dtype=torch.float64) * lengths
                 factors = _factors(norms, bound).to(residuals.dtype)[:, None]
-                total = torch.where(factors > 0, residuals * factors, 0).T @ inputs
+                clipped = torch.where(factors > 0, residuals * factors, 0).T
+                total = clipped.double() @ inputs.double() if precise else clipped @ inputs
             else:
                 residuals[~torch.isfinite(lengths)] = torch.nan
-                total = _of_groups(residuals, inputs, sizes.tolist(), bound)
+                total = _of_groups(residuals, inputs, sizes.tolist(), bound, torch.float64 if precise else inputs.dtype)
         return self._split(total), loss, count
 
     def _rows(self, units: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor]:
@@ -101,9 +105,9 @@ def _factors(norms: Tensor, bound: float) -> Tensor:
     return torch.where(torch.isfinite(norms), (bound * _MARGIN / norms.clamp(min=1e-300)).clamp(max=1), 0)
 
 
-def _of_groups(residuals: Tensor, inputs: Tensor, sizes: Sequence[int], bound: float) -> Tensor:
+def _of_groups(residuals: Tensor, inputs: Tensor, sizes: Sequence[int], bound: float, dtype: torch.dtype) -> Tensor:
     """The sum over groups of rows of each group's mean gradient, clipped."""
-    total = inputs.new_zeros(residuals.shape[1], inputs.shape[1])
+    total = inputs.new_zeros(residuals.shape[1], inputs.shape[1], dtype=dtype)
     most = max(1, _GRADIENT_NUMBERS // total.numel())
     counts = torch.tensor(sizes, dtype=residuals.dtype, device=residuals.device)
     parts = list(zip(torch.split(residuals, list(sizes)), torch.split(inputs, list(sizes)), strict=True))
@@ -112,7 +116,7 @@ def _of_groups(residuals: Tensor, inputs: Tensor, sizes: Sequence[int], bound: f
         means = torch.stack(sums) / counts[start : start + most, None, None]
         factors = _factors(torch.linalg.vector_norm(means, dim=(1, 2), dtype=torch.float64), bound)
         means[factors == 0] = 0
-        total += torch.tensordot(factors.to(means.dtype), means, dims=1)
+        total += torch.tensordot(factors.to(dtype), means.to(dtype), dims=1)
     return total
 
 

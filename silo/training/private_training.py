@@ -38,11 +38,12 @@ from medsilo.privacy.budget.accounting import Event, Unit
 from medsilo.privacy.budget.noise import NoiseSource
 from medsilo.privacy.budget.promise import PrivacyPlan
 from medsilo.privacy.budget.sealed_keys import Paid
+from medsilo.privacy.budget.shared_noise import Lattice
 from medsilo.privacy.consent.plan import AugmentationPlan
 from medsilo.privacy.errors import ConfigurationError, DataError
 from medsilo.privacy.party.console import medsilo_version
 from medsilo.silo.training.augmentation import Augmenter
-from medsilo.silo.training.private_head import head_of
+from medsilo.silo.training.private_head import Head, head_of
 
 IMAGES_PER_PATIENT = 16
 """In one step, at most so many of a patient's images are used, drawn anew each time; of a linear head, all."""
@@ -144,9 +145,8 @@ class PrivateTrainer:
                 f"something reads the gradients of {watched[0]} as they are before the noise: that cannot be done "
                 "under differential privacy"
             )
-        images, labels = data
         parameters = list(chosen.values())
-        bound, scale = self.plan.clipping_norm, self.plan.sampling_rate * self.units
+        scale = self.plan.sampling_rate * self.units
         paid = self._charge(round_number, phase, self.plan.training(steps), reads)
         source = self._noise or NoiseSource(paid.key)
         augment = Augmenter(augmentation, lambda count: torch.from_numpy(source.uniform((count, 2))))
@@ -156,18 +156,7 @@ class PrivateTrainer:
         means = [parameter.detach().clone() for parameter in parameters] if averaged else []
         with per_image_gradients(model) if head is None else nullcontext():
             for step in range(1, steps + 1):
-                if head is not None:
-                    sampled = source.sample(self.units, self.plan.sampling_rate)
-                    sums, loss, count = head.clipped_sum(sampled, bound)
-                else:
-                    sums = [torch.zeros_like(parameter) for parameter in parameters]
-                    loss, count = 0.0, 0
-                    for index, groups in self._batches(parameters, source):
-                        where = torch.from_numpy(index).to(labels.device)
-                        changed = augment(images[where])
-                        found, part = clipped_sum(model, parameters, changed, labels[where], groups, bound)
-                        torch._foreach_add_(sums, found)
-                        loss, count = loss + part, count + len(index)
+                sums, loss, count = self._clipped(head, model, parameters, data, source, augment)
                 noises = self._noises(parameters, source)
                 for parameter, total, noise in zip(parameters, sums, noises, strict=True):
                     parameter.grad = ((total.double() + noise) / scale).to(parameter.dtype)
@@ -181,6 +170,63 @@ class PrivateTrainer:
         with torch.no_grad():
             for parameter, mean in zip(parameters, means, strict=False):
                 parameter.copy_(mean)
+
+    def noised_sum(
+        self,
+        model: nn.Module,
+        chosen: Mapping[str, nn.Parameter],
+        data: tuple[Tensor, Tensor],
+        lattice: Lattice,
+        *,
+        round_number: int,
+        phase: str,
+        reads: str,
+        progress: Callable[[int, float], None],
+    ) -> dict[str, Tensor]:
+        """The sum of all units' clipped gradients as whole numbers, with the silo's share of the noise that hospitals
+        have together: int64, of each parameter's shape. The arguments are those of ``train``.
+
+        Raises ``BudgetError`` if the account does not allow it, ``TrainingError`` if there is no room for the numbers;
+        nothing is drawn then.
+        """
+        parameters = list(chosen.values())
+        lattice.check_room(self.units)
+        paid = self._charge(round_number, phase, self.plan.training(1), reads)
+        source = self._noise or NoiseSource(paid.key)
+        torch.manual_seed(source.seed())  # dropout and the like
+        head = head_of(model, chosen, data, self._images_of)
+        with per_image_gradients(model) if head is None else nullcontext():
+            sums, loss, count = self._clipped(head, model, parameters, data, source, _unchanged, precise=True)
+        progress(1, loss / max(count, 1))
+        flat = torch.cat([total.reshape(-1).to("cpu", torch.float64) for total in sums])
+        noised = torch.split(torch.from_numpy(lattice.noised(flat.numpy(), source)), [p.numel() for p in parameters])
+        return {name: own.reshape(p.shape) for (name, p), own in zip(chosen.items(), noised, strict=True)}
+
+    def _clipped(
+        self,
+        head: Head | None,
+        model: nn.Module,
+        parameters: Sequence[nn.Parameter],
+        data: tuple[Tensor, Tensor],
+        source: NoiseSource,
+        augment: Callable[[Tensor], Tensor],
+        *,
+        precise: bool = False,
+    ) -> tuple[list[Tensor], float, int]:
+        """The sum of a step's clipped gradients, by parameter; the sum of its images' cross entropies, and their
+        number. ``precise``: a head's is added up in 64 bits."""
+        bound = self.plan.clipping_norm
+        if head is not None:
+            return head.clipped_sum(source.sample(self.units, self.plan.sampling_rate), bound, precise=precise)
+        images, labels = data
+        sums = [torch.zeros_like(parameter) for parameter in parameters]
+        loss, count = 0.0, 0
+        for index, groups in self._batches(parameters, source):
+            where = torch.from_numpy(index).to(labels.device)
+            found, part = clipped_sum(model, parameters, augment(images[where]), labels[where], groups, bound)
+            torch._foreach_add_(sums, found)
+            loss, count = loss + part, count + len(index)
+        return sums, loss, count
 
     def _noises(self, parameters: Sequence[nn.Parameter], source: NoiseSource) -> list[Tensor]:
         deviation = self.plan.noise_multiplier * self.plan.clipping_norm
@@ -263,6 +309,10 @@ def _read(path: str) -> str:
         return Path(path).read_text()
     except OSError:
         return ""
+
+
+def _unchanged(images: Tensor) -> Tensor:
+    return images
 
 
 def _batch(units: Sequence[npt.NDArray[np.int64]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

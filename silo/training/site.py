@@ -26,7 +26,7 @@ from medsilo.silo.training.data_parallel import Alone, check_layers
 from medsilo.silo.training.device import Precision
 from medsilo.silo.training.fixed_features import FixedFeatures
 from medsilo.silo.training.measuring import Measurement, Progress
-from medsilo.silo.training.optimizers import keep, resumed
+from medsilo.silo.training.optimizers import NOISED, keep, resumed
 from medsilo.silo.training.testing import EVALUATION_BATCH, judge, mean
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ class LocalSite:
 
     ``optimizers`` is what the runtime keeps across rounds and restarts, beside the half's memory, where the plan says
     so (``medsilo.silo.training.optimizers``): for each phase a group with the optimiser's state. With privacy it is
-    made from noised gradients alone. Modules of a method's own begin anew in every round.
+    made from noised gradients alone. Modules of a method's own begin anew in every round. Where noise is shared out,
+    it holds the whole numbers that are to be masked, too, and ``num_samples`` is the number of units.
 
     A model on a fixed extractor (``OnFixedFeatures``) is given its images' features, which are made once and kept in
     the folder ``features``, in memory alone by default; not in training with augmentation, which makes other images at
@@ -122,6 +123,7 @@ class LocalSite:
         self._validation: tuple[Tensor, Tensor] | None = None
         self._private: PrivateTrainer | None = None
         self._averages: PrivateAverages | None = None
+        self._fraction_bits = plan.secure_aggregation.fraction_bits if plan.secure_aggregation is not None else 0
         if plan.privacy is not None:
             if precision != "float32":
                 raise ConfigurationError(
@@ -136,6 +138,8 @@ class LocalSite:
             check_model(model, plan.model.name, plan.model.input_shape)
             owners = owners_of(dataset, plan.privacy.unit)
             self._private = PrivateTrainer(plan.privacy, owners, charge, noise=noise)
+            if plan.trust is not None:
+                self.num_samples = self._private.units  # of which the sum of gradients is one
             self._averages = PrivateAverages(plan.privacy, owners, charge, noise=noise, kept=kept)
 
     @property
@@ -174,6 +178,8 @@ class LocalSite:
         """
         if self._private is not None:
             _refuse_own(objective, extra)
+            if self._private.plan.honest is not None:
+                return self._fit_together(self._private, round_number, correction, trainable, epochs, phase)
             return self._fit_privately(self._private, round_number, correction, trainable, epochs, phase, watch)
         loss_of = objective or self._plain_loss
         augment = self._augmenter(round_number, phase)
@@ -278,6 +284,47 @@ class LocalSite:
         if self.training.keep_optimizer_state:
             keep(self.optimizers, optimizer, chosen, phase)
         return steps
+
+    def _fit_together(
+        self,
+        private: PrivateTrainer,
+        round_number: int,
+        correction: Correction | None,
+        trainable: Collection[str] | None,
+        epochs: int | None,
+        phase: str,
+    ) -> int:
+        """One step with noise that is shared out: see ``medsilo.silo.training.shared_step``."""
+        from medsilo.silo.training.private_training import reads_of
+        from medsilo.silo.training.shared_step import step
+
+        if correction is not None or epochs not in (None, 1) or phase != "training":
+            raise RefusedError("noise is shared out in one plain step a round, from the mean that all were handed")
+        chosen = chosen_of(self._model, trainable)
+        optimizer = resumed(self.optimizers, list(chosen.values()), chosen, phase, self.training)
+        self._permit(round_number, 1)
+        self._model.train()
+        with _only(self._model, chosen):
+            self.optimizers[NOISED] = step(
+                private,
+                self._model,
+                chosen,
+                optimizer,
+                self.inputs(),
+                self.training,
+                fraction_bits=self._fraction_bits,
+                round_number=round_number,
+                reads=reads_of(self._model, chosen, optimizer, None, 1),
+                progress=lambda _, loss: self._progress(Progress(round_number, 1, 1, 1, 1, loss)),
+            )
+        if self.training.keep_optimizer_state:
+            keep(self.optimizers, optimizer, chosen, phase)
+        return 1
+
+    @property
+    def noised(self) -> Mapping[str, Tensor]:
+        """What the last step with noise that is shared out sends, by parameter: int64, to be masked as it is."""
+        return self.optimizers.get(NOISED, {})
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """See ``medsilo.algorithms.method.Site``. With weights of classes the batch's mean is the weighted one: the sum

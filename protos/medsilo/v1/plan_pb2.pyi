@@ -88,7 +88,7 @@ class Augmentation(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., amount: _Optional[float] = ...) -> None: ...
 
 class Privacy(_message.Message):
-    __slots__ = ("epsilon", "delta", "unit", "adjacency", "accountant", "clipping_norm", "noise_multiplier", "sampling_rate", "steps", "releases", "metrics", "averaged_share")
+    __slots__ = ("epsilon", "delta", "unit", "adjacency", "accountant", "clipping_norm", "noise_multiplier", "sampling_rate", "steps", "releases", "metrics", "averaged_share", "honest")
     EPSILON_FIELD_NUMBER: _ClassVar[int]
     DELTA_FIELD_NUMBER: _ClassVar[int]
     UNIT_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +101,7 @@ class Privacy(_message.Message):
     RELEASES_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     AVERAGED_SHARE_FIELD_NUMBER: _ClassVar[int]
+    HONEST_FIELD_NUMBER: _ClassVar[int]
     epsilon: float
     delta: float
     unit: str
@@ -113,7 +114,8 @@ class Privacy(_message.Message):
     releases: _containers.RepeatedCompositeFieldContainer[Release]
     metrics: Metrics
     averaged_share: float
-    def __init__(self, epsilon: _Optional[float] = ..., delta: _Optional[float] = ..., unit: _Optional[str] = ..., adjacency: _Optional[str] = ..., accountant: _Optional[str] = ..., clipping_norm: _Optional[float] = ..., noise_multiplier: _Optional[float] = ..., sampling_rate: _Optional[float] = ..., steps: _Optional[int] = ..., releases: _Optional[_Iterable[_Union[Release, _Mapping]]] = ..., metrics: _Optional[_Union[Metrics, _Mapping]] = ..., averaged_share: _Optional[float] = ...) -> None: ...
+    honest: int
+    def __init__(self, epsilon: _Optional[float] = ..., delta: _Optional[float] = ..., unit: _Optional[str] = ..., adjacency: _Optional[str] = ..., accountant: _Optional[str] = ..., clipping_norm: _Optional[float] = ..., noise_multiplier: _Optional[float] = ..., sampling_rate: _Optional[float] = ..., steps: _Optional[int] = ..., releases: _Optional[_Iterable[_Union[Release, _Mapping]]] = ..., metrics: _Optional[_Union[Metrics, _Mapping]] = ..., averaged_share: _Optional[float] = ..., honest: _Optional[int] = ...) -> None: ...
 
 class Metrics(_message.Message):
     __slots__ = ("epsilon", "releases", "mechanism", "deviation")

@@ -1,5 +1,5 @@
-"""Whole numbers of the discrete Gaussian, many at once, follow its exact probabilities; fixed keys, so that nothing here
-fails by chance."""
+"""Whole numbers of the discrete Gaussian, many at once, follow its exact probabilities; fixed keys, so that nothing
+here fails by chance."""
 
 from __future__ import annotations
 
