@@ -10,6 +10,8 @@ from typing import Any
 
 from medsilo.privacy.audit.times import TOLERANCE_SECONDS, moment
 from medsilo.privacy.budget.accounting import Guarantee
+from medsilo.privacy.consent.consent import trust_of
+from medsilo.privacy.consent.plan import Trust
 from medsilo.privacy.errors import ConsentError
 from medsilo.privacy.exposure import Exposure, expand
 from medsilo.privacy.files.canonical import write_canonical
@@ -49,6 +51,7 @@ class _Consent:
     methods: frozenset[str]
     rounds: int
     total_rounds: int | None
+    trusts: Trust | None
     last_moment: datetime | None
 
     @classmethod
@@ -61,6 +64,7 @@ class _Consent:
             methods=frozenset(content["methods"]),
             rounds=int(content["rounds"]),
             total_rounds=content.get("total_rounds"),
+            trusts=trust_of(content["trusts"]["honest"]) if content.get("trusts") else None,
             # Nothing can be written after the last day that there is.
             last_moment=None if end == date.max else datetime.combine(end, datetime.max.time(), UTC) + _MIDNIGHT,
         )
@@ -125,6 +129,14 @@ class Permissions:
         method = plan["method"]["name"]
         if method not in consent.methods or not required <= consent.classes:
             raise ConsentError(f"run {record.run} (method {method}) was joined, and the consent does not hold it")
+        honest = (plan.get("privacy") or {}).get("honest")
+        if honest is not None:
+            wanted = Trust(honest, plan["secure_aggregation"]["minimum"])
+            if consent.trusts is None or not consent.trusts.covers(wanted):
+                raise ConsentError(
+                    f"run {record.run}, whose noise is shared out, relies on {wanted} hospitals to be honest, and the "
+                    "consent trusts in no such thing"
+                )
 
     def masked(self, record: RosterRecord) -> None:
         """Takes a roster; raises ``ConsentError`` if a round's update was masked for other silos before.

@@ -229,6 +229,14 @@ class Guarantee:
         return f"unit {self.unit}, adjacency {self.adjacency}, accountant {self.accountant}"
 
     @property
+    def if_alone(self) -> str:
+        """It as the second figure beside one that presumes other hospitals' noise, as a sentence."""
+        return (
+            "That presumes that the hospitals with which it shared noise out were honest, as many as each run says; "
+            f"against all others together, by its own share of the noise alone, it is {self}."
+        )
+
+    @property
     def is_weak(self) -> bool:
         """Whether it rules hardly anything out about single units."""
         return self.epsilon > WEAK_EPSILON or self.delta > WEAK_DELTA

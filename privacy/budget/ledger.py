@@ -38,7 +38,7 @@ import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -189,6 +189,14 @@ class Spending:
     def epsilon(self) -> float:
         """The privacy loss."""
         return self.guarantee.epsilon
+
+    @property
+    def alone(self) -> Guarantee | None:
+        """The same with no more than the hospital's own share of noise that was shared out; None where none was."""
+        own = [None if event is None else accounting.own_share(event) for event in self.course]
+        if own == list(self.course):
+            return None
+        return replace(self.guarantee, epsilon=_cost(own, self.guarantee.delta, self.adjacency))
 
     @property
     def inherited(self) -> Mapping[Subject, int]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from medsilo.privacy.budget import accounting
-from medsilo.privacy.budget.accounting import Guarantee
+from medsilo.privacy.budget.accounting import Event, Guarantee
 from medsilo.privacy.budget.ledger import Charges, Subject, read_spent
 from medsilo.privacy.pages.wording import shown
 
@@ -25,6 +25,8 @@ class PrivacyLoss:
         spent: what the account's charges come to.
         charges: how many those are.
         budget: the newest consent's, where it has one for this unit.
+        alone: what they come to with no more than the hospital's own share of noise that was shared out; None where
+            none was.
         of_unit: what the version's most-spent image (patient) has cost, by charges for other versions, units or splits
             too, as the journal says it; None where it says nothing of others.
     """
@@ -35,6 +37,7 @@ class PrivacyLoss:
     charges: int
     budget: float | None
     of_unit: Guarantee | None = None
+    alone: Guarantee | None = None
 
     @property
     def most(self) -> Guarantee:
@@ -56,6 +59,8 @@ class PrivacyLoss:
                 f". With what was charged for the same {self.spent.unit}s in other versions, units or splits of the "
                 f"data set, the {self.spent.unit} that has cost most has cost {self.of_unit}"
             )
+        if self.alone is not None:
+            told += f". {self.alone.if_alone.removesuffix('.')}"
         if self.budget is None:
             return f"{told}; the consent names no budget for that unit."
         if self.left is None:
@@ -107,9 +112,18 @@ class Losses:
                 len(own),
                 _budget(budget, subject) if budget.get("unit") == subject.unit else None,
                 self._of_unit.get(subject),
+                _alone(own, delta, subject),
             )
             for subject, own in self._charges.events().items()
         ]
+
+
+def _alone(events: Sequence[Event], delta: float, subject: Subject) -> Guarantee | None:
+    own = [accounting.own_share(event) for event in events]
+    if own == list(events):
+        return None
+    cost = accounting.epsilon(own, delta=delta, adjacency=subject.adjacency)
+    return Guarantee(cost, delta, subject.unit, subject.adjacency)
 
 
 def _budget(consent: Mapping[str, Any], subject: Subject) -> float | None:

@@ -159,6 +159,14 @@ class PrivacyPlan(StrictModel):
         """What the run promises; where noise is shared out, presuming that ``honest`` hospitals are."""
         return Guarantee(self.epsilon, self.delta, self.unit, Adjacency(self.adjacency), self.accountant)
 
+    def __str__(self) -> str:
+        """The promise, and where noise is shared out, what it presumes and what holds without that."""
+        if self.honest is None:
+            return str(self.guarantee)
+        return (
+            f"{self.guarantee}, if {self.honest} hospitals of each sum are honest, and {self.alone} if none but it is"
+        )
+
     @property
     def alone(self) -> Guarantee:
         """What holds whoever else is honest, by the hospital's own noise alone: the promise, but for noise that is

@@ -10,7 +10,7 @@ that it received. ``medsilo.privacy.report.writing`` puts a report into words an
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,7 @@ from medsilo.privacy.report.words import (
     NOISED_RISK,
     NOTHING,
     RISK,
+    SHARED_OUT,
     TELLING,
     classify,
     masked_sums,
@@ -191,7 +192,7 @@ class Run:
                 return None
             alone = accounting.epsilon([release.event(release.times)], delta=privacy.delta)
             return f"{Guarantee(alone, privacy.delta, privacy.unit)}, and with all else of the run {privacy.epsilon:g}"
-        return str(privacy.guarantee)
+        return str(privacy)
 
     @property
     def occasion(self) -> str:
@@ -370,12 +371,16 @@ class Report:
         plain = [run.name for run in runs if run.name not in limits]
         noised = [
             f"With noise (run {listed(names)}: {limit}): "
-            + NOISED_RISK[exposure].format(unit="patient" if "unit patient" in limit else "image")
+            + self._noised(exposure, names).format(unit="patient" if "unit patient" in limit else "image")
             for limit, names in _turned(limits).items()
         ]
         if not noised:
             return RISK[exposure]
         return " ".join([*noised, *([f"Without noise (run {listed(plain)}): {RISK[exposure]}"] if plain else [])])
+
+    def _noised(self, exposure: Exposure, runs: Collection[str]) -> str:
+        shared_out = any(_shared_out(run.plan) for run in self.runs if run.name in runs)
+        return SHARED_OUT if shared_out and exposure == Exposure.MASKED_UPDATE else NOISED_RISK[exposure]
 
     def plain(self) -> set[Exposure]:
         """The classes about patients of which something left, in some run, without noise."""
@@ -400,8 +405,8 @@ class Report:
         if not self.of_silo:
             found += [
                 f"Run {run.name} promises each hospital ε = {plan['epsilon']:g} at δ = {plan['delta']:g} (unit "
-                f"{plan['unit']}, adjacency {plan['adjacency']}, accountant {plan['accountant']}); each hospital's own "
-                "report says what it has spent."
+                f"{plan['unit']}, adjacency {plan['adjacency']}, accountant {plan['accountant']}){_presumes(plan)}; "
+                "each hospital's own report says what it has spent."
                 for run in self.runs
                 if (plan := (run.plan or {}).get("privacy"))
             ]
@@ -489,3 +494,13 @@ def add_counts(into: dict[Any, int], counts: Mapping[Any, int]) -> None:
     """Adds counts to those that are there."""
     for key, count in counts.items():
         into[key] = into.get(key, 0) + count
+
+
+def _shared_out(plan: Mapping[str, Any] | None) -> int | None:
+    """How many hospitals of each sum a run's plan presumes to be honest; None where each adds all of its noise."""
+    return ((plan or {}).get("privacy") or {}).get("honest")
+
+
+def _presumes(privacy: Mapping[str, Any]) -> str:
+    honest = privacy.get("honest")
+    return f", if {honest} hospitals of each sum are honest, as noise is shared out" if honest else ""

@@ -175,6 +175,12 @@ NOISED_RISK: dict[Exposure, str] = {
 }
 """The same of content with noise on it, for which a limit is stated; ``{unit}`` is what that limit is of."""
 
+SHARED_OUT = (
+    "The hospitals shared noise out: what the sum tells about one {unit} has the first limit if as many of them "
+    "as it says kept to the protocol and told nobody of their noise; should the masks be lifted, the second, larger one."
+)
+"""The same of masked updates whose noise hospitals share out."""
+
 SHORT_RISK = (
     (
         (Exposure.MODEL_PARAMETERS_EXTRACTOR, Exposure.MODEL_PARAMETERS_CLASSIFIER, Exposure.MODEL_GRADIENT),
@@ -292,6 +298,8 @@ def consented(consent: Mapping[str, Any], *, withdrawn: bool) -> str:
     if masks := consent.get("secure_aggregation"):
         known = listed(sorted(masks.get("audit_keys") or ())) or "whomever the federation's CA knows"
         parts.append(f"only masked, in sums of {masks['minimum']} hospitals or more, together with {known}")
+    if trusts := consent.get("trusts"):
+        parts.append(f"with noise that hospitals share out, {trusts['honest']} of whom it trusts to be honest")
     return f"It {'allowed' if withdrawn else 'allows'} {'; '.join(part for part in parts if part)}."
 
 

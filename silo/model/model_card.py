@@ -156,7 +156,7 @@ def _analyses(found: Evaluation) -> list[Block]:
 def _ethics(found: Evaluation) -> list[Block]:
     plan = found.plan
     private = (
-        f"Trained with differential privacy: the run promises at most {plan.privacy.guarantee}. The promise is about "
+        f"Trained with differential privacy: the run promises at most {plan.privacy}. The promise is about "
         "what leaves the hospital, and holds for this file only as far as it was made from that."
         if plan.privacy is not None
         else "Trained without differential privacy: there is no limit to what could be worked out from it about the "

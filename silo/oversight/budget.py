@@ -51,6 +51,8 @@ class AccountView:
         runs, releases: this account's charges.
         course: the ε of the most-spent one after so many charges, of at most ``POINTS`` numbers of charges, the first
             and the last among them.
+        alone: what is spent with no more than the hospital's own share of noise that was shared out; None where none
+            was.
         voided: how many more charges do not count, because a journal proves that nothing of what they were for has
             left.
     """
@@ -65,6 +67,7 @@ class AccountView:
     releases: tuple[Part, ...]
     course: tuple[tuple[int, float], ...]
     voided: int = 0
+    alone: Guarantee | None = None
 
 
 POINTS = 40
@@ -125,6 +128,7 @@ def _view(
         parts(lambda entry: f"{entry.purpose.federation}/{entry.purpose.run}"),
         parts(lambda entry: f"{entry.purpose.phase} ({entry.event.kind})"),
         _course(spending) if course else (),
+        alone=spending.alone,
     )
 
 
@@ -179,6 +183,8 @@ def lines(account: AccountView) -> list[str]:
             "data set, units or splits), whose charges all count. The charges for this version alone come to "
             f"{account.version}."
         )
+    if account.alone is not None:
+        found.append(account.alone.if_alone)
     if account.budget is None or account.left is None:
         found.append(
             f"The consent gives them no budget with the {unit} as unit: each run is held to its own promise, whatever "

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from medsilo.privacy.budget.ledger import told_of
 from medsilo.privacy.consent.consent import INVENTED_HOSPITALS
+from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.exposure import MEANING
 from medsilo.privacy.pages.wording import shown
 from medsilo.silo.preview.inspection import Inspection, Leaving
@@ -110,6 +111,7 @@ def _privacy(found: Inspection) -> dict[str, object] | None:
         "run": asdict(found.guarantee),
         "spent": asdict(found.spent.guarantee),
         "after": asdict(found.after.guarantee),
+        "trust": _trust(found.plan),
         "accounts": [{**one.describe(), "charges": count} for one, count in found.after.accounts.items()],
         "held_to": "the run's promise" if found.own_promise else "the consent's budget",
         "largest_group": found.largest_group,
@@ -122,6 +124,7 @@ def _privacy_lines(found: Inspection) -> list[str]:
         return ["The run has no differential privacy: there is no bound on what its content tells about a patient."]
     lines = [
         f"The run promises {found.guarantee}: one cost for all that it releases.",
+        *_trust_lines(found.plan),
         *(
             f"Besides the training it releases the {one.content} {_times(one.times)}: an average of which each "
             f"{found.guarantee.unit} counts with at most {one.bound:g}, with noise of {one.noise_multiplier:g} times "
@@ -142,6 +145,22 @@ def _privacy_lines(found: Inspection) -> list[str]:
             "protected less than the number says."
         )
     return lines
+
+
+def _trust(plan: RunPlan) -> dict[str, object] | None:
+    if plan.trust is None or plan.privacy is None:
+        return None
+    return {"honest": str(plan.trust), "without_it": asdict(plan.privacy.alone)}
+
+
+def _trust_lines(plan: RunPlan) -> list[str]:
+    if plan.trust is None or plan.privacy is None:
+        return []
+    return [
+        f"Its noise is shared out: this hospital adds a share of it alone, and the promise presumes that {plan.trust} "
+        "hospitals whose updates are summed, itself among them, add theirs and tell nobody of it. Against all the "
+        f"others together, by its own share alone, the run costs {plan.privacy.alone}."
+    ]
 
 
 def _times(number: int) -> str:

@@ -286,7 +286,7 @@ def _figures(found: Rehearsal) -> list[Block]:
     bars.append((f"most that so few canaries could prove: ε = {audit.highest:.3f}", audit.highest, False))
     scores = f"How the better attacker ({best.name}) scored what was used and what was left out"
     rows = [_row(attack, number) for attack in audit.attacks for number in range(len(attack.guesses))]
-    whole = found.plan.privacy.guarantee if found.plan.privacy else None
+    whole = found.plan.privacy
     return [
         Picture(score_histograms(found.scores[best.name], found.trained, title=scores), scores),
         Paragraph("The more the two rows look alike, the less the model tells."),
