@@ -1,9 +1,12 @@
 """One run of an experiment: trains it to the end, goes on after a kill, and writes its folder.
 
 ``run.json``            what was run, on what, with which versions; ``finished`` says whether it is complete
-``rounds.parquet``      a row a round and silo: accuracy, loss, bytes by exposure class up and down
+``rounds.parquet``      a row a round and silo: accuracy, mean accuracy of classes, loss, bytes by exposure class up
+                        and down
 ``weights.parquet``     silo-to-silo weights, for methods that have such: a row a round, silo and other silo
 ``checkpoint.safetensors``  until the run is finished: where it goes on
+
+Beside the runs, in the experiment's folder, ``features/`` holds what fixed extractors made of the shards' images.
 """
 
 from __future__ import annotations
@@ -327,6 +330,7 @@ def make_simulation(run: Run, dataset: ImageDataset, engine: Engine | None) -> S
         engine=engine,
         trusted=run.config.trusted_models,
         public=_public(run, plan, dataset, shards),
+        features=run.features,
     )
 
 
@@ -399,6 +403,7 @@ def _row(one: SiloRound) -> dict[str, Any]:
         "silo": one.silo,
         "took_part": one.took_part,
         "accuracy": measured and measured.accuracy,
+        "of_classes": measured and measured.of_classes,
         "loss": measured and measured.loss,
         "up": {str(exposure): size for exposure, size in one.up.items()},
         "down": {str(exposure): size for exposure, size in one.down.items()},
@@ -411,6 +416,7 @@ def _rounds_table(rows: Sequence[dict[str, Any]]) -> pa.Table:
         "silo": pa.array([row["silo"] for row in rows], pa.string()),
         "took_part": pa.array([row["took_part"] for row in rows], pa.bool_()),
         "accuracy": pa.array([row["accuracy"] for row in rows], pa.float64()),
+        "of_classes": pa.array([row.get("of_classes") for row in rows], pa.float64()),
         "loss": pa.array([row["loss"] for row in rows], pa.float64()),
     }
     for direction in DIRECTIONS:

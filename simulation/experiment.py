@@ -45,6 +45,9 @@ SETTINGS: dict[str, type[Setting]] = {
 }
 """The data settings by what an experiment calls them (``kind``)."""
 
+FEATURES = "features"
+"""The folder of kept features, in an experiment's."""
+
 _OVERRIDES = ("name", "label", "model", "training", "privacy")
 _OF_A_STEP = ("optimizer", "learning_rate", "momentum", "weight_decay", "keep_optimizer_state")
 _SettingName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._=,+-]{0,79}$")]
@@ -306,7 +309,8 @@ class Variant:
 
 @dataclass(frozen=True)
 class Run:
-    """One method on one data set, in one setting, with one seed. ``folder`` is where it writes."""
+    """One method on one data set, in one setting, with one seed. ``folder`` is where it writes; ``features`` where what
+    fixed extractors make of the images is kept for all of the experiment's runs."""
 
     config: ExperimentConfig
     data: str
@@ -316,6 +320,7 @@ class Run:
     variant: Variant
     seed: int
     folder: Path
+    features: Path | None = None
 
     @property
     def title(self) -> str:
@@ -401,7 +406,8 @@ def runs(config: ExperimentConfig, data: tuple[str, ...], folder: Path) -> list[
         section = section_name(setting_name, participation)
         for variant in variants:
             place = folder / folder_name(name) / folder_name(section) / folder_name(variant.label) / f"seed-{seed}"
-            found.append(Run(config, spec, setting_name, setting, participation, variant, seed, place))
+            kept = folder / FEATURES
+            found.append(Run(config, spec, setting_name, setting, participation, variant, seed, place, kept))
     return found
 
 

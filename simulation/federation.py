@@ -7,7 +7,7 @@ differential privacy: what that draws is secret, and never the same twice.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +80,8 @@ class Simulation:
 
     All silos take turns with one module: what is a silo's own is its half's memory. ``engine`` trains them together;
     the default, one after the other, gives the daemons' bits. ``trusted``: own model factories that the plan may name.
+    ``features``: where what a fixed extractor makes of a shard's images is kept, for every later simulation of that
+    shard; in memory alone by default.
     ``last`` is what happened in the last round (or at the
     end), silo by silo; ``weights`` the silo-to-silo weights of the last round, if its method has such. A plan with
     privacy is trained with DP-SGD, each silo with noise of its own that nobody can repeat: such runs are not bit-equal
@@ -97,6 +99,7 @@ class Simulation:
         public: PublicSet | None = None,
         engine: Engine | None = None,
         trusted: tuple[str, ...] = (),
+        features: Path | None = None,
     ) -> None:
         self.plan = plan
         self.round = 0
@@ -130,7 +133,16 @@ class Simulation:
         self._halves: dict[str, SiloHalf] = {}
         for shard in shards:
             self._charges[shard.name] = []
-            site = LocalSite(shard.name, shard, self._model, plan, device=device, charge=self._charger(shard.name))
+            site = LocalSite(
+                shard.name,
+                shard,
+                self._model,
+                plan,
+                device=device,
+                charge=self._charger(shard.name),
+                # Of one data set each: files of another are deleted when one is written.
+                features=features and features / shard.fingerprint,
+            )
             self._sites[shard.name] = site
             self._halves[shard.name] = method.silo_half(site)
             self._halves[shard.name].begin({name: tensor.clone() for name, tensor in initial.items()})
@@ -242,7 +254,7 @@ class Simulation:
             "everyone": None if self._everyone is None else writer.payload(self._everyone),
             "started": sorted(self._started),
             "charges": {name: [describe(event) for event in own] for name, own in self._charges.items()},
-            "measured": {name: m and [m.accuracy, m.loss] for name, m in self._measured.items()},
+            "measured": {name: m and astuple(m) for name, m in self._measured.items()},
             "notes": notes,
         }
         writer.write(path, state)

@@ -434,7 +434,7 @@ class LocalSite:
 
     def measure(self, state: Mapping[str, Tensor]) -> Measurement | None:
         """A state's accuracy and loss on the silo's test images; None where there are none."""
-        return mean(*self.test(state))
+        return self._measured(state, self._judged("test", self._dataset.test))
 
     def validate(self, state: Mapping[str, Tensor]) -> Measurement | None:
         """The same on images by which models may be chosen: the shard's validation images, else those that the method
@@ -442,7 +442,7 @@ class LocalSite:
         if self._dataset.validation is not None:
             self._validation = self._validation or self._judged("validation", self._dataset.validation)
         images = self._validation or self._reserved
-        return None if images is None else mean(*self._judge(state, images))
+        return None if images is None else self._measured(state, images)
 
     def test(self, state: Mapping[str, Tensor]) -> tuple[npt.NDArray[np.bool_], float]:
         """On which of the silo's test images a state is right, ``bool [m]``, and the sum of its cross entropies."""
@@ -452,6 +452,9 @@ class LocalSite:
         if self._features is None:
             return self._test if name == "test" else _on(self._device, split)
         return self._features.of(name), torch.as_tensor(split.labels).to(self._device)
+
+    def _measured(self, state: Mapping[str, Tensor], split: tuple[Tensor, Tensor]) -> Measurement | None:
+        return mean(*self._judge(state, split), split[1].cpu().numpy())
 
     def _judge(self, state: Mapping[str, Tensor], split: tuple[Tensor, Tensor]) -> tuple[npt.NDArray[np.bool_], float]:
         self.load(state)

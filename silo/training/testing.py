@@ -27,6 +27,11 @@ def judge(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[npt.NDArray
     return np.concatenate(right) if right else np.zeros(0, dtype=np.bool_), loss
 
 
-def mean(right: npt.NDArray[np.bool_], loss: float) -> Measurement | None:
-    """What ``judge`` found, by image; None where there were none."""
-    return Measurement(int(right.sum()) / len(right), loss / len(right)) if len(right) else None
+def mean(right: npt.NDArray[np.bool_], loss: float, labels: npt.NDArray[np.int64]) -> Measurement | None:
+    """What ``judge`` found of images with the labels ``int64 [m]``, by image; None where there were none."""
+    if not len(right):
+        return None
+    counts = np.bincount(labels)
+    found = counts > 0
+    shares = np.bincount(labels, weights=right)[found] / counts[found]
+    return Measurement(int(right.sum()) / len(right), loss / len(right), of_classes=float(shares.mean()))

@@ -60,9 +60,18 @@ class FinishedRun:
     @property
     def final(self) -> float:
         """Percent: the same mean of the models that the silos keep, after ``finish``."""
+        return self._at_end("accuracy")
+
+    @property
+    def final_of_classes(self) -> float:
+        """Percent: the uniform mean over silos of these models' mean accuracy of classes; NaN for runs of a release
+        that did not measure it."""
+        return self._at_end("of_classes")
+
+    def _at_end(self, column: str) -> float:
         rounds = int(self.info["plan"]["rounds"])
-        kept = zip(self.columns["round"], self.columns["accuracy"], strict=True)
-        measured = [accuracy for number, accuracy in kept if number == rounds and accuracy is not None]
+        kept = zip(self.columns["round"], self.columns.get(column, ()), strict=False)
+        measured = [share for number, share in kept if number == rounds and share is not None]
         return 100 * float(np.mean(measured)) if measured else math.nan
 
     @property

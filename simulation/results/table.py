@@ -30,13 +30,32 @@ Spread = tuple[float, float | None]
 
 
 @dataclass(frozen=True)
+class Against:
+    """How a method's models stand against those of hospitals alone, at the run's end.
+
+    Attributes:
+        difference: in percentage points, seed by seed (on the same shards): mean and standard deviation.
+        wins: seeds on which it is above 0.
+        compared: seeds.
+        clear: it is more than the standard deviations of both over seeds taken together; of one seed never.
+    """
+
+    difference: Spread
+    wins: int
+    compared: int
+    clear: bool
+
+
+@dataclass(frozen=True)
 class Row:
     """One method in one section.
 
     ``best`` is the best round's accuracy (as papers report it; optimistic, a maximum over noisy measurements), ``last``
     the mean of the last ten rounds, or of all where there are not more, ``final`` that of the models that the silos
-    keep after the run's end, which stands for both others where a method's models are made there; ``wins`` on how many
-    seeds ``last`` is above separate training's (``_separate``), of ``compared``.
+    keep after the run's end, which stands for both others where a method's models are made there, ``of_classes`` their
+    mean accuracy of classes (None where a run did not measure it); ``wins`` on how many seeds ``last`` is above
+    separate training's (``_separate``), of ``compared``. ``alone``: against separate training under the
+    same promise; ``alone_without_noise``: against that without privacy; None where the experiment has none of that model.
     ``megabytes`` is the mean over seeds of ``FinishedRun.megabytes``. ``base`` is the label without what of its privacy
     is swept over, ``privacy`` what the runs' plan promised each silo.
     """
@@ -54,6 +73,9 @@ class Row:
     published: Published | None = None
     base: str = ""
     privacy: PrivacyPlan | None = None
+    of_classes: Spread | None = None
+    alone: Against | None = None
+    alone_without_noise: Against | None = None
 
     def total(self, direction: str) -> float:
         """MB per silo for the whole run, all classes together."""
@@ -120,24 +142,38 @@ def tabulate(found: Sequence[FinishedRun], config: ExperimentConfig) -> list[Sec
             )
         published = dict(config.published.get(name[1], {})) if runs[0].info["data"] == config.published_on else {}
         labels = sorted({run.info["label"] for run in runs}, key=order.index)
-        rows = tuple(_row(variants[label], runs, published.pop(label, None), config) for label in labels)
+        rows = tuple(_row(variants, label, runs, published.pop(label, None), config) for label in labels)
         sections.append(Section(*name, runs, rows, published))
     if not sections:
         raise DataError("no finished run belongs to this experiment as it stands; start them with `simulation run`")
     return sections
 
 
-def _separate(run: FinishedRun, runs: Sequence[FinishedRun], config: ExperimentConfig) -> FinishedRun | None:
+def _separate(
+    run: FinishedRun,
+    runs: Sequence[FinishedRun],
+    config: ExperimentConfig,
+    variants: Mapping[str, Variant],
+    *,
+    noiseless: bool = False,
+) -> FinishedRun | None:
     """What a run is held against: separate training on the same seed, of the same model, with the same training and
-    privacy. Failing that with the experiment's own training, or without noise: a hospital alone needs none."""
+    promise of privacy. Failing that with the experiment's own training, or without noise: a hospital alone needs none.
+    All trainings that a preset chose are the same one, and what a run without noise says stands in for it.
+    ``noiseless``: without noise whatever there is."""
     mine = run.info["plan"]
+    chosen = _preset(variants[run.info["label"]]) is not None
 
     def distance(other: FinishedRun) -> tuple[bool, bool] | None:
         plan = other.info["plan"]
-        noise, training = plan.get("privacy") != mine.get("privacy"), plan["training"] != mine["training"]
-        if plan["model"] != mine["model"] or (noise and plan.get("privacy") is not None):
+        noise = _promise(plan) != _promise(mine)
+        preset = _preset(variants[other.info["label"]])
+        training = plan["training"] != mine["training"] and not (chosen and preset is not None)
+        if plan["model"] != mine["model"] or (plan.get("privacy") is not None and (noise or noiseless)):
             return None
-        return None if training and plan["training"] != config.training.model_dump(mode="json") else (noise, training)
+        if training and not chosen and plan["training"] != config.training.model_dump(mode="json"):
+            return None
+        return noise, training
 
     found = [
         (far, other)
@@ -149,11 +185,27 @@ def _separate(run: FinishedRun, runs: Sequence[FinishedRun], config: ExperimentC
     return min(found, key=lambda one: one[0])[1] if found else None
 
 
-def _row(variant: Variant, runs: Sequence[FinishedRun], published: Published | None, config: ExperimentConfig) -> Row:
-    label = variant.label
+def _preset(variant: Variant) -> str | None:
+    return variant.privacy.preset if variant.privacy else None
+
+
+def _promise(plan: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    privacy = plan.get("privacy")
+    return privacy and tuple(privacy[key] for key in ("epsilon", "delta", "unit"))
+
+
+def _row(
+    variants: Mapping[str, Variant],
+    label: str,
+    runs: Sequence[FinishedRun],
+    published: Published | None,
+    config: ExperimentConfig,
+) -> Row:
     mine = {run.info["seed"]: run for run in runs if run.info["label"] == label}
-    separate = {seed: _separate(run, runs, config) for seed, run in mine.items()}
+    separate = {seed: _separate(run, runs, config, variants) for seed, run in mine.items()}
     alone = {seed: run for seed, run in separate.items() if run is not None}
+    noiseless = {seed: _separate(run, runs, config, variants, noiseless=True) for seed, run in mine.items()}
+    same = {seed: run for seed, run in alone.items() if _promise(run.info["plan"]) == _promise(mine[seed].info["plan"])}
     method = next(iter(mine.values())).info["method"]
     last = {seed: run.last for seed, run in mine.items()}
     compare = method != "local" and alone
@@ -161,6 +213,7 @@ def _row(variant: Variant, runs: Sequence[FinishedRun], published: Published | N
         direction: [e for e in Exposure if any(e in run.megabytes[direction] for run in mine.values())]
         for direction in DIRECTIONS
     }
+    of_classes = [run.final_of_classes for run in mine.values()]
     return Row(
         label=label,
         method=method,
@@ -178,9 +231,23 @@ def _row(variant: Variant, runs: Sequence[FinishedRun], published: Published | N
             for direction, occurring in classes.items()
         },
         published=published,
-        base=variant.base,
+        base=variants[label].base,
         privacy=_privacy(label, list(mine.values())),
+        of_classes=None if np.isnan(of_classes).any() else _spread(of_classes),
+        alone=_against(mine, same),
+        alone_without_noise=_against(mine, noiseless),
     )
+
+
+def _against(mine: Mapping[int, FinishedRun], others: Mapping[int, FinishedRun | None]) -> Against | None:
+    """None where there is nothing else to be held against."""
+    pairs = [(run.final, other.final) for s, run in mine.items() if (other := others.get(s)) and other is not run]
+    if not pairs:
+        return None
+    differences = [one - other for one, other in pairs]
+    mean, _ = difference = _spread(differences)
+    apart = sum(float(np.std(values)) for values in zip(*pairs, strict=True))
+    return Against(difference, sum(one > 0 for one in differences), len(pairs), len(pairs) > 1 and mean > apart)
 
 
 def _privacy(label: str, runs: Sequence[FinishedRun]) -> PrivacyPlan | None:
@@ -219,16 +286,28 @@ def written_size(megabytes: float, digits: int = 3) -> str:
 
 
 def accuracy_columns(sections: Sequence[Section]) -> list[str]:
-    """The columns of ``accuracy_rows``; the last three only where some run has differential privacy."""
+    """The columns of ``accuracy_rows``; the last ones only where some run has differential privacy."""
     columns = ["data", "synthetic", "setting", "method", "seeds", "best_mean", "best_std", "last10_mean", "last10_std"]
-    columns += ["final_mean", "final_std"]
+    columns += ["final_mean", "final_std", "of_classes_mean", "of_classes_std"]
     private = any(row.privacy for section in sections for row in section.rows)
-    return [*columns, "published", *(("epsilon", "delta", "unit") if private else ())]
+    return [*columns, "published", *(_PRIVATE_COLUMNS if private else ())]
+
+
+_PRIVATE_COLUMNS = (
+    "epsilon",
+    "delta",
+    "unit",
+    "above_alone_mean",
+    "above_alone_std",
+    "above_alone_without_noise_mean",
+    "above_alone_without_noise_std",
+    "above_alone_without_noise_clearly",
+)
 
 
 def accuracy_rows(sections: Sequence[Section]) -> list[tuple[Any, ...]]:
     """A row a method and section. Accuracies are in percent, as in ``Row``; ``published`` is None where nothing was;
-    ``epsilon`` is infinite without differential privacy."""
+    ``epsilon`` is infinite without differential privacy; ``above_…`` are ``Against.difference`` and ``clear``."""
     width = len(accuracy_columns(sections))
     rows: list[tuple[Any, ...]] = []
     for section in sections:
@@ -237,8 +316,14 @@ def accuracy_rows(sections: Sequence[Section]) -> list[tuple[Any, ...]]:
             promised = (
                 (row.privacy.epsilon, row.privacy.delta, row.privacy.unit) if row.privacy else (math.inf, *2 * (None,))
             )
+            under, without = row.alone, row.alone_without_noise
+            above = (
+                *(under.difference if under else (None, None)),
+                *((*without.difference, without.clear) if without else 3 * (None,)),
+            )
             cells = (section.data, section.synthetic, section.setting, row.label, len(row.seeds), *row.best, *row.last)
-            rows.append((*cells, *row.final, published, *promised)[:width])
+            cells = (*cells, *row.final, *(row.of_classes or (None, None)), published, *promised, *above)
+            rows.append(cells[:width])
     return rows
 
 

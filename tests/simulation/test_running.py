@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ import yaml
 from rich.console import Console
 
 from medsilo.algorithms.datasets import ImageDataset
+from medsilo.algorithms.features import StainTexture
 from medsilo.algorithms.models import build
 from medsilo.privacy.consent.plan import ModelPlan
 from medsilo.privacy.errors import ConfigurationError, MedsiloError
@@ -93,6 +95,7 @@ def test_a_run_writes_what_it_was_and_a_row_a_round_and_silo(tmp_path: Path) -> 
         assert sent == (model if row["took_part"] else 0)
     for silo in range(1, 5):
         assert sum(row["down_INITIAL_MODEL"] for row in rows if row["silo"] == f"hospital{silo}") == model
+        assert 0 <= row["of_classes"] <= 1
     assert not (run.folder / CHECKPOINT).exists()
     assert not (run.folder / PROGRESS).exists()
 
@@ -113,6 +116,36 @@ def test_a_private_run_says_what_each_silo_has_spent(tmp_path: Path) -> None:
             only(tmp_path, rounds=2, participation=1.0, privacy=plain, methods=[{"name": "fedavg"}]),
             sources.open_dataset(run.data),
         )
+
+
+def test_features_of_a_shard_are_made_for_the_experiments_first_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    of = StainTexture.of
+
+    def counted(self: StainTexture, images: torch.Tensor) -> torch.Tensor:
+        seen.append(len(images))
+        return of(self, images)
+
+    monkeypatch.setattr(StainTexture, "of", counted)
+    training = {"epochs": 2, "batch_size": 30, "optimizer": "sgd", "learning_rate": 1.0}
+    path = write(
+        tmp_path, rounds=2, participation=1.0, model="stain-texture", training=training, methods=["fedavg", "local"]
+    )
+    first, second = runs(ExperimentConfig.read(path), (), tmp_path / "runs")
+    assert execute(first, tmp_path / "stop").status == "done"
+    assert sum(seen) == 4 * (30 + 10)
+    kept = sorted(first.folder.parents[3].glob("features/*/*.safetensors"))
+    assert (len(kept), {file.stat().st_mode & 0o777 for file in kept}) == (4, {0o600})
+    assert execute(second, tmp_path / "stop").status == "done"
+    assert sum(seen) == 4 * (30 + 10)
+    # And they are those of the images: a run that has none kept ends with the same figures.
+    remade = dataclasses.replace(second, folder=tmp_path / "anew", features=None)
+    assert execute(remade, tmp_path / "stop").status == "done"
+    assert sum(seen) == 8 * (30 + 10)
+    rows = [pq.read_table(folder / ROUNDS).to_pylist() for folder in (second.folder, remade.folder)]
+    assert rows[0] == rows[1]
 
 
 def test_threads_give_the_same_figures_as_silos_one_by_one(tmp_path: Path) -> None:

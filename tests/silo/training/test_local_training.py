@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,6 +22,14 @@ from medsilo.silo.training.device import choose_device
 from medsilo.silo.training.measuring import Progress
 from medsilo.silo.training.optimizers import make_optimizer
 from tests.support.hospital.local_training import CPU, Recording, dataset, equal, plan, site, trained
+
+
+def naming(index: int) -> nn.Module:
+    """A model that names one class whatever it sees."""
+    last = nn.Linear(3 * 16 * 16, 3)
+    nn.init.zeros_(last.weight)
+    last.bias.data = torch.eye(3)[index]
+    return nn.Sequential(nn.Flatten(), last)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
@@ -206,6 +216,22 @@ def test_a_measurement_is_accuracy_and_mean_cross_entropy_in_evaluation_mode() -
     assert found.accuracy == pytest.approx((logits.argmax(1) == labels).double().mean().item())
     assert found.loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
     assert equal(state, state_of(model))
+
+
+def test_the_mean_accuracy_of_classes_counts_each_class_alike() -> None:
+    """However many images of it there are: a model that names one class alone has one over their number."""
+    data = dataset(test=7)  # three images of class a, two of b and of c
+    frequent = site(plan(), data, model=naming(0)).measure({})
+    rare = site(plan(), data, model=naming(2)).measure({})
+    assert frequent is not None
+    assert rare is not None
+    assert (frequent.accuracy, frequent.of_classes) == (pytest.approx(3 / 7), pytest.approx(1 / 3))
+    assert (rare.accuracy, rare.of_classes) == (pytest.approx(2 / 7), pytest.approx(1 / 3))
+    # Of a class that the images do not have, nothing is said.
+    two = dataclasses.replace(data, test=data.test.take(np.array([0, 1, 3])))
+    found = site(plan(), two, model=naming(0)).measure({})
+    assert found is not None
+    assert found.of_classes == 0.5
 
 
 def test_a_shard_that_does_not_fit_the_plan_is_a_data_error() -> None:

@@ -57,8 +57,11 @@ def write_run(
     fingerprint: str = "ab" * 32,
     experiment: ExperimentConfig | None = None,
     model: str = "mlp-64",
+    final: float = 1.0,
+    of_classes: tuple[float, float] | None = None,
 ) -> Path:
-    """Two silos, 0.1 below and above the given accuracy of each round; ``up`` bytes of extractor a round and silo."""
+    """Two silos, 0.1 below and above the given accuracy of each round, and ``final`` at the end, with a mean accuracy
+    of classes of ``of_classes`` each; ``up`` bytes of extractor a round and silo."""
     experiment = experiment or ExperimentConfig.read(config_file(runs.parent))
     folder = runs / "made" / "set" / setting / label / f"seed-{seed}"
     folder.mkdir(parents=True)
@@ -76,12 +79,14 @@ def write_run(
         "round": [number for number, _ in silo_rows],
         "silo": [silo for _, silo in silo_rows],
         "accuracy": [
-            (accuracies[number] + (0.1 if silo == "hospital2" else -0.1)) if number < count - 1 else 1.0
+            (accuracies[number] + (0.1 if silo == "hospital2" else -0.1)) if number < count - 1 else final
             for number, silo in silo_rows
         ],
         "up_MODEL_PARAMETERS_EXTRACTOR": [up if number < count - 1 else 0 for number, _ in silo_rows],
         "down_INITIAL_MODEL": [1_500_000 if number == 0 else 0 for number, _ in silo_rows],
     }
+    if of_classes is not None:
+        table["of_classes"] = [0.0] * (2 * count - 2) + list(of_classes)
     pq.write_table(pa.table(table), folder / ROUNDS)
     return folder
 
@@ -138,10 +143,10 @@ def test_the_page_has_tables_pictures_published_numbers_and_commands(runs: Path,
     page = write_results(ExperimentConfig.read(path), path, runs, out, everything=True).read_text()
     lines = page.splitlines()
     assert (
-        f"| {DIVERSIFED} | 2 | 50.00 ± 0.00 | 50.00 ± 0.00 | 100.00 ± 0.00 | 1 of 2 | 58.25 ± 0.5 | -8.25 | Table I |"
-        in lines
+        f"| {DIVERSIFED} | 2 | 50.00 ± 0.00 | 50.00 ± 0.00 | 100.00 ± 0.00 | – | 1 of 2 | 58.25 ± 0.5 | -8.25 | "
+        "Table I |" in lines
     )
-    assert "| fedamp | not run | – | – | – | – | 54 | – |  |" in lines
+    assert "| fedamp | not run | – | – | – | – | – | 54 | – |  |" in lines
     assert f"| {DIVERSIFED} | 50.00 ± 0.00 | 3 | 1.5 | 3 | 1.5 |" in lines
     assert "Not finished: local." in page
     assert "synthetic" not in page.lower()
@@ -195,8 +200,11 @@ def test_accuracy_stands_beside_epsilon_with_all_that_it_takes_to_read_it(tmp_pa
     page = write_results(ExperimentConfig.read(path), path, folder, tmp_path / "out").read_text()
     assert "ε at δ = 1e-05 (unit image, adjacency zero-out, accountant PLD)" in page
     assert "cannot be repeated bit for bit" in " ".join(page.split())
-    assert f"| {DIVERSIFED}-epsilon=4 | 2 | 50.00 ± 0.00 | 50.00 ± 0.00 | 100.00 ± 0.00 | – | 4 |" in page
-    assert f"| {DIVERSIFED}-epsilon=inf | 2 | 70.00 ± 0.00 | 70.00 ± 0.00 | 100.00 ± 0.00 | – | ∞ (no noise) |" in page
+    assert f"| {DIVERSIFED}-epsilon=4 | 2 | 50.00 ± 0.00 | 50.00 ± 0.00 | 100.00 ± 0.00 | – | – | – | 4 |" in page
+    infinite = (
+        f"| {DIVERSIFED}-epsilon=inf | 2 | 70.00 ± 0.00 | 70.00 ± 0.00 | 100.00 ± 0.00 | – | – | – | ∞ (no noise) |"
+    )
+    assert infinite in page
     assert (tmp_path / "out" / "made-set-mild-privacy.png").stat().st_size > 1000
     (section,) = tabulate(read_runs(folder / "made"), ExperimentConfig.read(path))
     assert _by_epsilon(section) == {
@@ -286,14 +294,72 @@ def test_wins_are_over_separate_training_of_the_same_model(tmp_path: Path) -> No
     }
 
 
+def private_page(tmp_path: Path, finals: dict[str, tuple[float, float, float]]) -> tuple[list[Section], str]:
+    """By label the accuracies at the end on three seeds, of runs that a preset chose at ε = 1, or without noise."""
+    methods = [{"name": "local"}, {"name": "fedavg"}]
+    sweep = {"preset": "head", "units": 1000, "epsilon": [1, float("inf")], "delta": 1e-5, "unit": "image"}
+    changes = {"privacy": sweep, "methods": methods, "published": {}, "published_on": "", "seeds": [0, 1, 2]}
+    path = config_file(tmp_path, **changes)
+    experiment = ExperimentConfig.read(path)
+    for label, values in finals.items():
+        for seed, final in enumerate(values):
+            folder = write_run(
+                tmp_path / "runs", label, seed, [0.5] * 12, experiment=experiment, final=final, of_classes=(0.25, 0.75)
+            )
+            info = json.loads((folder / RUN).read_text())
+            info["spent"] = {"hospital1": {"epsilon": 1.0}} if info["plan"].get("privacy") else {}
+            (folder / RUN).write_text(json.dumps(info))
+    page = write_results(experiment, path, tmp_path / "runs", tmp_path / "out").read_text()
+    return tabulate(read_runs(tmp_path / "runs" / "made"), experiment), page
+
+
+def test_a_presets_runs_stand_beside_a_hospital_alone_with_noise_and_without(tmp_path: Path) -> None:
+    """Though the preset chooses a training of its own for who trains alone."""
+    (section,), page = private_page(
+        tmp_path,
+        {
+            "local-epsilon=1": (0.60, 0.62, 0.64),
+            "local-epsilon=inf": (0.66, 0.66, 0.66),
+            "fedavg-epsilon=1": (0.72, 0.73, 0.74),
+            "fedavg-epsilon=inf": (0.60, 0.70, 0.68),
+        },
+    )
+    rows = {row.label: row for row in section.rows}
+    joined, free, noised = rows["fedavg-epsilon=1"], rows["fedavg-epsilon=inf"], rows["local-epsilon=1"]
+    assert joined.alone is not None
+    assert joined.alone_without_noise is not None
+    assert joined.alone.difference == pytest.approx((11.0, np.std([12, 11, 10])))
+    assert joined.alone_without_noise.difference == pytest.approx((7.0, np.std([6, 7, 8])))
+    assert (joined.alone_without_noise.wins, joined.alone_without_noise.compared) == (3, 3)
+    assert joined.alone_without_noise.clear
+    assert free.alone == free.alone_without_noise
+    assert free.alone is not None
+    assert (free.alone.wins, free.alone.clear) == (2, False)  # two seeds of three, by less than they differ
+    assert noised.alone is None
+    assert noised.alone_without_noise is not None
+    assert noised.alone_without_noise.difference[0] == pytest.approx(-4)
+    assert rows["local-epsilon=inf"].alone_without_noise is None
+    assert "| 50.00 ± 0.00 | **+11.00 ± 0.82** | **+7.00 ± 0.82** | 1 |" in page
+    assert "| 50.00 ± 0.00 | +0.00 ± 4.32 | +0.00 ± 4.32 | ∞ (no noise) |" in page
+    (written,) = [
+        row
+        for row in csv.DictReader((tmp_path / "out" / "made.csv").read_text().splitlines())
+        if row["method"] == "fedavg-epsilon=1"
+    ]
+    assert float(written["above_alone_without_noise_mean"]) == pytest.approx(7)
+    assert (written["above_alone_without_noise_clearly"], float(written["of_classes_mean"])) == ("True", 50)
+
+
 def test_of_one_seed_no_deviation_is_told_and_of_few_rounds_no_last_ten(tmp_path: Path) -> None:
     path = config_file(tmp_path, seeds=[0], rounds=3, published={}, published_on="")
     experiment = ExperimentConfig.read(path)
     for label in ("local", DIVERSIFED):
         write_run(tmp_path / "runs", label, 0, [0.25, 0.5, 0.75], experiment=experiment)
     page = write_results(experiment, path, tmp_path / "runs", tmp_path / "out", everything=True).read_text()
-    assert "| method | seeds | best round | all 3 rounds | at the end | seeds on which" in page
-    assert "| local | 1 | 75.00 | 50.00 | 100.00 | – |" in page
+    assert (
+        "| method | seeds | best round | all 3 rounds | at the end | mean accuracy of classes | seeds on which" in page
+    )
+    assert "| local | 1 | 75.00 | 50.00 | 100.00 | – | – |" in page
     (row, _) = csv.DictReader((tmp_path / "out" / "made.csv").read_text().splitlines())
     assert (row["best_std"], row["last10_std"]) == ("", "")
     content = json.loads((tmp_path / "out" / "made.json").read_text())
@@ -308,7 +374,7 @@ def test_a_method_that_makes_its_models_at_the_end_is_judged_by_those(tmp_path: 
     for label in ("local", "fedbabu"):
         write_run(tmp_path / "runs", label, 0, [0.6] * 12, experiment=experiment)
     page = write_results(experiment, path, tmp_path / "runs", tmp_path / "out").read_text()
-    assert "| fedbabu | 1 | 100.00 | 100.00 | 100.00 | 1 of 1 |" in page
+    assert "| fedbabu | 1 | 100.00 | 100.00 | 100.00 | – | 1 of 1 |" in page
     assert "Made only at the end, so that this stands in all columns: the models of fedbabu." in page
 
 
