@@ -55,7 +55,8 @@ class Row:
     keep after the run's end, which stands for both others where a method's models are made there, ``of_classes`` their
     mean accuracy of classes (None where a run did not measure it); ``wins`` on how many seeds ``last`` is above
     separate training's (``_separate``), of ``compared``. ``alone``: against separate training under the
-    same promise; ``alone_without_noise``: against that without privacy; None where the experiment has none of that model.
+    same promise; ``alone_without_noise``: against that without privacy; None where the experiment has none of that
+    model.
     ``megabytes`` is the mean over seeds of ``FinishedRun.megabytes``. ``base`` is the label without what of its privacy
     is swept over, ``privacy`` what the runs' plan promised each silo.
     """
