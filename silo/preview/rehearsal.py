@@ -5,9 +5,8 @@ canaries, that decides whether the training sees it. Two attackers then guess th
 (``medsilo.silo.preview.membership`` says what right guesses prove):
 
 * *loss*: by how much the canary's cross entropy fell from the starting model to the trained one;
-* *gradient*: how much of the canary's own gradient is in the difference of the two models, by ridge regression of the
-  difference on all canaries' gradients (each the mean of its direction at both models). It knows what the coordinator
-  knows, and all images besides; under noise that is missing or too small it is much the stronger.
+* *gradient*: how much of the canary's own gradient is in the difference of the two models. It knows what the
+  coordinator knows, and all images besides; under noise that is missing or too small it is much the stronger.
 
 With privacy, a canary that is left out is blanked: it counts, but no step takes it. That is zero-out adjacency to the
 letter. Without privacy its images are taken out of the training images.
@@ -26,12 +25,11 @@ from datetime import UTC, datetime
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
-from medsilo.algorithms.datasets import ImageDataset, ImageSplit, load_npz, to_tensor
+from medsilo.algorithms.datasets import ImageDataset, load_npz
 from medsilo.algorithms.feddfq import FedDFQSilo
-from medsilo.algorithms.method import PERSONAL, TRAINED, Downloads, Federation, Memory, Method, State
+from medsilo.algorithms.method import Downloads, Federation, Memory, Method, State
 from medsilo.algorithms.models import build, state_of
 from medsilo.algorithms.registry import make
 from medsilo.algorithms.tensors import Payload
@@ -43,7 +41,10 @@ from medsilo.privacy.budget.sealed_keys import Paid, unsealed
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import DataError
 from medsilo.privacy.exposure import MODEL, Exposure
+from medsilo.silo.preview.attackers import Attackers
+from medsilo.silo.preview.canaries import FEWEST_UNITS, Blanking, units_of, without
 from medsilo.silo.preview.membership import MembershipAudit, audit_scores
+from medsilo.silo.preview.pretend import released_model
 from medsilo.silo.run.account import check_promise
 from medsilo.silo.state.config import SiloConfig
 from medsilo.silo.training.device import choose_device
@@ -53,10 +54,9 @@ from medsilo.silo.training.site import LocalSite, check_fits
 CANARIES = 1000
 """At most so many, unless told otherwise."""
 
-_FEWEST_UNITS = 20
-_IMAGES_OF_A_UNIT = 16
-_GRADIENT_NUMBERS = 1 << 27
-_RIDGE = 1e-3
+IMAGES_OF_A_UNIT = 16
+"""Of a patient's, those that attackers look at."""
+
 _PROBES = 20
 
 
@@ -161,7 +161,12 @@ def rehearse(
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     unit: Unit = plan.privacy.unit if plan.privacy else "image"
-    members = _units(dataset, unit)
+    members = units_of(dataset, unit)
+    if len(members) < FEWEST_UNITS:
+        raise DataError(
+            f"{dataset.source}: holds {len(members)} training units ({unit}); guesses about fewer than {FEWEST_UNITS} "
+            "prove nothing, so there is nothing to rehearse"
+        )
     coins = coins or np.random.default_rng(secrets.randbits(128))
     chosen = np.sort(coins.permutation(len(members))[: max(canaries, 2)])
     trained = coins.random(len(chosen)) < 0.5
@@ -170,11 +175,11 @@ def rehearse(
     upload, memory, events = _train(
         config, plan, method, dataset, start, members, chosen[~trained], device=device, noise=noise, progress=progress
     )
-    released = _released(memory, upload)
+    released = released_model(memory, upload)
 
     model = build(plan.model, seed=plan.seed, trusted=config.trusted_models).to(device)
-    shown = [dataset.train.take(members[index][:_IMAGES_OF_A_UNIT]) for index in chosen]
-    scores = _scores(model, initial, released, shown)
+    shown = [dataset.train.take(members[index][:IMAGES_OF_A_UNIT]) for index in chosen]
+    scores = Attackers(model, initial, shown).scores(released)
     delta = plan.privacy.delta if plan.privacy else DELTA
     claim = None
     if plan.privacy is not None:
@@ -212,9 +217,9 @@ def _train(
     events: list[Event] = []
     images = dataset
     if plan.privacy is None:
-        images = _without(dataset, np.concatenate([np.zeros(0, np.int64), *(members[unit] for unit in left_out)]))
+        images = without(dataset, np.concatenate([np.zeros(0, np.int64), *(members[unit] for unit in left_out)]))
     else:
-        noise = _Blanking(noise or NoiseSource(), left_out)
+        noise = Blanking(noise or NoiseSource(), left_out)
 
     def charge(_round: int, _phase: str, event: Event, _reads: str) -> Paid:
         events.append(event)
@@ -235,47 +240,6 @@ def _train(
     return upload, memory, events
 
 
-class _Blanking(NoiseSource):
-    """Another source's noise and samples, but for units that no sample may hold."""
-
-    def __init__(self, source: NoiseSource, blanked: npt.NDArray[np.int64]) -> None:
-        super().__init__()
-        self._source = source
-        self._blanked = blanked
-
-    def gaussian(self, shape: tuple[int, ...], deviation: float) -> npt.NDArray[np.float64]:
-        return self._source.gaussian(shape, deviation)
-
-    def sample(self, count: int, rate: float) -> npt.NDArray[np.int64]:
-        return np.setdiff1d(self._source.sample(count, rate), self._blanked, assume_unique=True)
-
-    def shuffled(self, count: int) -> npt.NDArray[np.int64]:
-        return self._source.shuffled(count)
-
-
-def _units(dataset: ImageDataset, unit: Unit) -> list[npt.NDArray[np.int64]]:
-    """Each unit's training images, as indices."""
-    if unit == "image":
-        found = list(np.arange(len(dataset.train), dtype=np.int64).reshape(-1, 1))
-    else:
-        from medsilo.silo.training.private_training import owners_of  # Opacus takes seconds to load
-
-        owners = owners_of(dataset, unit)
-        order = np.argsort(owners, kind="stable")
-        found = np.split(order, np.flatnonzero(np.diff(owners[order])) + 1)
-    if len(found) < _FEWEST_UNITS:
-        raise DataError(
-            f"{dataset.source}: holds {len(found)} training units ({unit}); guesses about fewer than {_FEWEST_UNITS} "
-            "prove nothing, so there is nothing to rehearse"
-        )
-    return found
-
-
-def _without(dataset: ImageDataset, indices: npt.NDArray[np.int64]) -> ImageDataset:
-    left = np.setdiff1d(np.arange(len(dataset.train), dtype=np.int64), indices)
-    return dataclasses.replace(dataset, train=dataset.train.take(left))
-
-
 def _first_round(plan: RunPlan, method: Method, site: LocalSite, initial: State) -> tuple[Payload, Memory]:
     """What the silo's half would send at the end of the run's first round, and what it would keep."""
     federation = Federation(site.layout, plan.rounds, plan.seed, (site.name,), plan.model.input_shape)
@@ -284,54 +248,6 @@ def _first_round(plan: RunPlan, method: Method, site: LocalSite, initial: State)
     half.begin(initial)
     half.train(0, download)
     return half.upload(), half.memory
-
-
-def _released(memory: Memory, upload: Payload) -> State:
-    """The trained model as it would leave; parts that would stay here as they are."""
-    state = dict(memory.get(TRAINED, memory[PERSONAL]))
-    for exposure in MODEL:
-        if exposure in upload:
-            state.update({name: tensor for name, tensor in upload[exposure].tensors().items() if name in state})
-    return state
-
-
-def _scores(
-    model: nn.Module, before: State, after: State, units: Sequence[ImageSplit]
-) -> dict[str, npt.NDArray[np.float64]]:
-    """Each attacker's scores of the units, ``float64 [m]``."""
-    trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    moved = torch.cat([(before[name].double() - after[name].double()).flatten() for name in trainable])
-    # A part of the numbers is enough where all of them would not fit into memory.
-    taken = np.unique(np.linspace(0, len(moved) - 1, min(len(moved), _GRADIENT_NUMBERS // len(units)), dtype=np.int64))
-    places = torch.from_numpy(taken)
-    losses, directions = [], torch.zeros(len(units), len(taken))
-    for state in (before, after):
-        model.load_state_dict(state, strict=False)
-        model.eval()
-        found = []
-        for row, unit in enumerate(units):
-            loss, gradient = _loss_and_gradient(model, unit)
-            found.append(loss)
-            part = torch.nan_to_num(gradient[places])
-            directions[row] += part / torch.linalg.vector_norm(part).clamp(min=1e-12)
-        losses.append(np.nan_to_num(np.array(found)))
-    products = (directions @ directions.T).double()
-    ridge = _RIDGE * products.diagonal().mean().clamp(min=1e-12) * torch.eye(len(units), dtype=torch.float64)
-    shares = torch.linalg.solve(products + ridge, (directions @ moved[places].float()).double())
-    return {"loss": losses[0] - losses[1], "gradient": torch.nan_to_num(shares).numpy()}
-
-
-def _loss_and_gradient(model: nn.Module, unit: ImageSplit) -> tuple[float, Tensor]:
-    """A unit's mean cross entropy, and its gradient over all trainable parameters, on the CPU."""
-    device = next(model.parameters()).device
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    images, labels = to_tensor(unit.images).to(device), torch.as_tensor(unit.labels).to(device)
-    loss = F.cross_entropy(model(images), labels)
-    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-    filled = [
-        torch.zeros_like(p) if gradient is None else gradient for p, gradient in zip(parameters, gradients, strict=True)
-    ]
-    return float(loss.detach()), torch.cat([gradient.flatten() for gradient in filled]).cpu()
 
 
 def _probe(
@@ -362,7 +278,7 @@ def _probe(
     tried = []
     for index in coins.permutation(len(members))[:_PROBES]:
         own = members[index]
-        before, less = identifier(_without(dataset, own))
+        before, less = identifier(without(dataset, own))
         truth, size = identifier(dataclasses.replace(dataset, train=dataset.train.take(own)))
         held = size[:, 0] > 0
         found = (count * after - less * before)[held] / size[held]
