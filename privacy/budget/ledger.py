@@ -358,21 +358,39 @@ class Ledger:
     def _spending(self, delta: float, extra: list[Event], run: Run | None) -> Spending:
         accounts = {account.subject: account for account in self._accounts()}
         entries = {subject: account.counting(run) for subject, account in accounts.items()}
-        found = []
-        for group in self._grouped(accounts):
-            counting = {subject: share for subject, share in group.items() if entries[subject]}
-            adjacency = self.subject.adjacency
-            if any(share.in_groups or one.adjacency != adjacency for one, share in counting.items()):
-                adjacency = Adjacency.REPLACE_ONE
-            borne = [
-                (entry.time, accounting.as_group(entry.event, share.units))
-                for subject, share in counting.items()
-                for entry in entries[subject]
-            ]
-            course = [*(event for _, event in sorted(borne, key=lambda one: one[0])), *extra]
-            spent = Guarantee(_cost(course, delta, adjacency), delta, *self._conditions)
-            found.append(Spending(spent, {one: len(entries[one]) for one in group}, course, adjacency))
+        found = [_borne(self.subject, group, entries, delta, extra) for group in self._grouped(accounts)]
         return max(found, key=lambda one: (one.epsilon, len(one.inherited)))
+
+    def of_patients(self, delta: float) -> dict[str, Spending]:
+        """What each patient of the version has cost, by name, the most-spent first; empty where its content is not
+        given, or does not say whose the images are. The account's unit must be the patient."""
+        from medsilo.privacy.budget.units import groups_of_patients
+
+        content = self._contents.get(self.subject.split)
+        if content is None or content.patients is None:
+            return {}
+        with self._alone():
+            accounts = {account.subject: account for account in self._accounts()}
+            entries = {subject: account.counting() for subject, account in accounts.items()}
+            by_patient = groups_of_patients(self.subject, self._members(accounts))
+            spent: dict[frozenset[Subject], Spending] = {}
+            found = {}
+            for name in sorted(set(content.patients.tolist())):
+                group = by_patient[self._units.hash_of(name)]
+                if frozenset(group) not in spent:
+                    spent[frozenset(group)] = _borne(self.subject, group, entries, delta, [])
+                found[name] = spent[frozenset(group)]
+        return dict(sorted(found.items(), key=lambda one: -one[1].epsilon))
+
+    def _members(self, accounts: Iterable[Subject]) -> dict[Subject, Members | None]:
+        return {
+            one: self._units.find(
+                one.data_sha256,
+                one.split,
+                self._contents.get(one.split) if one.data_sha256 == self.subject.data_sha256 else None,
+            )
+            for one in accounts
+        }
 
     def _grouped(self, accounts: Mapping[Subject, Ledger]) -> list[Group]:
         """See ``units.groups``; reckoned anew when an account or its members are new."""
@@ -382,14 +400,7 @@ class Ledger:
             return [{self.subject: Share()}]
         from medsilo.privacy.budget.units import groups
 
-        members = {
-            one: self._units.find(
-                one.data_sha256,
-                one.split,
-                self._contents.get(one.split) if one.data_sha256 == self.subject.data_sha256 else None,
-            )
-            for one in accounts
-        }
+        members = self._members(accounts)
         if self._groups is None or self._groups[0] != members:
             self._groups = members, groups(self.subject, members)
         return self._groups[1]
@@ -535,6 +546,28 @@ def _subject_of(path: Path) -> Subject | None:
 
 def _name_of(subject: Subject) -> str:
     return f"{subject.data_sha256}-{subject.unit}-{subject.split}{_SUFFIX}"
+
+
+def _borne(
+    subject: Subject,
+    group: Group,
+    entries: Mapping[Subject, Sequence[Entry]],
+    delta: float,
+    extra: Iterable[Event],
+) -> Spending:
+    """What units have cost that are in all accounts of a group, as they bear its entries."""
+    counting = {one: share for one, share in group.items() if entries[one]}
+    adjacency = subject.adjacency
+    if any(share.in_groups or one.adjacency != adjacency for one, share in counting.items()):
+        adjacency = Adjacency.REPLACE_ONE
+    borne = [
+        (entry.time, accounting.as_group(entry.event, share.units))
+        for one, share in counting.items()
+        for entry in entries[one]
+    ]
+    course = [*(event for _, event in sorted(borne, key=lambda one: one[0])), *extra]
+    spent = Guarantee(_cost(course, delta, adjacency), delta, subject.unit, subject.adjacency)
+    return Spending(spent, {one: len(entries[one]) for one in group}, course, adjacency)
 
 
 def _cost(events: Sequence[Event | Grouped | None], delta: float, adjacency: Adjacency) -> float:

@@ -122,6 +122,10 @@ class Units:
             self._read[data_sha256, split] = self._open(path, data_sha256, split)
         return self._read[data_sha256, split]
 
+    def hash_of(self, patient: str) -> bytes:
+        """The hash of a patient's name under the folder's key."""
+        return _digest(patient.encode(errors="surrogatepass"), self._key() or self._passing, b"patient")
+
     def keep(self, data_sha256: str, contents: Mapping[str, Content]) -> None:
         """Makes a version's hashes durable, split by split, and before that the key. Raises ``BudgetError`` if the key
         is lost, ``DiskError`` if they cannot be kept."""
@@ -221,18 +225,11 @@ def groups(subject: Subject, accounts: Mapping[Subject, Members | None]) -> list
     version: no accuracy of a private run leaves where a unit is in both. Each group's shares are the largest of any
     unit's in the account.
     """
+    always, known = _told_apart(subject, accounts)
     own = accounts[subject]
-    others = {other: members for other, members in accounts.items() if other != subject}
-    always: dict[Subject, Share] = {subject: Share()}
-    known: dict[Subject, Members] = {}
-    for other, members in others.items():
-        if own is not None and members is not None and (own.shape, own.key) == (members.shape, members.key):
-            known[other] = members
-        elif other.data_sha256 != subject.data_sha256 or other.split == subject.split:
-            always[other] = _unknown(subject, other)
     if own is None or not known:
         return [always]
-    shares, held = _by_image(own, known) if subject.unit == "image" else _by_patient(own, known)
+    shares, held, _ = _by_image(own, known) if subject.unit == "image" else _by_patient(own, known)
     names = list(known)
     found = {
         frozenset(other for other, here in zip(names, pattern, strict=True) if here)
@@ -244,10 +241,48 @@ def groups(subject: Subject, accounts: Mapping[Subject, Members | None]) -> list
     return [{**always, **{other: shares[other] for other in names if other in one}} for one in largest]
 
 
-def _by_image(own: Members, known: Mapping[Subject, Members]) -> tuple[dict[Subject, Share], npt.NDArray[np.bool_]]:
+def groups_of_patients(subject: Subject, accounts: Mapping[Subject, Members | None]) -> dict[bytes, Group]:
+    """For each patient of a subject whose unit is the patient, by its hash, the accounts in which it is, as ``groups``
+    has them. Empty where it is not known whose the images are."""
+    always, known = _told_apart(subject, accounts)
+    own = accounts[subject]
+    if own is None or own.patients is None:
+        return {}
+    patients, first = np.unique(own.patients, return_index=True)
+    if not known:
+        return dict.fromkeys(_bytes(patients), always)
+    shares, held, row = _by_patient(own, known)
+    return {
+        patient: {**always, **{other: shares[other] for other, here in zip(known, held[row[at]], strict=True) if here}}
+        for patient, at in zip(_bytes(patients), first.tolist(), strict=True)
+    }
+
+
+def _told_apart(
+    subject: Subject, accounts: Mapping[Subject, Members | None]
+) -> tuple[dict[Subject, Share], dict[Subject, Members]]:
+    """The accounts that count as holding every unit, and those of which it is known whom they hold."""
+    own = accounts[subject]
+    others = {other: members for other, members in accounts.items() if other != subject}
+    always: dict[Subject, Share] = {subject: Share()}
+    known: dict[Subject, Members] = {}
+    for other, members in others.items():
+        if own is not None and members is not None and (own.shape, own.key) == (members.shape, members.key):
+            known[other] = members
+        elif other.data_sha256 != subject.data_sha256 or other.split == subject.split:
+            always[other] = _unknown(subject, other)
+    return always, known
+
+
+Held = tuple[dict[Subject, Share], npt.NDArray[np.bool_], npt.NDArray[np.int64]]
+"""How each known account's units are shared, which of our units are in each (a row of ours, a column of theirs), and
+the row of each of our images."""
+
+
+def _by_image(own: Members, known: Mapping[Subject, Members]) -> Held:
     """An image that stands twice in our version counts as two there; one that stands more often in another bears more
     there."""
-    images, copies = np.unique(own.images, return_counts=True)
+    images, row, copies = np.unique(own.images, return_inverse=True, return_counts=True)
     shares, held = {}, []
     for other, members in known.items():
         theirs, found = np.unique(members.images, return_inverse=True)
@@ -260,10 +295,10 @@ def _by_image(own: Members, known: Mapping[Subject, Members]) -> tuple[dict[Subj
         most = int(np.max(-(-units[there] // copies[ours]), initial=1))
         held.append(np.isin(images, theirs))
         shares[other] = Share(units=most, in_groups=other.unit == "patient" and members.has_groups)
-    return shares, np.stack(held, axis=1)
+    return shares, np.stack(held, axis=1), row
 
 
-def _by_patient(own: Members, known: Mapping[Subject, Members]) -> tuple[dict[Subject, Share], npt.NDArray[np.bool_]]:
+def _by_patient(own: Members, known: Mapping[Subject, Members]) -> Held:
     """A patient is a name and its images together: whoever shares one of them, under whatever name, is the same.
 
     Images of which no version says whose they are may be anybody's, all of them one patient's.
@@ -284,7 +319,7 @@ def _by_patient(own: Members, known: Mapping[Subject, Members]) -> tuple[dict[Su
     person = connected_components(graph, directed=False)[1]
     blank = np.isin(images, np.concatenate([one.blank for one in everyone]))
     nobodys = ~np.isin(person[:count], person[count:]) & ~blank
-    ours = np.unique(person[where[0]])
+    ours, row = np.unique(person[where[0]], return_inverse=True)
     shares, held = {}, []
     for (other, members), rows in zip(known.items(), where[1:], strict=True):
         theirs = np.bincount(person[rows], minlength=person.max() + 1)[ours] + int(nobodys[rows].sum())
@@ -293,7 +328,7 @@ def _by_patient(own: Members, known: Mapping[Subject, Members]) -> tuple[dict[Su
             most = _most_names((own.patients, where[0]), (members.patients, rows), person, blank)
         held.append(theirs > 0)
         shares[other] = Share(units=max(most, 1))
-    return shares, np.stack(held, axis=1)
+    return shares, np.stack(held, axis=1), row
 
 
 def _most_names(

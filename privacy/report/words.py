@@ -177,7 +177,7 @@ NOISED_RISK: dict[Exposure, str] = {
 
 SHARED_OUT = (
     "The hospitals shared noise out: what the sum tells about one {unit} has the first limit if as many of them "
-    "as it says kept to the protocol and told nobody of their noise; should the masks be lifted, the second, larger one."
+    "as it says kept to the protocol and told nobody of their noise; if the masks were lifted, the second, larger one."
 )
 """The same of masked updates whose noise hospitals share out."""
 
