@@ -79,10 +79,12 @@ def training(known: Known) -> TrainingPlan:
     each = epochs(known.rounds, shared_out=known.honest > 1)
     reach = REACH * math.sqrt(known.hospitals * known.honest * known.steps) * known.units / known.noise_multiplier
     way = min(LONGEST, reach) / known.clipping_norm
+    # Where noise is shared out, steps fall from the first, which is said, to a T-th of it.
+    first = 2 * known.steps / (known.steps + 1) if known.honest > 1 else 1.0
     return TrainingPlan(
         epochs=each,
         optimizer="sgd",
-        learning_rate=float(f"{(1 - MOMENTUM) * way / (each * known.rounds):.3g}"),
+        learning_rate=float(f"{first * (1 - MOMENTUM) * way / (each * known.rounds):.3g}"),
         momentum=MOMENTUM,
         keep_optimizer_state=True,
     )

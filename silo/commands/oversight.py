@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -63,6 +64,9 @@ def budget(
         Path | None,
         typer.Option("--shard", help="An older version's file: its charges then count for its own images alone."),
     ] = None,
+    patients: Annotated[
+        bool, typer.Option("--patients", help="Show what each training patient has cost, instead. It stays here.")
+    ] = False,
 ) -> None:
     """Show what the privacy ledgers say: spent and left, per run, release and version. Sends nothing."""
     from medsilo.silo.oversight import budget as view
@@ -71,6 +75,13 @@ def budget(
     if shard is not None:
         version = view.remember(settings, shard)
         typer.echo(f"The images and patients of data set {version} are on record (as keyed hashes).", err=True)
+    if patients:
+        listed = view.read_patients(settings)
+        if as_json:
+            typer.echo(json.dumps([asdict(one) for one in listed], indent=2))
+        else:
+            out.print(view.patients_table(listed))
+        return
     found = view.read_accounts(settings, course=html is not None)
     if html is not None:
         try:

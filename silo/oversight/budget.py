@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape as escape_markup
 from rich.table import Table
 
 from medsilo.algorithms.datasets import load_npz
@@ -91,6 +92,51 @@ def remember(config: SiloConfig, shard: Path) -> str:
         raise DataError(f"{shard}: it is data set {dataset.fingerprint[:16]}, for which nothing was ever charged")
     Ledger(config.ledgers, accounts[0], dataset.contents).remember()
     return dataset.fingerprint
+
+
+@dataclass(frozen=True)
+class PatientView:
+    """What one patient has cost, by all charges of all accounts in which it is.
+
+    Attributes:
+        patient: its number or name, as the shard has it.
+        charges: how many.
+        spent: a bound from above, where charges for images count for all of a patient's.
+        alone: that with no more than the hospital's own share of noise that was shared out; None where none was.
+    """
+
+    patient: str
+    charges: int
+    spent: Guarantee
+    alone: Guarantee | None
+
+
+def read_patients(config: SiloConfig) -> list[PatientView]:
+    """The training patients of the silo's shard, the most-spent first; raises ``DataError`` for a shard that does
+    not say whose its images are, ``BudgetError`` for a ledger that cannot be read."""
+    dataset = load_npz(config.shard)
+    if dataset.train.patients is None:
+        raise DataError(f"{config.shard}: it does not say whose the images are, so no patient's spending is known")
+    consent = ConsentFile.read(config.consent).consent.privacy
+    ledger = Ledger(config.ledgers, Subject(dataset.fingerprint, "patient"), dataset.contents)
+    return [
+        PatientView(name, len(spending.course), spending.guarantee, spending.alone)
+        for name, spending in ledger.of_patients(_delta(consent)).items()
+    ]
+
+
+def patients_table(patients: list[PatientView]) -> Table:
+    """Patients by what they have cost."""
+    shares = any(one.alone is not None for one in patients)
+    conditions = f"δ = {patients[0].spent.delta:g}, {patients[0].spent.conditions}" if patients else ""
+    title = f"What each training patient of the shard has cost: {conditions}. It stays here; nothing sends it."
+    table = Table(title=title, title_justify="left")
+    for column in ("patient", "charges", "ε", *(["ε by the own share of noise alone"] if shares else [])):
+        table.add_column(column, justify="left" if column == "patient" else "right", overflow="fold")
+    for one in patients:
+        own = [shown((one.alone or one.spent).epsilon)] if shares else []
+        table.add_row(escape_markup(one.patient), str(one.charges), shown(one.spent.epsilon), *own)
+    return table
 
 
 def _delta(consent: PrivacyConsent | None) -> float:

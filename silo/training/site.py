@@ -314,6 +314,7 @@ class LocalSite:
                 self.training,
                 fraction_bits=self._fraction_bits,
                 round_number=round_number,
+                rounds=self.rounds,
                 reads=reads_of(self._model, chosen, optimizer, None, 1),
                 progress=lambda _, loss: self._progress(Progress(round_number, 1, 1, 1, 1, loss)),
             )

@@ -17,6 +17,7 @@ from medsilo.privacy.budget.accounting import (
     Event,
     GaussianRelease,
     SampledGaussian,
+    SharedGaussian,
     as_group,
     epsilon,
 )
@@ -368,3 +369,35 @@ def test_many_groups_of_images_are_reckoned_as_one_that_bore_all(tmp_path: Path)
     everything = account(tmp_path, "everything", content(letters))
     assert spent(everything) >= epsilon([GaussianRelease(20.0)], delta=DELTA)
     assert spent(account(tmp_path, "few", content(letters[:5]))) == epsilon([GaussianRelease(20.0)], delta=DELTA)
+
+
+def test_each_patient_has_cost_what_the_versions_that_hold_it_were_charged(tmp_path: Path) -> None:
+    charge(account(tmp_path, "first", content("aabb", "1122"), unit="patient"))
+    second = account(tmp_path, "second", content("bbccd", "22334"), unit="patient")
+    charge(second, RELEASE)
+    charge(account(tmp_path, "pixels", content("d")))  # its images, under no name
+    found = second.of_patients(DELTA)
+    alone = epsilon([RELEASE], delta=DELTA)
+    twice = epsilon([STEPS, RELEASE], delta=DELTA)
+    assert {name: one.epsilon for name, one in found.items()} == {"2": twice, "4": twice, "3": alone}
+    assert list(found)[-1] == "3", "the most-spent first"
+    assert [len(one.course) for one in found.values()] == [2, 2, 1]
+    assert max(one.epsilon for one in found.values()) == spent(second)
+    assert not account(tmp_path, "second", content("bbccd"), unit="patient").of_patients(DELTA), "nobody is named"
+
+
+def test_patients_of_a_version_that_is_not_on_record_may_be_anybody(tmp_path: Path) -> None:
+    charge(Ledger(tmp_path, Subject("ab" * 32, "patient")))
+    now = account(tmp_path, "now", content("ab", "12"), unit="patient")
+    assert [one.epsilon for one in now.of_patients(DELTA).values()] == [epsilon([STEPS], delta=DELTA)] * 2
+
+
+def test_by_the_own_share_of_noise_alone_it_is_more(tmp_path: Path) -> None:
+    patients = account(tmp_path, "v", content("ab", "12"), unit="patient")
+    charge(patients, RELEASE)
+    assert next(iter(patients.of_patients(DELTA).values())).alone is None
+    charge(patients, SharedGaussian(6.0, 4))
+    (one, _) = patients.of_patients(DELTA).values()
+    assert one.epsilon == epsilon([RELEASE, GaussianRelease(6.0)], delta=DELTA)
+    assert one.alone is not None
+    assert one.alone.epsilon == epsilon([RELEASE, GaussianRelease(3.0)], delta=DELTA)

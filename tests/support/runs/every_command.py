@@ -217,6 +217,7 @@ def look_at_everything(run: Commands, folder: Path) -> None:
     own, theirs = ["--config", "hospital1.yaml"], ["--config", "coordinator.yaml"]
     for words in (
         ["budget", *own, "--html", "budget.html"],
+        ["budget", *own, "--patients"],
         ["models", *own],
         ["predict", *own, "--images", "pictures/a"],
         ["evaluate", *own],
