@@ -25,6 +25,8 @@ from medsilo.privacy.consent.plan import TrainingPlan
 
 STEPS = 96
 REACH = 1.5
+SHARED_REACH = 2.5
+"""The same where noise is shared out, and steps fall."""
 LONGEST = 2000.0
 MOMENTUM = 0.9
 SAMPLING_RATE = 1.0
@@ -77,7 +79,12 @@ class Known:
 def training(known: Known) -> TrainingPlan:
     """The training of a round."""
     each = epochs(known.rounds, shared_out=known.honest > 1)
-    reach = REACH * math.sqrt(known.hospitals * known.honest * known.steps) * known.units / known.noise_multiplier
+    reach = (
+        (SHARED_REACH if known.honest > 1 else REACH)
+        * math.sqrt(known.hospitals * known.honest * known.steps)
+        * known.units
+        / known.noise_multiplier
+    )
     way = min(LONGEST, reach) / known.clipping_norm
     # Where noise is shared out, steps fall from the first, which is said, to a T-th of it.
     first = 2 * known.steps / (known.steps + 1) if known.honest > 1 else 1.0

@@ -21,7 +21,6 @@ from medsilo.algorithms.families.sharing import COUNT, count_part
 from medsilo.algorithms.method import Method
 from medsilo.algorithms.tensors import BLOCK, MemorySource, Part, Payload, TensorSpec, Workspace
 from medsilo.privacy.budget.accounting import WEAK_DELTA, WEAK_EPSILON
-from medsilo.privacy.budget.shared_noise import MOST_SILOS
 from medsilo.privacy.consent.plan import RunPlan, SecureAggregationPlan
 from medsilo.privacy.errors import ConfigurationError, RefusedError
 from medsilo.privacy.exposure import Exposure
@@ -153,21 +152,19 @@ def encode_upload(upload: Payload, plan: SecureAggregationPlan, silos: int) -> t
     return weight, np.concatenate(pieces)
 
 
-def noised_upload(upload: Payload, noised: Mapping[str, Tensor], plan: SecureAggregationPlan) -> NDArray[np.uint64]:
+def noised_upload(upload: Payload, noised: Mapping[str, Tensor]) -> NDArray[np.uint64]:
     """The same for an update that is whole numbers already, with noise that is shared out.
 
-    ``noised``: the numbers by tensor's name, int64; a tensor that is not among them was not trained. Raises
-    ``TrainingError`` for such a one with a number beyond the range.
+    ``noised``: the numbers by tensor's name, int64. Raises ``RefusedError`` for a tensor without: rounded now, its noise
+    would be no whole numbers, and the sum nothing that is accounted for.
     """
-    weight = int(upload[Exposure.SAMPLE_COUNT].tensors()[COUNT.name])
-    pieces = [np.array([weight], dtype=np.uint64)]
+    pieces = [upload[Exposure.SAMPLE_COUNT].tensors()[COUNT.name].numpy().reshape(1).astype(np.uint64)]
     for exposure in _summed(upload):
-        for name, tensor in upload[exposure].tensors().items():
-            if name in noised:
-                pieces.append(noised[name].numpy().reshape(-1).view(np.uint64))
-                continue
-            values, what = tensor.numpy().reshape(-1), f"tensor {name}"
-            pieces.append(encode(values, weight=weight, fraction_bits=plan.fraction_bits, silos=MOST_SILOS, what=what))
+        for spec in upload[exposure].specs:
+            numbers = noised.get(spec.name)
+            if numbers is None or numbers.shape != spec.shape:
+                raise RefusedError(f"tensor {spec.name} was not made with noise that is shared out: it is not masked")
+            pieces.append(numbers.numpy().reshape(-1).view(np.uint64))
     return np.concatenate(pieces)
 
 

@@ -119,7 +119,7 @@ class Masking:
         if self._plan.trust is None:
             _, numbers = encode_upload(upload, self._masks, len(roster))
         else:
-            numbers = noised_upload(upload, noised or {}, self._masks)
+            numbers = noised_upload(upload, noised or {})
         record = RosterRecord(
             **about, **roster.describe(), received_sha256=own.received_sha256, statements=roster.statements()
         )

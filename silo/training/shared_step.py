@@ -7,10 +7,10 @@ Hospital i of n_i units has the mean w and sums its units' clipped gradients the
 in multiples of 2^-F, w' being the mean of the round before and β the momentum. The masked sum over all, divided by
 the number of all units, is v less the step on all units of all hospitals: SGD with momentum (Polyak's heavy ball),
 whose memory is made of the means alone. The step size falls from round to round, η_t = η·(T - t) / T for t from 0 to
-T - 1: so the last model has as little noise in it as the mean of the last models would, which nobody has at the end. All but the last term is public, and the noise is added in whole numbers, so
-that the sum is what ``medsilo.privacy.budget.shared_noise`` accounts for. An optimiser's memory of the hospital's own
-steps would not do: it holds the hospital's own share of the noise, and gradients with no more than that would be in
-every later sum.
+T - 1: so the last model has as little noise in it as the mean of the last models would, which nobody has at the end.
+All but the last term is public, and the noise is added in whole numbers, so that the sum is what
+``medsilo.privacy.budget.shared_noise`` accounts for. An optimiser's memory of the hospital's own steps would not do: it
+holds the hospital's own share of the noise, and gradients with no more than that would be in every later sum.
 """
 
 from __future__ import annotations

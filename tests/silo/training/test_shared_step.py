@@ -146,7 +146,9 @@ def test_an_upload_of_three_goes_through_masked_numbers_to_the_mean() -> None:
         state = {name: p.detach().clone() for name, p in own.model.named_parameters()}
         payload = {**model_upload(state, layout), Exposure.SAMPLE_COUNT: count_part(own.num_samples)}
         models.append(state)
-        uploads.append(masked_payload(payload, noised_upload(payload, own.noised, one.secure_aggregation)))
+        uploads.append(masked_payload(payload, noised_upload(payload, own.noised)))
+    with pytest.raises(RefusedError, match="not made with noise"):
+        noised_upload(payload, {})
     parts = {exposure: part.specs for exposure, part in payload.items()}
     mean = mean_of(uploads, parts, one.secure_aggregation, MemoryWorkspace())
     for part in (Exposure.MODEL_PARAMETERS_CLASSIFIER,):
