@@ -18,8 +18,9 @@ _FORMULA = "=+-@"
 
 def printable(text: str, *, lines: bool = False) -> str:
     """``text`` with every character that is not to be seen (control, format, surrogate, unassigned; any space but the
-    plain one) as its escape, such as ``\\x1b``. ``lines``: line breaks and tabs stay, for our own words."""
-    kept = "\n\t" if lines else ""
+    plain one) as its escape, such as ``\\x1b``. ``lines``: line breaks, tabs and no-break spaces (``1 000``)
+    stay, for our own words."""
+    kept = "\n\t\N{NO-BREAK SPACE}" if lines else ""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() or one in kept else ascii(one)[1:-1] for one in text)

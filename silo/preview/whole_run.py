@@ -6,7 +6,8 @@ Three things come of it. None is a verdict, and none needs another hospital:
   whether its training sees it, goes through every round of the run; after the first, the last and some in between the
   attackers of a rehearsal (``medsilo.silo.preview.attackers``) guess the coins from all that it has sent so far. Beside
   it stand pretend hospitals, which share the units that are no canaries.
-* **accuracy**: the training units are dealt to as many pretend hospitals. They go through the run together, and each
+* **accuracy**: the training images are dealt to as many pretend hospitals, a patient's to one of them where the shard
+  says whose they are and there are patients enough. They go through the run together, and each
   alone, without noise; all are measured on this hospital's test images. All training images together, alone and
   without noise, stand beside them.
 * **price**: what the run would cost by the ledger's account, and the bytes of tensors by exposure class.
@@ -82,12 +83,14 @@ class Accuracies:
 
     Attributes:
         units: that a pretend hospital has, the fewest.
+        by_patient: a patient's images are all with one of them.
         joined: of the run, by pretend hospital.
         alone: of the same hospitals alone, with the plan's training without noise.
         whole: of all training images, alone and without noise.
     """
 
     units: int
+    by_patient: bool
     joined: tuple[Measurement, ...]
     alone: tuple[Measurement, ...]
     whole: Measurement
@@ -231,10 +234,10 @@ class _Rehearsed:
         """The run's starting model."""
         return build(self.plan.model, seed=self.plan.seed, trusted=self.config.trusted_models).to(self.device)
 
-    def parts(self, units: npt.NDArray[np.int64], count: int) -> list[ImageDataset]:
-        """The units dealt at random to so many hospitals, each with all test images."""
-        dealt = np.array_split(self.coins.permutation(units), count)
-        images = (np.sort(np.concatenate([self.units[index] for index in part])) for part in dealt)
+    def parts(self, units: Units, count: int) -> list[ImageDataset]:
+        """Units (images' indices) dealt at random to so many hospitals, each with all test images."""
+        dealt = np.array_split(self.coins.permutation(len(units)), count)
+        images = (np.sort(np.concatenate([units[index] for index in part])) for part in dealt)
         return [dataclasses.replace(self.dataset, train=self.dataset.train.take(part)) for part in images]
 
     def site(self, name: str, images: ImageDataset, model: nn.Module, plan: RunPlan) -> LocalSite:
@@ -283,7 +286,7 @@ def _leakage_and_price(
     model, events = of.model(), list[Event]()
     name = of.config.name
     own = of.watched(images, model, events, source)
-    others = of.parts(np.setdiff1d(np.arange(count), chosen), of.hospitals - 1)
+    others = of.parts([of.units[index] for index in np.setdiff1d(np.arange(count), chosen)], of.hospitals - 1)
     peers = {f"{name}-pretend-{n}": one for n, one in enumerate(others, start=1)}
     sites = {peer: of.site(peer, one, model, plan) for peer, one in peers.items()}
     run = PretendRun(plan, of.method, model, {name: own, **sites}, told.trained)
@@ -327,7 +330,9 @@ def _delta(plan: RunPlan) -> float:
 
 
 def _accuracies(of: _Rehearsed, told: Told) -> Accuracies:
-    parts = of.parts(np.arange(len(of.units)), of.hospitals)
+    patients = units_of(of.dataset, "patient") if of.dataset.train.patients is not None else []
+    by_patient = len(patients) >= of.hospitals
+    parts = of.parts(patients if by_patient else of.units, of.hospitals)
     shards = {f"pretend-{number}": part for number, part in enumerate(parts, start=1)}
     local = Local()
     # A plan of its own: with no noise, no masks, and nobody to send anything to.
@@ -359,4 +364,4 @@ def _accuracies(of: _Rehearsed, told: Told) -> Accuracies:
     told.begin("all images alone")
     (whole,) = run(alone, local, {of.config.name: of.dataset})
     least = min(len(units_of(part, of.unit)) for part in parts)
-    return Accuracies(least, joined, separate, whole)
+    return Accuracies(least, by_patient, joined, separate, whole)

@@ -78,7 +78,7 @@ def show(found: WholeRun, out: Console) -> None:
         say("Accuracy: the shard has no test images.")
     else:
         out.print(_accuracy_table(found, found.accuracies))
-        say(_about_accuracy(found))
+        say(_about_accuracy(found, found.accuracies))
     out.print(_bytes_table(found))
     for line in _about_price(found):
         say(line)
@@ -131,7 +131,7 @@ def _accuracy_table(found: WholeRun, accuracies: Accuracies) -> Table:
     table.add_column("who")
     for column in ("accuracy", "lowest to highest", "mean accuracy of classes"):
         table.add_column(column, justify="right")
-    each = f"{found.hospitals} pretend hospitals of {grouped(accuracies.units)} {found.unit}s"
+    each = f"{found.hospitals} pretend hospitals of {grouped(accuracies.units)} {found.unit}s or more"
     rows = [
         (f"{each}, the run together", accuracies.joined),
         ("the same, each alone without noise", accuracies.alone),
@@ -145,13 +145,13 @@ def _accuracy_table(found: WholeRun, accuracies: Accuracies) -> Table:
     return table
 
 
-def _about_accuracy(found: WholeRun) -> str:
+def _about_accuracy(found: WholeRun, accuracies: Accuracies) -> str:
+    dealt = "whole patients" if accuracies.by_patient else "image by image, so that they differ in nothing but chance"
     return (
         f"What the first two rows are: this hospital's training images, dealt at random to {found.hospitals} hospitals "
-        "that differ in nothing but chance, each smaller than this one. Their difference is what the run does for such "
-        "hospitals, with all its noise. Real hospitals bring other patients, other machines and more images: it is no "
-        "forecast of what joining them brings. The third row is what this hospital has without anybody, by the plan's "
-        "training."
+        f"({dealt}), each smaller than this one. Their difference is what the run does for such hospitals, with all "
+        "its noise. Real hospitals bring other patients, other machines and more images: it is no forecast of what "
+        "joining them brings. The third row is what this hospital has without anybody, by the plan's training."
     )
 
 
@@ -183,6 +183,7 @@ def _accuracy(accuracies: Accuracies) -> dict[str, Any]:
     return {
         "what": "pretend hospitals, dealt from this hospital's own images; no forecast of joining real ones",
         "units_of_a_pretend_hospital": accuracies.units,
+        "by_patient": accuracies.by_patient,
         "joined": [_measured(one) for one in accuracies.joined],
         "alone_without_noise": [_measured(one) for one in accuracies.alone],
         "all_images_alone_without_noise": _measured(accuracies.whole),

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import RefusedError
+from medsilo.privacy.pages.wording import grouped
 from medsilo.privacy.party import logs
 from medsilo.privacy.party.console import PlainConsole
 from medsilo.privacy.printable import cell, check_texts, from_the_other_side, printable
@@ -59,6 +60,12 @@ def test_a_terminal_gets_no_escape_sequence_in_sentences_or_tables() -> None:
     for sequence in ("\x1b[31mb", "\r", "\u202e", "\u2066", "\u200b", "\x9b", "\x00"):
         assert sequence not in file.getvalue()
     assert file.getvalue().count("fine") == 3
+
+
+def test_a_terminal_gets_our_numbers_as_they_are_read() -> None:
+    file = io.StringIO()
+    PlainConsole(file=file, width=300).print(grouped(1_755_080), markup=False)
+    assert file.getvalue().split() == ["1", "755", "080"]
 
 
 @pytest.mark.parametrize("form", logs.LogFormat)

@@ -82,7 +82,9 @@ def linear() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def shard() -> ImageDataset:
-    return generate_tissue(seed=1, train=200, test=45)
+    made = generate_tissue(seed=1, train=200, test=45)
+    nobody = (dataclasses.replace(split, patients=None) for split in (made.train, made.test))
+    return dataclasses.replace(made, **dict(zip(("train", "test"), nobody, strict=True)), validation=None)
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +138,7 @@ def test_what_all_rounds_tell_is_held_against_what_they_cost_together(
 def test_accuracy_is_that_of_pretend_hospitals_together_and_alone_and_of_all_images(plain: WholeRun) -> None:
     found = plain.accuracies
     assert found is not None
-    assert (len(found.joined), len(found.alone), found.units) == (2, 2, 100)
+    assert (len(found.joined), len(found.alone), found.units, found.by_patient) == (2, 2, 100, False)
     assert found.joined[0] == found.joined[1], "FedAvg gives all the same model, and the test images are the same"
     assert found.alone[0] != found.alone[1]
     for one in (*found.joined, *found.alone, found.whole):
@@ -204,7 +206,7 @@ def test_with_few_patients_the_rest_is_told(tmp_path: Path, shard: ImageDataset)
     assert found.leakage == ()
     assert found.units == 8
     assert found.accuracies is not None
-    assert found.accuracies.units == 4
+    assert (found.accuracies.units, found.accuracies.by_patient) == (4, True)
     assert found.price.run is not None
     assert found.price.run.unit == "patient"
     with pytest.raises(DataError, match="holds 8 training units"):
@@ -254,7 +256,7 @@ def test_the_command_shows_figures_and_leaves_the_folder_as_it_was(
         assert "Nothing was sent or charged." in said
         assert "no forecast of what joining them brings" in said
         assert "MODEL_PARAMETERS_CLASSIFIER" in said
-        assert "2 pretend hospitals of 100 images, the run together" in said
+        assert "2 pretend hospitals of 100 images or more, the run together" in said
         assert "so far, and after the run it would be 1.0" in said
     else:
         content = json.loads(said)

@@ -201,6 +201,7 @@ def train(run: Commands, folder: Path, invitations: dict[str, str]) -> None:
         run.silo("doctor", "--config", f"{name}.yaml")
     run.silo("inspect", "--config", "hospital1.yaml")
     run.silo("rehearse", "--config", "hospital1.yaml", "--canaries", 20)
+    run.silo("rehearse", "--config", "hospital1.yaml", "--canaries", 20, "--run", "--hospitals", 2)
     first = run.starts("silo", "train", "--config", "hospital1.yaml", until="joined run")
     second = run.starts("silo", "train", "--config", "hospital2.yaml", until="silo approve")
     run.silo("approve", "--config", "hospital2.yaml", "--yes")
