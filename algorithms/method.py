@@ -26,7 +26,7 @@ from medsilo.algorithms.models import Layout
 from medsilo.algorithms.tensors import Payload, TensorSpec, Workspace
 from medsilo.privacy.consent.plan import RunPlan, TrainingPlan, taking_part
 from medsilo.privacy.errors import ConfigurationError, RefusedError
-from medsilo.privacy.exposure import MADE_OF_UPDATES, Exposure
+from medsilo.privacy.exposure import MADE_OF_UPDATES, STARTS, Exposure
 
 State = dict[str, Tensor]
 """Tensors by name, on the CPU."""
@@ -326,7 +326,7 @@ class CoordinatorHalf:
         return kept
 
 
-ONE_FOR_ALL = frozenset({Exposure.INITIAL_MODEL, Exposure.PEER_DERIVED})
+ONE_FOR_ALL = frozenset({*STARTS, Exposure.PEER_DERIVED})
 """``Method.common`` where what the coordinator makes of a round is one thing, given to all."""
 
 LATER = {"later": True}
@@ -360,7 +360,7 @@ class Method(ABC):
     coordinator: ClassVar[type[CoordinatorHalf]]
     sends: ClassVar[str] = ""
     gets: ClassVar[str] = ""
-    common: ClassVar[frozenset[Exposure]] = frozenset({Exposure.INITIAL_MODEL})
+    common: ClassVar[frozenset[Exposure]] = frozenset(STARTS)
     under_privacy: ClassVar[Protected | str] = UNSTATED_PRIVACY
     under_masks: ClassVar[Sums | str] = UNSTATED_SUMS
     downloads_last: ClassVar[bool] = False

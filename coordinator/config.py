@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from medsilo.coordinator import presets
+from medsilo.coordinator.given_weights import WeightsConfig
 from medsilo.coordinator.store.engine import has_password
 from medsilo.privacy.budget.accounting import DiscreteGaussian, Event, SampledGaussian, Unit, noise_multiplier_for
 from medsilo.privacy.budget.promise import MetricsPlan, PrivacyPlan, ReleasePlan
@@ -187,6 +188,25 @@ class SecureAggregationConfig(StrictModel):
     fraction_bits: int = Field(default=32, ge=8, le=48)
 
 
+class ModelConfig(ModelPlan):
+    """What every silo trains.
+
+    ``name``: a network of ``medsilo.algorithms.models``, ``torchvision:NAME``, ``torchvision-features:NAME`` (a linear
+    layer on what that one's features are, with ``weights``), or ``module:factory`` of one's own. ``input_shape``:
+    channels, height, width of an image. ``classes``: how many the images have. ``weights``: what it starts from; random
+    numbers by default.
+    """
+
+    weights: WeightsConfig | None = None  # type: ignore[assignment]
+
+    def plan(self, *, trusted: tuple[str, ...], runs: Path | None) -> ModelPlan:
+        """What the run's plan says of it; raises ``ConfigurationError`` for weights that cannot be used."""
+        bare = ModelPlan.model_validate(self.model_dump(exclude={"weights"}))
+        if self.weights is None:
+            return bare
+        return bare.model_copy(update={"weights": self.weights.plan(bare, trusted=trusted, runs=runs)})
+
+
 class RunConfig(StrictModel):
     """One run.
 
@@ -203,7 +223,7 @@ class RunConfig(StrictModel):
 
     name: Name
     method: dict[str, str | bool | int | float | None]
-    model: ModelPlan
+    model: ModelConfig
     training: TrainingPlan = TrainingPlan()
     rounds: int = Field(ge=1, le=1_000_000)
     seed: int = Field(default=1, ge=0, lt=2**53)
@@ -374,12 +394,27 @@ class CoordinatorConfig(PartyConfig):
         in_a_round = taking_part(len(self.silos), run.participation)
         return self.make_method().warnings(in_a_round, run.model.name, run.training.optimizer)
 
-    def build_model(self) -> nn.Module:
-        """The run's first model; raises ``ConfigurationError`` for one that cannot be built."""
-        from medsilo.algorithms.models import build
+    @property
+    def weights(self) -> tuple[Path, ...]:
+        """The file of the weights that the run starts from, if it starts from any."""
+        given = self.run.model.weights
+        return () if given is None else (given.path(self.state / "runs"),)
 
+    def model_plan(self) -> ModelPlan:
+        """What the plan says of the model; raises ``ConfigurationError`` for weights that cannot be used."""
         try:
-            return build(self.run.model, seed=self.run.seed, trusted=self.trusted_models)
+            return self.run.model.plan(trusted=self.trusted_models, runs=self.state / "runs")
+        except ConfigurationError as error:
+            raise self._wrong("run.model.weights", error) from None
+
+    def build_model(self) -> nn.Module:
+        """The run's first model, with the weights that it starts from; raises ``ConfigurationError`` for one that
+        cannot be built."""
+        from medsilo.algorithms.models import build_start
+
+        plan = self.model_plan()
+        try:
+            return build_start(plan, seed=self.run.seed, trusted=self.trusted_models, weights=self.weights)
         except ConfigurationError as error:
             raise self._wrong("run.model", error) from None
 
@@ -433,22 +468,22 @@ class CoordinatorConfig(PartyConfig):
             masks = SecureAggregationPlan(
                 **run.secure_aggregation.model_dump(), rounds=masked_rounds(method, run.rounds)
             )
-        needed = required(method, masks, run.rounds)
+        model_plan = self.model_plan()
+        asked = {*required(method, masks, run.rounds), *model_plan.asks}
+        needed = tuple(exposure for exposure in Exposure if exposure in asked)
         try:
             plan = RunPlan(
                 federation=self.federation,
                 coordinator=self.name,
                 run=run.name,
                 method=MethodPlan(name=method.name, parameters=method.parameters()),
-                model=run.model,
+                model=model_plan,
                 training=training,
                 rounds=run.rounds,
                 seed=run.seed,
                 required=needed,
                 optional=tuple(sorted(expand(run.ask_for) - set(needed))),
-                downlink=tuple(
-                    exposure for exposure in Exposure if exposure in method.downlink | {Exposure.INITIAL_MODEL}
-                ),
+                downlink=tuple(exposure for exposure in Exposure if exposure in method.downlink | {model_plan.start}),
                 participation=run.participation,
                 privacy=run.privacy.plan(method, training, run.rounds) if run.privacy is not None else None,
                 secure_aggregation=masks,

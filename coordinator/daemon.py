@@ -58,6 +58,8 @@ def _run(config: CoordinatorConfig, *, until_done: bool) -> None:
     plan = config.plan()
     for warning in config.warnings():
         log.warning(warning)
+    if plan.model.weights is not None:
+        log.info("run %s: %s", plan.run, plan.model.weights.words)
     credentials = config.open_credentials()
     audit_key = load_audit_key(config.keys / "audit.key")
     stopped = threading.Event()

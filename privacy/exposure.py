@@ -54,6 +54,7 @@ class Exposure(StrEnum):
     PEER_MODELS = "PEER_MODELS"
     PUBLIC_DATA = "PUBLIC_DATA"
     MASKED_UPDATE = "MASKED_UPDATE"
+    PEER_INITIAL_MODEL = "PEER_INITIAL_MODEL"
 
     @property
     def number(self) -> exposure_pb2.ExposureClass:
@@ -78,7 +79,12 @@ class Exposure(StrEnum):
 MODEL = (Exposure.MODEL_PARAMETERS_EXTRACTOR, Exposure.MODEL_PARAMETERS_CLASSIFIER)
 """A whole model's trainable parameters."""
 
-MADE_OF_UPDATES = frozenset({Exposure.PEER_DERIVED, Exposure.PEER_MODELS, Exposure.DERIVED_ACCURACY})
+STARTS = (Exposure.INITIAL_MODEL, Exposure.PEER_INITIAL_MODEL)
+"""What a silo may be given to start from."""
+
+MADE_OF_UPDATES = frozenset(
+    {Exposure.PEER_DERIVED, Exposure.PEER_MODELS, Exposure.DERIVED_ACCURACY, Exposure.PEER_INITIAL_MODEL}
+)
 """What a coordinator makes of updates, or passes on of them. It leaves no silo, and tells about those who sent them."""
 
 TENSOR_CLASSES: tuple[Exposure, ...] = tuple(
@@ -89,7 +95,8 @@ TENSOR_CLASSES: tuple[Exposure, ...] = tuple(
 MEANING: dict[Exposure, str] = {
     Exposure.PROTOCOL: "Round numbers, versions, the names and shapes of what is sent. Nothing about patients.",
     Exposure.IDENTITY: "The hospital's name, certificate and public keys. Nothing about patients.",
-    Exposure.INITIAL_MODEL: "A starting model made from random numbers, before any image was seen.",
+    Exposure.INITIAL_MODEL: "A starting model that no hospital's images have made: random numbers, or public weights "
+    "that the plan names.",
     Exposure.MODEL_PARAMETERS_EXTRACTOR: "The part of the trained model that turns an image into features. It was "
     "shaped by patients' images; with effort, properties of single images can sometimes be inferred from it.",
     Exposure.MODEL_PARAMETERS_CLASSIFIER: "The model's last layer, which names the tissue. How often each class "
@@ -114,6 +121,8 @@ MEANING: dict[Exposure, str] = {
     "of them is its own. Nothing about its patients.",
     Exposure.MASKED_UPDATE: "The hospital's trained model under masks: by itself it looks like random numbers. Added "
     "to those of the other hospitals of the round it gives their sum, which is all that the coordinator can read.",
+    Exposure.PEER_INITIAL_MODEL: "A starting model made of hospitals' models, the outcome of an earlier run for "
+    "example: it was shaped by those hospitals' images, and reaches every hospital of this run.",
 }
 """Each class in words for someone who does not know what a gradient is."""
 

@@ -166,7 +166,7 @@ def check_can_run(runs: Sequence[Run], datasets: Mapping[str, ImageDataset]) -> 
             if place not in shards:
                 shards[place] = cut(dataset, run.setting, seed=run.seed)
             plan = run.plan(dataset)
-            model = build(plan.model, trusted=config.trusted_models)
+            model = build(plan.model, trusted=config.trusted_models, weights=run.weights)
             private = plan.privacy is not None
             engine = choose_engine(model, device, private=private) if config.engine == "auto" else config.engine
             engines[plan.model.name + (" with privacy" if private else "")] = engine
@@ -213,7 +213,7 @@ class _Execution:
             return Outcome("done")
         engine, checkpoint = run.config.engine, run.folder / CHECKPOINT
         if engine == "auto":
-            model = build(run.plan(dataset).model, trusted=run.config.trusted_models)
+            model = build(run.plan(dataset).model, trusted=run.config.trusted_models, weights=run.weights)
             engine = choose_engine(model, choose_device(run.config.device), private=run.variant.privacy is not None)
             recorded = read_run(run.folder)
             # What was begun is gone on with: other engines have other bits.
@@ -329,6 +329,7 @@ def make_simulation(run: Run, dataset: ImageDataset, engine: Engine | None) -> S
         device=choose_device(run.config.device),
         engine=engine,
         trusted=run.config.trusted_models,
+        weights=run.weights,
         public=_public(run, plan, dataset, shards),
         features=run.features,
     )
@@ -346,7 +347,9 @@ def _public(run: Run, plan: RunPlan, dataset: ImageDataset, shards: Sequence[Ima
         share=run.config.public_share,
     )
     return PublicImages(
-        images, build(plan.model, seed=plan.seed, trusted=run.config.trusted_models), plan.model.input_shape
+        images,
+        build(plan.model, seed=plan.seed, trusted=run.config.trusted_models, weights=run.weights),
+        plan.model.input_shape,
     )
 
 

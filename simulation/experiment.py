@@ -23,6 +23,7 @@ from medsilo.algorithms.protection.masked import check_shared_noise
 from medsilo.algorithms.protection.private import refusal
 from medsilo.algorithms.registry import make
 from medsilo.coordinator.config import PrivacyConfig
+from medsilo.coordinator.given_weights import WeightsConfig
 from medsilo.privacy.consent.plan import (
     MethodPlan,
     ModelPlan,
@@ -48,7 +49,7 @@ SETTINGS: dict[str, type[Setting]] = {
 FEATURES = "features"
 """The folder of kept features, in an experiment's."""
 
-_OVERRIDES = ("name", "label", "model", "training", "privacy")
+_OVERRIDES = ("name", "label", "model", "weights", "training", "privacy")
 _OF_A_STEP = ("optimizer", "learning_rate", "momentum", "weight_decay", "keep_optimizer_state")
 _SettingName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._=,+-]{0,79}$")]
 _Participation = Annotated[float, Field(gt=0, le=1)]
@@ -106,13 +107,15 @@ class ExperimentConfig(StrictModel):
         setting: ``kind`` and the fields of that setting (``medsilo.silo.data.sharding``).
         settings: in place of ``setting`` several such by name.
         model: an architecture of ``medsilo.algorithms.models``.
+        weights: what the model starts from, as in a coordinator's file; a method with ``weights: null`` starts from
+            random numbers.
         training: of all methods that do not say otherwise.
         rounds: of every run.
         seeds: one run a seed; the seed draws shards, models, orders and participants.
         participation: share of the silos in each round; several are swept over.
-        methods: each a ``name`` with any of the method's hyper-parameters; further ``model``, ``training`` and
-            ``privacy``, which override the experiment's, and ``label``, what tables call it. A list stands for a sweep
-            over its values.
+        methods: each a ``name`` with any of the method's hyper-parameters; further ``model``, ``training``,
+            ``privacy`` and ``weights: null``, which override the experiment's, and ``label``, what tables call it. A
+            list stands for a sweep over its values.
         privacy: differential privacy, as in a coordinator's file; none by default. An ``epsilon`` of ``.inf`` stands
             for training without it. A method's ``privacy: null`` is none for that method.
         public_per_class: images of each class that methods with public images (FedPDC) have at the coordinator.
@@ -140,6 +143,7 @@ class ExperimentConfig(StrictModel):
     setting: dict[str, Any] | None = None
     settings: dict[_SettingName, dict[str, Any]] = Field(default_factory=dict)
     model: str = "diversifed-cnn"
+    weights: WeightsConfig | None = None
     training: TrainingPlan = TrainingPlan()
     rounds: int = Field(ge=1)
     seeds: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**53)], ...], BeforeValidator(_listed)]
@@ -291,7 +295,13 @@ class ExperimentConfig(StrictModel):
         except ConfigurationError as error:
             raise ConfigurationError(f"methods: {error}") from None
         privacy = _make_privacy(label, chosen["privacy"]) if chosen["privacy"] else None
-        return Variant(label, method, training, str(chosen.get("model", self.model)), privacy, base)
+        if chosen.get("weights") is not None:
+            raise ConfigurationError(
+                f"methods: {label}: weights stand at the experiment, for all methods; one can do without: "
+                "`weights: null`"
+            )
+        weights = None if "weights" in chosen else self.weights
+        return Variant(label, method, training, str(chosen.get("model", self.model)), weights, privacy, base)
 
 
 @dataclass(frozen=True)
@@ -303,6 +313,7 @@ class Variant:
     method: Method
     training: TrainingPlan
     model: str
+    weights: WeightsConfig | None
     privacy: PrivacyConfig | None
     base: str
 
@@ -327,6 +338,11 @@ class Run:
         """How progress and errors call it."""
         return f"{'/'.join(self.folder.parts[-4:-1])}, seed {self.seed}"
 
+    @property
+    def weights(self) -> tuple[Path, ...]:
+        """The file of the weights that it starts from, if it starts from any."""
+        return () if self.variant.weights is None else (self.variant.weights.path(None),)
+
     def plan(self, dataset: Described) -> RunPlan:
         """The plan that daemons would be given; raises ``ConfigurationError`` where there cannot be one."""
         variant, method = self.variant, self.variant.method
@@ -337,6 +353,12 @@ class Run:
                 f"{dataset.source}: no model is for {dataset.num_classes} classes of images "
                 f"{'×'.join(map(str, dataset.image_shape))}: {'; '.join(explain(error, ModelPlan))}"
             ) from None
+        if variant.weights is not None:
+            try:
+                weights = variant.weights.plan(model, trusted=self.config.trusted_models, runs=None)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{self.title}: weights: {error}") from None
+            model = model.model_copy(update={"weights": weights})
         training, rounds = variant.training, self.config.rounds
         if variant.privacy is not None:
             in_a_round = taking_part(self.setting.silos, self.participation)
@@ -367,8 +389,8 @@ class Run:
             training=training,
             rounds=rounds,
             seed=self.seed,
-            required=method.required,
-            downlink=tuple(exposure for exposure in Exposure if exposure in method.downlink | {Exposure.INITIAL_MODEL}),
+            required=tuple(exposure for exposure in Exposure if exposure in {*method.required, *model.asks}),
+            downlink=tuple(exposure for exposure in Exposure if exposure in method.downlink | {model.start}),
             participation=self.participation,
             privacy=variant.privacy.plan(method, training, rounds) if variant.privacy else None,
             secure_aggregation=masks,
@@ -443,7 +465,7 @@ def _flat(entry: Mapping[str, Any]) -> dict[str, Any]:
     """What a method entry gives besides name, label and privacy; training's keys stand beside the others."""
     training = entry.get("training")
     inner = training if isinstance(training, dict) else {}
-    return {**{k: v for k, v in entry.items() if k not in ("name", "label", "training", "privacy")}, **inner}
+    return {**{k: v for k, v in entry.items() if k not in ("name", "label", "weights", "training", "privacy")}, **inner}
 
 
 def _combinations(entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

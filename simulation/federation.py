@@ -25,7 +25,8 @@ from medsilo.algorithms.method import (
     State,
     participants,
 )
-from medsilo.algorithms.models import Layout, build, state_of
+from medsilo.algorithms.models import Layout, build_start, state_of
+from medsilo.algorithms.models.given_weights import sent_names
 from medsilo.algorithms.protection.private import check
 from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload
 from medsilo.privacy.budget.accounting import (
@@ -80,8 +81,8 @@ class Simulation:
 
     All silos take turns with one module: what is a silo's own is its half's memory. ``engine`` trains them together;
     the default, one after the other, gives the daemons' bits. ``trusted``: own model factories that the plan may name.
-    ``features``: where what a fixed extractor makes of a shard's images is kept, for every later simulation of that
-    shard; in memory alone by default.
+    ``weights``: files and folders in which the weights are that the plan starts from. ``features``: where what a fixed
+    extractor makes of a shard's images is kept, for every later simulation of that shard; in memory alone by default.
     ``last`` is what happened in the last round (or at the
     end), silo by silo; ``weights`` the silo-to-silo weights of the last round, if its method has such. A plan with
     privacy is trained with DP-SGD, each silo with noise of its own that nobody can repeat: such runs are not bit-equal
@@ -99,6 +100,7 @@ class Simulation:
         public: PublicSet | None = None,
         engine: Engine | None = None,
         trusted: tuple[str, ...] = (),
+        weights: Sequence[Path] = (),
         features: Path | None = None,
     ) -> None:
         self.plan = plan
@@ -114,9 +116,9 @@ class Simulation:
                 )
         self._engine = engine
         shards = sorted(shards, key=lambda shard: shard.name)
-        self._model = build(plan.model, seed=plan.seed, trusted=trusted)
+        self._model = build_start(plan.model, seed=plan.seed, trusted=trusted, weights=weights)
         initial = state_of(self._model)
-        self._initial_bytes = Part.of(initial).nbytes
+        self._initial_bytes = Part.of({name: initial[name] for name in sent_names(plan.model, initial)}).nbytes
         names = tuple(shard.name for shard in shards)
         federation = Federation(
             Layout.of(self._model),
@@ -319,7 +321,7 @@ class Simulation:
 
     def _received_bytes(self, name: str, download: Payload) -> dict[Exposure, int]:
         """Bytes by class of a download; a silo's first holds the starting model too."""
-        start = {} if name in self._started else {Exposure.INITIAL_MODEL: self._initial_bytes}
+        start = {} if name in self._started else {self.plan.model.start: self._initial_bytes}
         self._started.add(name)
         return {**start, **_bytes(download)}
 

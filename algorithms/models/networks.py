@@ -6,16 +6,17 @@ A model maps ``Tensor[batch, C, H, W]`` to logits ``Tensor[batch, classes]``.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from medsilo.algorithms.features import FixedExtractor, Scattering, StainTexture
-from medsilo.algorithms.features.extractor import SMALLEST
-from medsilo.algorithms.models.fixed import OnFixedFeatures
+from medsilo.algorithms.features import Scattering, StainTexture
+from medsilo.algorithms.models.fixed import on_backbone, on_fixed
+from medsilo.algorithms.models.given_weights import BACKBONE, brought_start
 from medsilo.algorithms.models.layout import classifier_of
 from medsilo.algorithms.own_code import load
 from medsilo.privacy.consent.plan import ModelPlan
@@ -211,22 +212,12 @@ def _resnet8(input_shape: tuple[int, int, int], classes: int, normalise: Callabl
 
 def stain_texture(input_shape: tuple[int, int, int], classes: int) -> nn.Module:
     """A linear layer on ``medsilo.algorithms.features.StainTexture``: 123 parameters for each class."""
-    return _on_fixed("stain-texture", StainTexture(), input_shape, classes)
+    return on_fixed("stain-texture", StainTexture(), input_shape, classes)
 
 
 def scattering(input_shape: tuple[int, int, int], classes: int) -> nn.Module:
     """A linear layer on ``medsilo.algorithms.features.Scattering``: 973 parameters for each class."""
-    return _on_fixed("scattering", Scattering(), input_shape, classes)
-
-
-def _on_fixed(name: str, extractor: FixedExtractor, input_shape: tuple[int, int, int], classes: int) -> nn.Module:
-    channels, *sides = input_shape
-    if channels not in (1, 3) or min(sides) < SMALLEST:
-        raise ConfigurationError(
-            f"{name} needs RGB or grey images of at least {SMALLEST}×{SMALLEST} pixels, not "
-            f"{'×'.join(map(str, input_shape))}"
-        )
-    return OnFixedFeatures(extractor, classes)
+    return on_fixed("scattering", Scattering(), input_shape, classes)
 
 
 ARCHITECTURES: dict[str, Callable[[tuple[int, int, int], int], nn.Module]] = {
@@ -245,12 +236,16 @@ ARCHITECTURES: dict[str, Callable[[tuple[int, int, int], int], nn.Module]] = {
 WITH_BATCH_NORMALISATION = ("lenet5", "resnet8")
 
 
-def build(plan: ModelPlan, *, seed: int | None = None, trusted: tuple[str, ...] = ()) -> nn.Module:
+def build(
+    plan: ModelPlan, *, seed: int | None = None, trusted: tuple[str, ...] = (), weights: Sequence[Path] = ()
+) -> nn.Module:
     """The model of a plan, its parameters drawn from ``seed`` (or from torch's generator as it stands).
 
     ``plan.name`` is a name in ``ARCHITECTURES``; ``torchvision:NAME`` for a torchvision classifier (built with
-    ``num_classes``, without downloaded weights; its first layer is replaced where the images are not RGB); or a
-    dotted path ``package.module:callable`` to a user's own factory ``(input_shape, classes) -> nn.Module``.
+    ``num_classes``, without downloaded weights; its first layer is replaced where the images are not RGB);
+    ``torchvision-features:NAME`` for a linear layer on the features of one, whose weights, of the hash that the plan
+    names, are looked for in the files and folders ``weights``; or a dotted path ``package.module:callable`` to a user's
+    own factory ``(input_shape, classes) -> nn.Module``.
     A dotted path runs code of this machine that somebody else named, so it must stand in ``trusted``.
 
     Raises ``ConfigurationError`` for an unknown name, an untrusted path, or a factory whose model does not fit: it does
@@ -259,12 +254,26 @@ def build(plan: ModelPlan, *, seed: int | None = None, trusted: tuple[str, ...] 
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
-        model = _make(plan, trusted)
+        model = _make(plan, trusted, weights)
         model.train()
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ConfigurationError(f"model {plan.name}: it has no trainable parameters")
         if ":" in plan.name:
             _check_fits(model, plan)
+    return model
+
+
+def build_start(
+    plan: ModelPlan, *, seed: int, trusted: tuple[str, ...] = (), weights: Sequence[Path] = ()
+) -> nn.Module:
+    """The model of a plan as a run starts: as ``build`` makes it, with the plan's given weights from one of the files
+    and folders ``weights``.
+
+    Raises ``ConfigurationError`` as ``build``, and where there is none with the plan's hash.
+    """
+    model = build(plan, seed=seed, trusted=trusted, weights=weights)
+    if plan.weights is not None and not plan.name.startswith(BACKBONE):
+        model.load_state_dict(brought_start(model, plan.weights, weights), strict=False)
     return model
 
 
@@ -294,16 +303,19 @@ def _check_fits(model: nn.Module, plan: ModelPlan) -> None:
         )
 
 
-def _make(plan: ModelPlan, trusted: tuple[str, ...]) -> nn.Module:
+def _make(plan: ModelPlan, trusted: tuple[str, ...], weights: Sequence[Path]) -> nn.Module:
     name, shape, classes = plan.name, plan.input_shape, plan.classes
     if name in ARCHITECTURES:
         return ARCHITECTURES[name](shape, classes)
     if name.startswith("torchvision:"):
         return _from_torchvision(name.removeprefix("torchvision:"), shape, classes)
+    if name.startswith(BACKBONE):
+        return on_backbone(plan, weights)
     if ":" not in name:
         known = ", ".join(ARCHITECTURES)
         raise ConfigurationError(
-            f"model {name!r} is not known; use one of {known}, torchvision:NAME, or package.module:callable"
+            f"model {name!r} is not known; use one of {known}, torchvision:NAME, torchvision-features:NAME, or "
+            "package.module:callable"
         )
     untrusted = " named by the plan; add it under `trusted_models:` in the configuration to allow it"
     factory = load("model", name, trusted, untrusted=untrusted)

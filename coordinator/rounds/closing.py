@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 from medsilo.algorithms.method import Downloads, Federation, Method, Round, SiloWeights, local_metrics
 from medsilo.algorithms.models import Layout
+from medsilo.algorithms.models.given_weights import sent_names
 from medsilo.algorithms.protection.masked import masked_specs, mean_of
 from medsilo.algorithms.tensors import Part, Payload, TensorSpec, Workspace
-from medsilo.algorithms.tensors.files import FileWorkspace, read_payload, write_payload
+from medsilo.algorithms.tensors.files import FileWorkspace, read_payload, write_payload, write_tensors
 from medsilo.algorithms.tensors.memory import return_freed_memory
 from medsilo.coordinator.config import CoordinatorConfig
+from medsilo.coordinator.given_weights import OUTCOME
 from medsilo.coordinator.rounds.changes import compare
 from medsilo.coordinator.rounds.comparing import Beginning, products_of_changes
 from medsilo.coordinator.rounds.round_files import RoundFiles
@@ -77,11 +79,36 @@ class Aggregator:
             everyone=self._kept.get(EVERYONE),
         )
         self._current = kept if finished else self.half.downloads(round_number, silos, kept)
+        if finished:
+            self._keep_outcome(kept.everyone)
+
+    def _keep_outcome(self, last: Payload | None) -> None:
+        """Keeps the one model that the run came to, if all silos were given it whole: another run may start from it."""
+        layout, path = self.federation.layout, self._files.folder / OUTCOME
+        if last is None or path.exists():
+            return
+        (start,) = read_payload(self._files.initial).values()
+        if not set(layout.parameters) <= {spec for part in last.values() for spec in part.specs}:
+            return
+        model = start.tensors()
+        for part in last.values():
+            model |= {name: tensor for name, tensor in part.tensors().items() if name in model}
+        write_tensors(path, model)
 
     def for_silo(self, silo: str, *, at_end: bool, holds_model: bool) -> Payload:
         """What goes with a silo's task; the starting model, too, where it does not hold one."""
         given = {} if at_end and not self._method.downloads_last else dict(self._current.for_silo(silo))
-        return given if holds_model else {**read_payload(self._files.initial), **given}
+        return given if holds_model else {**self._start(), **given}
+
+    def _start(self) -> Payload:
+        """What a silo is sent of the starting model."""
+        model = self._plan.model
+        (part,) = read_payload(self._files.initial).values()
+        wanted = sent_names(model, (spec.name for spec in part.specs))
+        if len(wanted) == len(part.specs):
+            return {model.start: part}
+        tensors = part.tensors()
+        return {model.start: Part.of({name: tensors[name] for name in wanted})} if wanted else {}
 
     def forget(self, silo: str) -> bool:
         """Lets go of what is left of a silo that has withdrawn; whether that is to be prepared anew which silos are

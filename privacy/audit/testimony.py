@@ -20,7 +20,7 @@ from medsilo.privacy.audit.comparison import Side
 from medsilo.privacy.audit.findings import Finding
 from medsilo.privacy.audit.times import moment
 from medsilo.privacy.door.attestation import Attestation
-from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.exposure import STARTS
 from medsilo.privacy.files.canonical import read_canonical
 from medsilo.privacy.identity.envelope import from_json, key_id, to_json
 from medsilo.privacy.journal.checkpoint import Checkpoint, read_note, time_of
@@ -146,7 +146,7 @@ class Testimony:
         content = record.content
         if record.direction != "received" or not isinstance(content, dict):
             return
-        if content["class"] == Exposure.INITIAL_MODEL:
+        if content["class"] in STARTS:
             when = "start"
         elif record.round is not None:
             when = f"round {record.round + 1}"

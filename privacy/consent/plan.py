@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import (
     ConfigDict,
@@ -19,24 +19,81 @@ from pydantic import (
 
 from medsilo.privacy.budget.promise import MetricsPlan, PrivacyPlan, ReleasePlan
 from medsilo.privacy.errors import RefusedError
-from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.exposure import MADE_OF_UPDATES, Exposure
 from medsilo.privacy.files.canonical import write_canonical
 from medsilo.privacy.files.configuration import Name, StrictModel, explain
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.printable import Printable
 from medsilo.protos.medsilo.v1 import plan_pb2
 
+_Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class WeightsPlan(StrictModel):
+    """The given weights that a run starts from.
+
+    Attributes:
+        sha256: of the file.
+        tensors_sha256: of what is taken from it (``medsilo.algorithms.models.given_weights.tensors_sha256``): what a
+            silo is sent must have it.
+        source: where they are from, in words.
+        licence: under which they may be used; None where that is not said.
+        public: no hospital's images have made them. Others count as made of hospitals' models.
+        without: the path of the layer that is drawn anew, where the file's has another number of classes; None where
+            all is taken.
+        brought: every silo brings the file itself, and it never travels.
+    """
+
+    sha256: _Sha256
+    tensors_sha256: _Sha256
+    source: Printable = Field(min_length=1, max_length=300)
+    licence: Printable | None = Field(default=None, min_length=1, max_length=300)
+    public: bool = False
+    without: Printable | None = Field(default=None, min_length=1, max_length=200)
+    brought: bool = False
+
+    @property
+    def words(self) -> str:
+        """What the run starts from, in a sentence or two."""
+        made = "public" if self.public else "made of hospitals' models"
+        licence = f"licence: {self.licence}" if self.licence else "no licence is named"
+        how = "every hospital brings the file itself" if self.brought else "the coordinator sends them"
+        new = f" Its layer {self.without} is drawn anew." if self.without else ""
+        return f"It starts from given weights, {made}: {self.source} ({licence}; SHA-256 {self.sha256}); {how}.{new}"
+
 
 class ModelPlan(StrictModel):
     """The architecture that every silo builds.
 
-    ``name``: a network of ``medsilo.algorithms.models``, ``torchvision:NAME``, or ``module:factory`` of one's own.
-    ``input_shape``: channels, height, width of an image. ``classes``: how many the images have.
+    ``name``: a network of ``medsilo.algorithms.models``, ``torchvision:NAME``, ``torchvision-features:NAME``, or
+    ``module:factory`` of one's own. ``input_shape``: channels, height, width of an image. ``classes``: how many the
+    images have. ``weights``: what it starts from; random numbers without it.
     """
 
     name: str = Field(min_length=1, max_length=200)
     input_shape: tuple[int, int, int]
     classes: int = Field(ge=2, le=100_000)
+    weights: WeightsPlan | None = None
+
+    @property
+    def start(self) -> Exposure:
+        """The class of the starting model as the coordinator sends it."""
+        given = self.weights
+        of_hospitals = given is not None and not given.public and not given.brought
+        return Exposure.PEER_INITIAL_MODEL if of_hospitals else Exposure.INITIAL_MODEL
+
+    @property
+    def asks(self) -> frozenset[Exposure]:
+        """What a silo must consent to for the starting model: that one made of hospitals' models reaches others."""
+        return frozenset({self.start}) & MADE_OF_UPDATES
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A model without given weights is written, and hashed, as before there were any."""
+        content: dict[str, Any] = serialise(self)
+        if content.get("weights", self) is None:
+            del content["weights"]
+        return content
 
     @field_validator("input_shape")
     @classmethod
@@ -285,7 +342,7 @@ class RunPlan(StrictModel):
             method=plan_pb2.Method(
                 name=self.method.name, parameters_json=write_canonical(self.method.parameters).decode()
             ),
-            model=plan_pb2.Model(**self.model.model_dump()),
+            model=plan_pb2.Model(**self.model.model_dump(exclude_none=True)),
             training=plan_pb2.Training(**self.training.model_dump()),
             rounds=self.rounds,
             seed=self.seed,
@@ -315,6 +372,7 @@ class RunPlan(StrictModel):
                 "name": message.model.name,
                 "input_shape": tuple(message.model.input_shape),
                 "classes": message.model.classes,
+                "weights": _weights_fields(message.model.weights) if message.model.HasField("weights") else None,
             },
             "training": _training_fields(message.training),
             "rounds": message.rounds,
@@ -360,6 +418,11 @@ def _check_shared_noise(honest: int, plan: RunPlan) -> None:
             "noise is shared out in plain steps: `optimizer: sgd`, with or without momentum, and no weight_decay or "
             "augmentation"
         )
+
+
+def _weights_fields(message: plan_pb2.Weights) -> dict[str, Any]:
+    fields = {name: getattr(message, name) for name in WeightsPlan.model_fields}
+    return fields | {name: fields[name] or None for name in ("licence", "without")}
 
 
 def _training_fields(message: plan_pb2.Training) -> dict[str, Any]:

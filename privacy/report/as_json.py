@@ -82,6 +82,7 @@ def _run(report: Report, run: Run, rounds: dict[str, Mapping[int, int]]) -> dict
         "method": run.method,
         "rounds": run.rounds,
         "plan_sha256": run.plan_sha256,
+        "started_from": run.start,
         "what_left": run.statement,
         "masked_sums": [{"round": n + 1, "silos": k} for n, k in sorted(run.masked_sums.items())],
         "consents_sha256": [one["consent"].get("sha256") for one in report.consents if run.name in one["runs"]],

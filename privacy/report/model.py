@@ -21,6 +21,7 @@ from medsilo.privacy.budget.accounting import Guarantee
 from medsilo.privacy.budget.loss import PrivacyLoss
 from medsilo.privacy.budget.promise import PrivacyPlan
 from medsilo.privacy.consent.consent import INVENTED_HOSPITALS
+from medsilo.privacy.consent.plan import WeightsPlan
 from medsilo.privacy.exposure import Exposure, expand
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.journal.records import ApprovalRecord, WithdrawalRecord
@@ -134,6 +135,21 @@ class Run:
     def rounds(self) -> int | None:
         """How many rounds the plan has; None where another system decides that on the way."""
         return int(self.plan["rounds"]) if self.plan and self.plan["rounds"] is not None else None
+
+    @property
+    def start(self) -> str | None:
+        """What given weights the run started from, in sentences; None where it started from random numbers, or where
+        that is not on record."""
+        try:
+            given = WeightsPlan.model_validate(self.plan["model"]["weights"]) if self.plan else None
+        except (KeyError, TypeError, ValidationError):
+            return None
+        if given is None:
+            return None
+        alone = (
+            " What the run promises of privacy is of the run alone." if self.plan and self.plan.get("privacy") else ""
+        )
+        return given.words + ("" if given.public else alone)
 
     @property
     def ways(self) -> tuple[dict[Exposure, Flow], dict[Exposure, Flow]]:

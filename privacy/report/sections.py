@@ -175,6 +175,8 @@ def _runs(report: Report) -> Iterator[Block]:
             if report.of_silo
             else f"{capital(readable_bytes(run.bytes_left))} came from {to}{run.during}.{plan}"
         )
+        if run.start is not None:
+            yield Paragraph(run.start)
         yield Table(
             f"Kinds of content that left: {run.in_words}",
             ["Kind of content", "Bytes", "Messages", "Rounds", "Tells about patients?"],

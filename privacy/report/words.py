@@ -40,6 +40,7 @@ NAME: dict[Exposure, str] = {
     Exposure.PEER_MODELS: "Other hospitals' models",
     Exposure.PUBLIC_DATA: "Fingerprints of public images",
     Exposure.MASKED_UPDATE: "Masked updates",
+    Exposure.PEER_INITIAL_MODEL: "Starting model made of hospitals' models",
 }
 """Each class's name in tables and pictures."""
 
@@ -58,6 +59,7 @@ _PHRASE = {
     Exposure.PEER_DERIVED: "mixtures of several hospitals",
     Exposure.PEER_MODELS: "other hospitals' models",
     Exposure.MASKED_UPDATE: "masked updates",
+    Exposure.PEER_INITIAL_MODEL: "a starting model made of hospitals' models",
 }
 
 NOTHING = "nothing about patients"
@@ -147,6 +149,8 @@ RISK: dict[Exposure, str] = {
     "over different hospitals, taken together, can tell what one of them sent, and exactly how many images it has: so "
     "in one run this hospital masks for the same hospitals every time (unless noise limits it); between runs, nothing "
     "but another starting model stands against it.",
+    Exposure.PEER_INITIAL_MODEL: "What an earlier training learnt of its hospitals' images reaches every hospital of "
+    "this run; what this run promises of privacy is of this run alone, and says nothing of that one.",
 }
 """What someone who holds content of a class could still do with it, no noise having been added."""
 

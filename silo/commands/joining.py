@@ -208,6 +208,8 @@ def _show_plan(plan: RunPlan, needed: tuple[Exposure, ...]) -> None:
         leaves = "no: made of what left" if exposure in MADE_OF_UPDATES else "yes"
         table.add_row(exposure.value, leaves, MEANING[exposure])
     out.print(table)
+    if plan.model.weights is not None:
+        say(plan.model.weights.words)
     if plan.privacy is None:
         say("Without differential privacy: models are sent without noise.")
     else:

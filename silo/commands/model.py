@@ -115,7 +115,7 @@ def predict(
     say(f"The model: {kept.words}.")
     if not kept.trained:
         say(f"It was not trained: {why_untrained(kept)}.")
-    model = prediction.load_kept(kept, trusted=settings.trusted_models)
+    model = prediction.load_kept(kept, trusted=settings.trusted_models, weights=settings.weights)
     found = model.classify(images, window=shown, notice=say)
     target = output.open("w", newline="", encoding="utf-8") if output else sys.stdout
     writer = csv.writer(target)

@@ -21,9 +21,9 @@ from torch.nn import functional as F
 
 from medsilo.algorithms.datasets import ImageDataset, Images, ImageSplit, image_hashes, load_npz, to_tensor
 from medsilo.algorithms.local import Local
-from medsilo.algorithms.models import build
+from medsilo.algorithms.models import build_start
 from medsilo.privacy.consent.plan import RunPlan
-from medsilo.privacy.errors import DataError
+from medsilo.privacy.errors import ConfigurationError, DataError
 from medsilo.silo.model.kept_models import KeptModel, find_model, kept_models, read_plan
 from medsilo.silo.model.performance import Difference, Floats, Performance, compare, measure
 from medsilo.silo.model.prediction import PersonalisedModel, check_images, load_kept, logits_of
@@ -134,7 +134,7 @@ def evaluate(
     """
     kept = find_model(config.runs, run, round_)
     folder = kept.folder
-    trained = load_kept(kept, trusted=config.trusted_models)
+    trained = load_kept(kept, trusted=config.trusted_models, weights=config.weights)
     plan = read_plan(folder)
     shard = load_npz(config.shard)
     device = choose_device(config.devices[0])
@@ -215,12 +215,15 @@ def _compared(
 
     other = _other_run(config, kept.folder, trained, against)
     if other is not None:
-        theirs = load_kept(other, trusted=config.trusted_models)
+        theirs = load_kept(other, trusted=config.trusted_models, weights=config.weights)
         _check_comparable(other.folder, theirs, trained)
         return judged(theirs.module, other.run, read_plan(other.folder).method.name, other.path), ""
     plan = read_plan(kept.folder)
-    start = build(plan.model, seed=plan.seed, trusted=config.trusted_models).to(device).eval()
-    if _is_the_start(start, kept.folder, shard, trained, device):
+    try:
+        start = build_start(plan.model, seed=plan.seed, trusted=config.trusted_models, weights=config.weights)
+    except ConfigurationError as error:
+        return None, f"The run folder holds no model from before, and the starting model cannot be made: {error}"
+    if _is_the_start(start.to(device).eval(), kept.folder, shard, trained, device):
         return judged(start, None, None, kept.path), ""
     return None, (
         "The run folder holds no model from before, and the starting model, built again from the plan, does not "

@@ -75,7 +75,7 @@ def export(
     """
     make, read = {ExportFormat.ONNX: (_to_onnx, _read_onnx), ExportFormat.PT2: (_to_pt2, _read_pt2)}[kind]
     kept = find_model(config.runs, run, round_)
-    trained = load_kept(kept, trusted=config.trusted_models)
+    trained = load_kept(kept, trusted=config.trusted_models, weights=config.weights)
     shard = load_npz(config.shard)
     check_images(shard, trained)
     pixels = np.ascontiguousarray(shard.test.images.transpose(0, 3, 1, 2))

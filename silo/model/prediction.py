@@ -186,18 +186,25 @@ def _entries(images: Path) -> list[Entry]:
     return listed(images) if deep else [Entry(path, path.name, "") for path in flat]
 
 
-def load_kept(model: KeptModel, *, trusted: tuple[str, ...] = ()) -> PersonalisedModel:
+def load_kept(model: KeptModel, *, trusted: tuple[str, ...] = (), weights: Sequence[Path] = ()) -> PersonalisedModel:
     """A model that a run has left; see ``load_model``."""
-    loaded = load_model(model.folder, file=model.path, trusted=trusted)
+    loaded = load_model(model.folder, file=model.path, trusted=trusted, weights=weights)
     return replace(loaded, description={**loaded.description, "rounds_trained": model.rounds})
 
 
-def load_model(folder: str | Path, *, file: str | Path = MODEL, trusted: tuple[str, ...] = ()) -> PersonalisedModel:
+def load_model(
+    folder: str | Path,
+    *,
+    file: str | Path = MODEL,
+    trusted: tuple[str, ...] = (),
+    weights: Sequence[str | Path] = (),
+) -> PersonalisedModel:
     """The model in a run's folder (``STATE/runs/RUN``).
 
     ``file``: the last model by default. ``trusted``: modules that may define an architecture, as a silo's
-    ``trusted_models``. Raises ``DataError`` for files that are missing or do not fit, ``ConfigurationError`` for an
-    architecture that is not known or not trusted.
+    ``trusted_models``. ``weights``: files or folders of weights, as a silo's, for a model that stands on a
+    ``torchvision-features:`` extractor. Raises ``DataError`` for files that are missing or do not fit,
+    ``ConfigurationError`` for an architecture that is not known or not trusted, or whose weights are not there.
 
     >>> from medsilo import load_model
     >>> load_model("demo/state/hospital1/runs/tissue-1").description["method"]["name"]
@@ -206,7 +213,7 @@ def load_model(folder: str | Path, *, file: str | Path = MODEL, trusted: tuple[s
     folder = Path(folder)
     description = _description(folder)
     plan = ModelPlan.model_validate(description["architecture"])
-    module = build(plan, seed=0, trusted=trusted)
+    module = build(plan, seed=0, trusted=trusted, weights=[Path(place) for place in weights])
     try:
         module.load_state_dict(load_file(folder / file))
     except (OSError, SafetensorError, RuntimeError) as error:

@@ -186,7 +186,7 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
 def _first_update(
     config: SiloConfig, plan: RunPlan, method: Method, dataset: ImageDataset, consent: Consent
 ) -> Payload:
-    model = build(plan.model, seed=plan.seed, trusted=config.trusted_models)
+    model = build(plan.model, seed=plan.seed, trusted=config.trusted_models, weights=config.weights)
     site = LocalSite(config.name, dataset, model, plan, device=torch.device("cpu"), charge=_no_training)
     check_promise(plan, method)
     half = method.silo_half(site)

@@ -54,6 +54,7 @@ def _content(found: Inspection) -> dict[str, Any]:
         "bytes_per_round": found.total,
         "bytes_per_request_for_a_task": found.asking,
         "content": [{**asdict(item), "loss": _loss(item)} for item in found.content],
+        "starts_from": start.model_dump(mode="json") if (start := found.plan.model.weights) else None,
         "privacy": _privacy(found),
         "also_in_other_rounds": [exposure.value for exposure in found.other_rounds],
         "missing": found.missing.lines(),
@@ -65,6 +66,8 @@ def _content(found: Inspection) -> dict[str, Any]:
 
 
 def _show_remarks(found: Inspection, out: Console) -> None:
+    if (start := found.plan.model.weights) is not None:
+        out.print(start.words, markup=False, soft_wrap=True)
     for line in _privacy_lines(found):
         out.print(line, markup=False, soft_wrap=True)
     for exposure in found.not_agreed:

@@ -30,7 +30,7 @@ from torch import nn
 from medsilo.algorithms.datasets import ImageDataset, load_npz
 from medsilo.algorithms.feddfq import FedDFQSilo
 from medsilo.algorithms.method import Downloads, Federation, Memory, Method, State
-from medsilo.algorithms.models import build, state_of
+from medsilo.algorithms.models import build_start, state_of
 from medsilo.algorithms.registry import make
 from medsilo.algorithms.tensors import Payload
 from medsilo.privacy.budget import accounting
@@ -151,7 +151,7 @@ def rehearse(
         progress: is told where the training stands.
 
     Raises ``RefusedError`` for a plan whose promise does not hold on paper, ``DataError`` for a shard that does not
-    fit or is too small.
+    fit or is too small, ``ConfigurationError`` where the run starts from given weights whose file is not here.
     """
     dataset = load_npz(config.shard)
     method = make(plan.method.name, plan.method.parameters)
@@ -170,14 +170,14 @@ def rehearse(
     coins = coins or np.random.default_rng(secrets.randbits(128))
     chosen = np.sort(coins.permutation(len(members))[: max(canaries, 2)])
     trained = coins.random(len(chosen)) < 0.5
-    start = build(plan.model, seed=plan.seed, trusted=config.trusted_models)
+    start = _start(config, plan)
     initial = state_of(start)
     upload, memory, events = _train(
         config, plan, method, dataset, start, members, chosen[~trained], device=device, noise=noise, progress=progress
     )
     released = released_model(memory, upload)
 
-    model = build(plan.model, seed=plan.seed, trusted=config.trusted_models).to(device)
+    model = _start(config, plan).to(device)
     shown = [dataset.train.take(members[index][:IMAGES_OF_A_UNIT]) for index in chosen]
     scores = Attackers(model, initial, shown).scores(released)
     delta = plan.privacy.delta if plan.privacy else DELTA
@@ -198,6 +198,10 @@ def rehearse(
         leaves=tuple(exposure for exposure in MODEL if exposure in upload),
         identifier=_probe(config, plan, method, dataset, members, coins),
     )
+
+
+def _start(config: SiloConfig, plan: RunPlan) -> nn.Module:
+    return build_start(plan.model, seed=plan.seed, trusted=config.trusted_models, weights=config.weights)
 
 
 def _train(
@@ -261,7 +265,7 @@ def _probe(
     """Takes units out one at a time, and works out each one's profile from the two identifiers that would be sent."""
     if Exposure.DATA_IDENTIFIER not in method.uploads or plan.privacy is not None:
         return None
-    model = build(plan.model, seed=plan.seed, trusted=config.trusted_models)
+    model = _start(config, plan)
     start = state_of(model)
 
     def identifier(images: ImageDataset) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:

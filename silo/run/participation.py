@@ -15,6 +15,7 @@ import torch
 from medsilo.algorithms.datasets import ImageDataset
 from medsilo.algorithms.method import SiloHalf, local_metrics
 from medsilo.algorithms.models import build
+from medsilo.algorithms.models.given_weights import find_weights, sent_names, whole_start
 from medsilo.algorithms.protection.masked import digest
 from medsilo.algorithms.registry import make
 from medsilo.algorithms.tensors import Part, Payload, payload_tensors
@@ -25,7 +26,7 @@ from medsilo.privacy.consent.gate import ConsentGate
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.door.door import Door
 from medsilo.privacy.errors import BudgetError, ConsentError, LateError, RefusedError, TrainingError
-from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.exposure import STARTS, Exposure
 from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.silo.run.account import Account, sealed_keys
@@ -73,7 +74,7 @@ class Participation:
         self._site = LocalSite(
             config.name,
             dataset,
-            build(plan.model, seed=plan.seed, trusted=config.trusted_models),
+            build(plan.model, seed=plan.seed, trusted=config.trusted_models, weights=config.weights),
             plan,
             device=processes.device,
             precision=config.precision,
@@ -91,7 +92,10 @@ class Participation:
         self._rounds = self._state.rounds
         self._validated: Measurement | None = None
         self.early_end: EarlyEnd | None = None
+        self._weights = config.weights
         memory = self._state.memory()
+        if plan.model.weights is not None and plan.model.weights.brought and not memory:
+            find_weights(plan.model.weights, config.weights)  # before anything is asked for
         with processes.together("resume", memory):
             take_up(memory, self._half, self._site)
         self._received = dict(self._state.received)
@@ -249,17 +253,19 @@ class Participation:
         """Takes the starting model if it came; returns what it measures."""
         if self._half.memory:
             return {}
-        if Exposure.INITIAL_MODEL not in payload:
+        model = self._plan.model
+        if sent_names(model, self._site.model.state_dict()) and model.start not in payload:
             raise RefusedError("the coordinator did not send the starting model")
-        initial = payload_tensors(payload, [Exposure.INITIAL_MODEL])
+        given = payload_tensors(payload, [model.start] if model.start in payload else [])
+        initial = whole_start(model, self._site.model, given, self._weights)
         expected = {name: (tensor.shape, tensor.dtype) for name, tensor in self._site.model.state_dict().items()}
         if {name: (tensor.shape, tensor.dtype) for name, tensor in initial.items()} != expected:
             raise RefusedError(
-                f"the starting model does not have the names, shapes and types of {self._plan.model.name}; coordinator "
+                f"the starting model does not have the names, shapes and types of {model.name}; coordinator "
                 "and silo need matching releases of the model's code"
             )
         if self._masking is not None:
-            self._received["start"] = digest({Exposure.INITIAL_MODEL: payload[Exposure.INITIAL_MODEL]}).hex()
+            self._received["start"] = digest({model.start: Part.of(initial)}).hex()
         with self._processes.together("begin", {"initial": initial}):
             self._half.begin(initial)
         return {0: self._site.measure(initial)}
@@ -327,9 +333,7 @@ class Participation:
 
 def _without_start(payload: Payload) -> Payload:
     """What the method itself is given."""
-    given = dict(payload)
-    given.pop(Exposure.INITIAL_MODEL, None)
-    return given
+    return {exposure: part for exposure, part in payload.items() if exposure not in STARTS}
 
 
 def _early_end(task: wire.Task) -> EarlyEnd | None:

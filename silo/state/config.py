@@ -38,6 +38,8 @@ class SiloConfig(PartyConfig):
     and daemons give the same bits with float32 alone, and a run with differential privacy is refused otherwise.
     ``threads``: CPU threads of training, of each process; PyTorch's choice by default, which several processes share.
     ``insecure``: plain text, only to a loopback address. ``trusted_models``: own model factories that a plan may name.
+    ``weights``: files of weights, or folders of such, for runs whose weights every hospital brings itself; a plan finds
+    its own by SHA-256.
     ``keep_sent_days``: keep what was sent, encrypted with the silo's own key, for so many days (`silo audit open`); by
     default nothing is kept. ``ledger``: folder of the privacy ledgers, ``state/ledger`` by default; several silos that
     train on the same images (in several federations) must share one.
@@ -53,6 +55,7 @@ class SiloConfig(PartyConfig):
     precision: Literal["float32", "bfloat16"] = "float32"
     threads: int | None = Field(default=None, ge=1)
     trusted_models: tuple[str, ...] = ()
+    weights: tuple[FilePath, ...] = ()
     keep_sent_days: float | None = Field(default=None, gt=0)
     ledger: FilePath | None = None
 

@@ -57,7 +57,8 @@ def _work(connection: Connection) -> None:
     dataset = load_npz(Path(start["shard"]))
     if dataset.fingerprint != start["data_sha256"]:
         raise DataError(f"{start['shard']}: the file was changed while the silo started; give the command again")
-    model = build(plan.model, seed=plan.seed, trusted=tuple(start["trusted_models"]))
+    weights = [Path(place) for place in start["weights"]]
+    model = build(plan.model, seed=plan.seed, trusted=tuple(start["trusted_models"]), weights=weights)
     connection.send_bytes(READY)
     # Before it waits for the others, which may be for minutes: the silo may end meanwhile.
     orders: queue.SimpleQueue[Order] = queue.SimpleQueue()

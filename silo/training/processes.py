@@ -112,6 +112,7 @@ class Processes:
             "shard": str(config.shard.absolute()),
             "data_sha256": dataset.fingerprint,
             "trusted_models": config.trusted_models,
+            "weights": [str(place.absolute()) for place in config.weights],
             "precision": config.precision,
             "threads": config.threads,
         }

@@ -14,7 +14,7 @@ from medsilo.algorithms.models import build, state_of
 from medsilo.algorithms.protection.masked import digest
 from medsilo.algorithms.registry import METHODS, make
 from medsilo.algorithms.tensors import Payload
-from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.exposure import STARTS, Exposure
 from tests.support.methods.fitting import fitting
 from tests.support.methods.tiny_federation import run_plan, shard
 
@@ -129,7 +129,7 @@ def test_what_a_method_calls_common_is_given_to_all_hospitals_of_a_round_alike(
     rounds = [Attendance("ab"), Attendance("abc"), Attendance("bc", late="c"), Attendance("abc"), Attendance("abc")]
     attended(name, rounds, silos=3)
     assert [len(digests) for digests in given] == [1] * (len(rounds) + 1)
-    assert seen == common - {Exposure.INITIAL_MODEL}
+    assert seen == common - set(STARTS)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -48,14 +48,34 @@ class Method(_message.Message):
     def __init__(self, name: _Optional[str] = ..., parameters_json: _Optional[str] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "input_shape", "classes")
+    __slots__ = ("name", "input_shape", "classes", "weights")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INPUT_SHAPE_FIELD_NUMBER: _ClassVar[int]
     CLASSES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     input_shape: _containers.RepeatedScalarFieldContainer[int]
     classes: int
-    def __init__(self, name: _Optional[str] = ..., input_shape: _Optional[_Iterable[int]] = ..., classes: _Optional[int] = ...) -> None: ...
+    weights: Weights
+    def __init__(self, name: _Optional[str] = ..., input_shape: _Optional[_Iterable[int]] = ..., classes: _Optional[int] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ...) -> None: ...
+
+class Weights(_message.Message):
+    __slots__ = ("sha256", "tensors_sha256", "source", "licence", "public", "without", "brought")
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_SHA256_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    LICENCE_FIELD_NUMBER: _ClassVar[int]
+    PUBLIC_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_FIELD_NUMBER: _ClassVar[int]
+    BROUGHT_FIELD_NUMBER: _ClassVar[int]
+    sha256: str
+    tensors_sha256: str
+    source: str
+    licence: str
+    public: bool
+    without: str
+    brought: bool
+    def __init__(self, sha256: _Optional[str] = ..., tensors_sha256: _Optional[str] = ..., source: _Optional[str] = ..., licence: _Optional[str] = ..., public: _Optional[bool] = ..., without: _Optional[str] = ..., brought: _Optional[bool] = ...) -> None: ...
 
 class Training(_message.Message):
     __slots__ = ("epochs", "batch_size", "optimizer", "learning_rate", "momentum", "weight_decay", "keep_optimizer_state", "augmentation", "class_weights")

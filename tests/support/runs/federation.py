@@ -20,7 +20,6 @@ import torch
 import yaml
 
 from medsilo.algorithms.datasets import ImageDataset, save_npz
-from medsilo.algorithms.models import build
 from medsilo.algorithms.registry import make
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.privacy.consent.gate import PlanGate
@@ -306,8 +305,9 @@ class Federation:
         config = CoordinatorConfig.read(self.folder / "coordinator.yaml")
         plan = config.plan()
         method = make(plan.method.name, plan.method.parameters)
-        public = config.open_public(build(plan.model, seed=plan.seed))
-        simulation = Simulation(plan, method, self.shards, device=torch.device("cpu"), public=public)
+        public = config.open_public(config.build_model())
+        cpu = torch.device("cpu")
+        simulation = Simulation(plan, method, self.shards, device=cpu, public=public, weights=config.weights)
         for _ in range(plan.rounds):
             simulation.step()
         simulation.finish()

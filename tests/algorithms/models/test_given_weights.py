@@ -1,0 +1,198 @@
+"""Weights from files: nothing of a file is run, nothing of another architecture is taken, and the hash decides."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from medsilo.algorithms.models import build, build_start, state_of
+from medsilo.algorithms.models.given_weights import (
+    brought_start,
+    file_sha256,
+    find_weights,
+    new_layer,
+    read_weights,
+    sent_names,
+    taken,
+    tensors_sha256,
+    whole_start,
+)
+from medsilo.privacy.consent.plan import ModelPlan, WeightsPlan
+from medsilo.privacy.errors import ConfigurationError, RefusedError
+from medsilo.privacy.exposure import Exposure
+
+PLAN = ModelPlan(name="lenet5", input_shape=(3, 28, 28), classes=4)
+
+
+def given(seed: int = 7, classes: int = 4) -> dict[str, Tensor]:
+    return state_of(build(PLAN.model_copy(update={"classes": classes}), seed=seed))
+
+
+def weights_plan(path: Path, state: dict[str, Tensor], **fields: object) -> WeightsPlan:
+    return WeightsPlan(
+        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        tensors_sha256=tensors_sha256(state),
+        source="a test",
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+class Runs:
+    """Unpickled, it would make a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.folder),)
+
+
+def test_both_kinds_of_file_hold_the_same_tensors(tmp_path: Path) -> None:
+    state = given()
+    torch.save(state, tmp_path / "a.pt")
+    torch.save({"state_dict": state, "epoch": 3}, tmp_path / "b.ckpt")
+    save_file(state, tmp_path / "c.safetensors")
+    for path in tmp_path.iterdir():
+        found = read_weights(path)
+        assert found.keys() == state.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+
+
+def test_code_in_a_file_is_not_run(tmp_path: Path) -> None:
+    torch.save({"weight": Runs(tmp_path / "made")}, tmp_path / "bad.pt")
+    with pytest.raises(ConfigurationError, match=r"bad\.pt: .* holds code .* not run.*safetensors"):
+        read_weights(tmp_path / "bad.pt")
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.pt", b"no weights at all"), ("a.safetensors", b"no weights at all"), ("a.pth", b"")],
+)
+def test_what_is_no_file_of_weights_is_named(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigurationError, match=r"is no file of (weights|tensors)"):
+        read_weights(tmp_path / name)
+    with pytest.raises(ConfigurationError, match="there is no such file"):
+        read_weights(tmp_path / "other.pt")
+    torch.save([torch.zeros(2)], tmp_path / "list.pt")
+    with pytest.raises(ConfigurationError, match="holds no state of a model"):
+        read_weights(tmp_path / "list.pt")
+
+
+def test_another_number_of_classes_leaves_the_last_layer_and_nothing_else() -> None:
+    model = build(PLAN, seed=1)
+    other = given(classes=9)
+    assert new_layer(model, other) == "classifier"
+    assert new_layer(model, given()) is None
+    found = taken(model.state_dict(), other, "classifier", where="f")
+    assert set(model.state_dict()) - set(found) == {"classifier.weight", "classifier.bias"}
+    assert all(torch.equal(tensor, other[name]) for name, tensor in found.items())
+
+
+def test_another_architecture_is_refused_by_the_names_that_are_missing() -> None:
+    model = build(PLAN, seed=1)
+    prefixed = {f"module.{name}": tensor for name, tensor in given().items()}
+    with pytest.raises(ConfigurationError, match=r"f\.pt: 18 of .* convolution1\.weight.*it has module\.convolution1"):
+        taken(model.state_dict(), prefixed, None, where="f.pt")
+    wider = given() | {"hidden1.weight": torch.zeros(120, 7)}
+    with pytest.raises(ConfigurationError, match=r"hidden1\.weight is 120×7, and the model's is 120×256"):
+        taken(model.state_dict(), wider, None, where="f.pt")
+    with pytest.raises(ConfigurationError, match="not finite"):
+        taken(model.state_dict(), given() | {"hidden1.bias": torch.full((120,), torch.nan)}, None, where="f.pt")
+
+
+def test_files_from_before_batches_were_counted_do_as_well() -> None:
+    old = {name: tensor for name, tensor in given().items() if not name.endswith("num_batches_tracked")}
+    found = taken(build(PLAN, seed=1).state_dict(), old, None, where="f")
+    assert int(found["norm1.num_batches_tracked"]) == 0
+
+
+def test_the_hash_of_tensors_is_the_one_of_its_definition() -> None:
+    tensors = {"b": torch.tensor([1.0, 2.0]), "a": torch.tensor(3)}
+    by_hand = hashlib.sha256()
+    by_hand.update(json.dumps(["a", [], "I64"], separators=(",", ":")).encode() + b"\n")
+    by_hand.update((3).to_bytes(8, "little"))
+    by_hand.update(json.dumps(["b", [2], "F32"], separators=(",", ":")).encode() + b"\n")
+    by_hand.update(bytes.fromhex("0000803f00000040"))
+    assert tensors_sha256(tensors) == by_hand.hexdigest()
+
+
+def test_the_file_is_found_by_its_hash_whatever_its_name(tmp_path: Path) -> None:
+    state = given()
+    save_file(state, tmp_path / "right.safetensors")
+    save_file(given(8), tmp_path / "wrong.safetensors")
+    plan = weights_plan(tmp_path / "right.safetensors", state)
+    (tmp_path / "right.safetensors").rename(tmp_path / "zzz.safetensors")
+    assert find_weights(plan, [tmp_path]) == tmp_path / "zzz.safetensors"
+    assert find_weights(plan, [tmp_path / "zzz.safetensors"]) == tmp_path / "zzz.safetensors"
+    assert file_sha256(tmp_path / "zzz.safetensors") == plan.sha256
+    for places, said in (([], "names no file or folder"), ([tmp_path / "wrong.safetensors"], "none of")):
+        with pytest.raises(ConfigurationError, match=said) as caught:
+            find_weights(plan, places)
+        assert plan.sha256 in str(caught.value)
+
+
+def test_what_a_file_gives_is_what_the_plan_names(tmp_path: Path) -> None:
+    state = given()
+    save_file(state, tmp_path / "a.safetensors")
+    plan = weights_plan(tmp_path / "a.safetensors", state)
+    model = build(PLAN, seed=1)
+    found = brought_start(model, plan, [tmp_path])
+    assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+    other = plan.model_copy(update={"tensors_sha256": "0" * 64})
+    with pytest.raises(ConfigurationError, match="not the weights that were agreed on"):
+        brought_start(model, other, [tmp_path])
+    with_it = PLAN.model_copy(update={"weights": plan})
+    started = build_start(with_it, seed=1, weights=[tmp_path]).state_dict()
+    assert all(torch.equal(started[name], tensor) for name, tensor in state.items())
+
+
+def test_a_silo_takes_no_other_start_than_the_plans(tmp_path: Path) -> None:
+    state = given()
+    save_file(state, tmp_path / "a.safetensors")
+    plan = PLAN.model_copy(update={"weights": weights_plan(tmp_path / "a.safetensors", state)})
+    model = build(PLAN, seed=1)
+    found = whole_start(plan, model, state, [])
+    assert found.keys() == state.keys()
+    changed = state | {"hidden1.bias": state["hidden1.bias"] + 1e-6}
+    with pytest.raises(RefusedError, match="not the weights that were agreed on"):
+        whole_start(plan, model, changed, [])
+
+
+def test_of_a_start_that_silos_bring_only_the_new_layer_is_sent(tmp_path: Path) -> None:
+    state = given(classes=9)
+    save_file(state, tmp_path / "a.safetensors")
+    model = build(PLAN, seed=1)
+    own = taken(model.state_dict(), state, "classifier", where="f")
+    weights = weights_plan(tmp_path / "a.safetensors", own, brought=True, without="classifier")
+    plan = PLAN.model_copy(update={"weights": weights})
+    names = list(model.state_dict())
+    assert sent_names(plan, names) == ["classifier.weight", "classifier.bias"]
+    head = {name: model.state_dict()[name] for name in sent_names(plan, names)}
+    whole = whole_start(plan, build(PLAN, seed=2), head, [tmp_path])
+    assert list(whole) == names
+    assert all(torch.equal(whole[name], {**own, **head}[name]) for name in names)
+    assert sent_names(PLAN, names) == names
+
+
+def test_what_hospitals_made_has_a_class_of_its_own_and_is_asked_for(tmp_path: Path) -> None:
+    state = given()
+    save_file(state, tmp_path / "a.safetensors")
+    for public, brought, start in (
+        (True, False, Exposure.INITIAL_MODEL),
+        (False, False, Exposure.PEER_INITIAL_MODEL),
+        (False, True, Exposure.INITIAL_MODEL),  # what is sent is the new layer alone
+    ):
+        weights = weights_plan(tmp_path / "a.safetensors", state, public=public, brought=brought)
+        plan = PLAN.model_copy(update={"weights": weights})
+        assert plan.start == start
+        assert plan.asks == frozenset({start}) - {Exposure.INITIAL_MODEL}
+        assert ("made of hospitals' models" in weights.words) == (not public)
