@@ -138,6 +138,7 @@ def _read(
     from medsilo.algorithms.models.given_weights import (
         BACKBONE,
         file_sha256,
+        fillable,
         new_layer,
         read_weights,
         taken,
@@ -151,5 +152,5 @@ def _read(
     else:
         whole = build(model, seed=0, trusted=trusted)
         without = classifier_of(whole)[0] if new_head else new_layer(whole, given)
-    found = taken(whole.state_dict(), given, without, where=path)
+    found = taken(fillable(whole), given, without, where=path)
     return file_sha256(path), tensors_sha256(found), without

@@ -33,7 +33,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from medsilo.algorithms.method import Correction, Downloads, Objective, SiloHalf, State, Watch
-from medsilo.algorithms.models import OnFixedFeatures
+from medsilo.algorithms.models import OnFixedFeatures, frozen_names
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.silo.training.optimizers import make_optimizer
 from medsilo.silo.training.site import LocalSite, chosen_of, diverged, gradients_of
@@ -281,8 +281,9 @@ class _Trainee:
 
 
 def _unchanging(model: nn.Module) -> bool:
-    """Whether nothing but training changes it; a fixed extractor's buffers are constants."""
-    return isinstance(model, OnFixedFeatures) or next(model.buffers(), None) is None
+    """Whether nothing but training changes it; a fixed extractor's buffers, and frozen ones, are constants."""
+    frozen = frozen_names(model)
+    return isinstance(model, OnFixedFeatures) or all(name in frozen for name, _ in model.named_buffers())
 
 
 def _kind(fit: Fit) -> object:

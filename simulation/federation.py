@@ -25,7 +25,7 @@ from medsilo.algorithms.method import (
     State,
     participants,
 )
-from medsilo.algorithms.models import Layout, build_start, state_of
+from medsilo.algorithms.models import Layout, build_start, state_of, whole_state
 from medsilo.algorithms.models.given_weights import sent_names
 from medsilo.algorithms.protection.private import check
 from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload
@@ -118,7 +118,8 @@ class Simulation:
         shards = sorted(shards, key=lambda shard: shard.name)
         self._model = build_start(plan.model, seed=plan.seed, trusted=trusted, weights=weights)
         initial = state_of(self._model)
-        self._initial_bytes = Part.of({name: initial[name] for name in sent_names(plan.model, initial)}).nbytes
+        whole = whole_state(self._model)
+        self._initial_bytes = Part.of({name: whole[name] for name in sent_names(plan.model, self._model)}).nbytes
         names = tuple(shard.name for shard in shards)
         federation = Federation(
             Layout.of(self._model),

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
 SMALLEST = 16
 """The smallest height and width, in pixels."""
+
+
+class Extractor(Protocol):
+    """What features that are kept are made by: a function of one image."""
+
+    @property
+    def definition(self) -> str:
+        """What it computes, in one line: features that are kept are found by it. Another computation, or other weights,
+        have another definition."""
+
+    @property
+    def features(self) -> int:
+        """F, how many numbers it gives for an image."""
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """float32 ``[n, F]`` of images ``[n, C, H, W]`` in [-1, 1], on the device where it is."""
 
 
 class FixedExtractor(nn.Module):
@@ -19,8 +35,7 @@ class FixedExtractor(nn.Module):
     (``persistent=False``), so they do not travel.
 
     Attributes:
-        definition: what it computes, in one line, with a version: features that are kept are found by it. Another
-            computation needs another definition; one that reads weights names their hash in it.
+        definition: what it computes, in one line, with a version. Another computation needs another.
         features: F, how many numbers it gives for an image.
         bound: no image's features are longer (Euclidean norm).
         pixels_at_once: for how many pixels it has memory at once; larger batches are cut.

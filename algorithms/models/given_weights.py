@@ -18,7 +18,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from medsilo.algorithms.models.layout import classifier_of, state_of
+from medsilo.algorithms.models.layout import classifier_of, whole_state
+from medsilo.algorithms.models.low_rank import added_names
 from medsilo.algorithms.tensors import TensorSpec
 from medsilo.privacy.consent.plan import ModelPlan, WeightsPlan
 from medsilo.privacy.errors import ConfigurationError, RefusedError
@@ -100,7 +101,7 @@ def new_layer(model: nn.Module, given: Mapping[str, Tensor]) -> str | None:
     """The path of the model's classifier where the given one is for another number of classes; None where it is the
     same, or where there is none at all."""
     path, _ = classifier_of(model)
-    own = {name: tensor for name, tensor in model.state_dict().items() if is_in(name, path)}
+    own = {name: tensor for name, tensor in whole_state(model).items() if is_in(name, path)}
     other = any(name in given and given[name].shape != tensor.shape for name, tensor in own.items())
     return path if other else None
 
@@ -160,7 +161,13 @@ def brought_start(model: nn.Module, plan: WeightsPlan, places: Sequence[Path]) -
     """What a model takes of the file that this side brings; raises ``ConfigurationError`` as the functions above, or if
     what it takes is not what the plan names."""
     path = find_weights(plan, places)
-    return check_taken(taken(state_of(model), read_weights(path), plan.without, where=path), plan, where=path)
+    return check_taken(taken(fillable(model), read_weights(path), plan.without, where=path), plan, where=path)
+
+
+def fillable(model: nn.Module) -> dict[str, Tensor]:
+    """What of a model's state weights from a file may fill: all but low-rank updates, which are drawn."""
+    added = added_names(model)
+    return {name: tensor for name, tensor in whole_state(model).items() if name not in added}
 
 
 def check_taken(tensors: dict[str, Tensor], plan: WeightsPlan, *, where: object) -> dict[str, Tensor]:
@@ -175,13 +182,14 @@ def check_taken(tensors: dict[str, Tensor], plan: WeightsPlan, *, where: object)
     return tensors
 
 
-def sent_names(plan: ModelPlan, names: Iterable[str]) -> list[str]:
+def sent_names(plan: ModelPlan, model: nn.Module) -> list[str]:
     """Which tensors of a run's starting model the coordinator sends: all, or, where silos bring their weights
     themselves, those that are not in these."""
-    given = plan.weights
+    given, names = plan.weights, list(whole_state(model))
     if given is None or not given.brought or plan.name.startswith(BACKBONE):
-        return list(names)
-    return [name for name in names if is_in(name, given.without)]
+        return names
+    added = added_names(model)
+    return [name for name in names if name in added or is_in(name, given.without)]
 
 
 def whole_start(
@@ -204,11 +212,14 @@ def whole_start(
         return dict(sent)
     if given.brought:
         own = brought_start(model, given, places)
-        return {name: tensor for name in model.state_dict() if (tensor := {**sent, **own}.get(name)) is not None}
+        return {name: tensor for name in whole_state(model) if (tensor := {**sent, **own}.get(name)) is not None}
+    added = added_names(model)
+    filled = {name: tensor for name, tensor in sent.items() if name not in added}
     try:
-        return check_taken(dict(sent), given, where="the starting model that the coordinator sent")
+        check_taken(filled, given, where="the starting model that the coordinator sent")
     except ConfigurationError as error:
         raise RefusedError(str(error)) from None
+    return dict(sent)
 
 
 def _few(names: Sequence[str]) -> str:

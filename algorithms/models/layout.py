@@ -116,3 +116,8 @@ def _normalisation(model: nn.Module) -> tuple[str, ...]:
 def state_of(model: nn.Module) -> dict[str, Tensor]:
     """A copy of the model's whole state on the CPU, by name."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in model.state_dict().items()}
+
+
+def whole_state(model: nn.Module) -> dict[str, Tensor]:
+    """The model's state on the CPU, by name, what is frozen included; no copy where it is there."""
+    return {name: tensor.detach().to("cpu") for name, tensor in nn.Module.state_dict(model).items()}

@@ -16,6 +16,7 @@ from torch.func import functional_call
 
 from medsilo.algorithms.features import Scattering, StainTexture
 from medsilo.algorithms.models.fixed import on_backbone, on_fixed
+from medsilo.algorithms.models.frozen import train_only
 from medsilo.algorithms.models.given_weights import BACKBONE, brought_start
 from medsilo.algorithms.models.layout import classifier_of
 from medsilo.algorithms.own_code import load
@@ -246,10 +247,12 @@ def build(
     ``torchvision-features:NAME`` for a linear layer on the features of one, whose weights, of the hash that the plan
     names, are looked for in the files and folders ``weights``; or a dotted path ``package.module:callable`` to a user's
     own factory ``(input_shape, classes) -> nn.Module``.
-    A dotted path runs code of this machine that somebody else named, so it must stand in ``trusted``.
+    A dotted path runs code of this machine that somebody else named, so it must stand in ``trusted``. What
+    ``plan.train`` does not name is frozen (``medsilo.algorithms.models.frozen``).
 
-    Raises ``ConfigurationError`` for an unknown name, an untrusted path, or a factory whose model does not fit: it does
-    not take such images, gives no logits ``[batch, classes]``, or its last linear layer is not its classifier.
+    Raises ``ConfigurationError`` for an unknown name, an untrusted path, a factory whose model does not fit (it does
+    not take such images, gives no logits ``[batch, classes]``, or its last linear layer is not its classifier), or a
+    ``train`` that does not.
     """
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
@@ -260,7 +263,7 @@ def build(
             raise ConfigurationError(f"model {plan.name}: it has no trainable parameters")
         if ":" in plan.name:
             _check_fits(model, plan)
-    return model
+        return train_only(model, plan)
 
 
 def build_start(

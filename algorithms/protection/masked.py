@@ -155,8 +155,8 @@ def encode_upload(upload: Payload, plan: SecureAggregationPlan, silos: int) -> t
 def noised_upload(upload: Payload, noised: Mapping[str, Tensor]) -> NDArray[np.uint64]:
     """The same for an update that is whole numbers already, with noise that is shared out.
 
-    ``noised``: the numbers by tensor's name, int64. Raises ``RefusedError`` for a tensor without: rounded now, its noise
-    would be no whole numbers, and the sum nothing that is accounted for.
+    ``noised``: the numbers by tensor's name, int64. Raises ``RefusedError`` for a tensor without: rounded now, its
+    noise would be no whole numbers, and the sum nothing that is accounted for.
     """
     pieces = [upload[Exposure.SAMPLE_COUNT].tensors()[COUNT.name].numpy().reshape(1).astype(np.uint64)]
     for exposure in _summed(upload):

@@ -68,16 +68,18 @@ def check_model(model: nn.Module, name: str, input_shape: tuple[int, int, int]) 
     """
     from opacus.validators import ModuleValidator  # takes seconds to load, and runs without privacy do without it
 
+    model.train()
     mixing = [
         f"{path or 'the model'} ({type(module).__name__})"
         for path, module in model.named_modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) or getattr(module, "track_running_stats", False)
+        if (isinstance(module, nn.modules.batchnorm._BatchNorm) or getattr(module, "track_running_stats", False))
+        and module.training  # what is frozen is not: it takes its running statistics as they are
     ]
     if mixing:
         raise ConfigurationError(
             f"model {name} cannot be trained with differential privacy: {', '.join(mixing[:3])}"
             f"{' …' if len(mixing) > 3 else ''} mix the images of a batch, so that no image's gradient is its own. Use "
-            "a model with group normalisation, for example lenet5-gn or resnet8-gn"
+            "a model with group normalisation, for example lenet5-gn or resnet8-gn; or freeze them (`train: head`)"
         )
     if errors := ModuleValidator.validate(model):
         raise ConfigurationError(

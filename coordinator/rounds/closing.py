@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from medsilo.algorithms.method import Downloads, Federation, Method, Round, SiloWeights, local_metrics
-from medsilo.algorithms.models import Layout
+from medsilo.algorithms.models import Layout, plain_state, whole_state
 from medsilo.algorithms.models.given_weights import sent_names
 from medsilo.algorithms.protection.masked import masked_specs, mean_of
 from medsilo.algorithms.tensors import Part, Payload, TensorSpec, Workspace
@@ -52,7 +52,7 @@ class Aggregator:
         self._files = files
         model = config.build_model()
         if not files.initial.exists() or not store.members(plan.run):  # the plan may have been corrected
-            write_payload(files.initial, {Exposure.INITIAL_MODEL: Part.of(model.state_dict())})
+            write_payload(files.initial, {Exposure.INITIAL_MODEL: Part.of(whole_state(model))})
         self.federation = Federation(
             Layout.of(model),
             plan.rounds,
@@ -61,6 +61,7 @@ class Aggregator:
             plan.model.input_shape,
             config.open_public(model),
         )
+        self._sent = sent_names(plan.model, model)
         del model
         return_freed_memory()
 
@@ -87,13 +88,15 @@ class Aggregator:
         layout, path = self.federation.layout, self._files.folder / OUTCOME
         if last is None or path.exists():
             return
-        (start,) = read_payload(self._files.initial).values()
         if not set(layout.parameters) <= {spec for part in last.values() for spec in part.specs}:
             return
-        model = start.tensors()
+        (start,) = read_payload(self._files.initial).values()
+        state = start.tensors()
         for part in last.values():
-            model |= {name: tensor for name, tensor in part.tensors().items() if name in model}
-        write_tensors(path, model)
+            state |= {name: tensor for name, tensor in part.tensors().items() if name in state}
+        model = self._config.build_model()
+        model.load_state_dict(state)
+        write_tensors(path, plain_state(model, {}))
 
     def for_silo(self, silo: str, *, at_end: bool, holds_model: bool) -> Payload:
         """What goes with a silo's task; the starting model, too, where it does not hold one."""
@@ -104,11 +107,10 @@ class Aggregator:
         """What a silo is sent of the starting model."""
         model = self._plan.model
         (part,) = read_payload(self._files.initial).values()
-        wanted = sent_names(model, (spec.name for spec in part.specs))
-        if len(wanted) == len(part.specs):
+        if len(self._sent) == len(part.specs):
             return {model.start: part}
         tensors = part.tensors()
-        return {model.start: Part.of({name: tensors[name] for name in wanted})} if wanted else {}
+        return {model.start: Part.of({name: tensors[name] for name in self._sent})} if self._sent else {}
 
     def forget(self, silo: str) -> bool:
         """Lets go of what is left of a silo that has withdrawn; whether that is to be prepared anew which silos are

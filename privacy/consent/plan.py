@@ -62,18 +62,47 @@ class WeightsPlan(StrictModel):
         return f"It starts from given weights, {made}: {self.source} ({licence}; SHA-256 {self.sha256}); {how}.{new}"
 
 
+MOST = 10_000
+"""The most layers, or the highest rank, that a plan may name."""
+
+
+class LastLayers(StrictModel):
+    """The last layers of a network. ``last``: how many, the classifier among them."""
+
+    last: int = Field(ge=2, le=MOST)
+
+
+class Rank(StrictModel):
+    """Of low-rank updates. ``rank``: r; a layer's update is a product of two matrices with r columns and r rows."""
+
+    rank: int = Field(ge=1, le=MOST)
+
+
+class LowRankUpdates(StrictModel):
+    """An update of low rank for every other layer, and the classifier whole (LoRA). ``lora``: of which rank."""
+
+    lora: Rank
+
+
+Train = Literal["all", "head"] | LastLayers | LowRankUpdates
+"""What of a network is trained. The rest is frozen: it stays as it starts, and only what is trained travels."""
+
+
 class ModelPlan(StrictModel):
     """The architecture that every silo builds.
 
     ``name``: a network of ``medsilo.algorithms.models``, ``torchvision:NAME``, ``torchvision-features:NAME``, or
     ``module:factory`` of one's own. ``input_shape``: channels, height, width of an image. ``classes``: how many the
-    images have. ``weights``: what it starts from; random numbers without it.
+    images have. ``weights``: what it starts from; random numbers without it. ``train``: what of it is trained, and so
+    travels: ``all``; ``head``, the classifier; ``{last: N}``, the last N layers; ``{lora: {rank: R}}``, the classifier
+    and an update of rank R for every other layer. The rest stays as it starts.
     """
 
     name: str = Field(min_length=1, max_length=200)
     input_shape: tuple[int, int, int]
     classes: int = Field(ge=2, le=100_000)
     weights: WeightsPlan | None = None
+    train: Train = "all"
 
     @property
     def start(self) -> Exposure:
@@ -87,12 +116,24 @@ class ModelPlan(StrictModel):
         """What a silo must consent to for the starting model: that one made of hospitals' models reaches others."""
         return frozenset({self.start}) & MADE_OF_UPDATES
 
+    @field_validator("train", mode="before")
+    @classmethod
+    def _one_of_four(cls, train: Any) -> Any:
+        match train:
+            case "all" | "head" | LastLayers() | LowRankUpdates():
+                return train
+            case {"last": int(number)} | {"lora": {"rank": int(number)}} if len(train) == 1 and 1 <= number <= MOST:
+                return "head" if train == {"last": 1} else train
+        raise ValueError("should be all, head, {last: N} (the last N layers) or {lora: {rank: R}}, with N and R from 1")
+
     @model_serializer(mode="wrap")
     def _without_nothing(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A model without given weights is written, and hashed, as before there were any."""
+        """A model that is trained whole, from random numbers, is written, and hashed, as before there were others."""
         content: dict[str, Any] = serialise(self)
         if content.get("weights", self) is None:
             del content["weights"]
+        if content.get("train") == "all":
+            del content["train"]
         return content
 
     @field_validator("input_shape")
@@ -342,7 +383,9 @@ class RunPlan(StrictModel):
             method=plan_pb2.Method(
                 name=self.method.name, parameters_json=write_canonical(self.method.parameters).decode()
             ),
-            model=plan_pb2.Model(**self.model.model_dump(exclude_none=True)),
+            model=plan_pb2.Model(
+                **self.model.model_dump(exclude={"train"}, exclude_none=True), train=_train_message(self.model.train)
+            ),
             training=plan_pb2.Training(**self.training.model_dump()),
             rounds=self.rounds,
             seed=self.seed,
@@ -373,6 +416,7 @@ class RunPlan(StrictModel):
                 "input_shape": tuple(message.model.input_shape),
                 "classes": message.model.classes,
                 "weights": _weights_fields(message.model.weights) if message.model.HasField("weights") else None,
+                "train": _train_fields(message.model.train) if message.model.HasField("train") else "all",
             },
             "training": _training_fields(message.training),
             "rounds": message.rounds,
@@ -423,6 +467,24 @@ def _check_shared_noise(honest: int, plan: RunPlan) -> None:
 def _weights_fields(message: plan_pb2.Weights) -> dict[str, Any]:
     fields = {name: getattr(message, name) for name in WeightsPlan.model_fields}
     return fields | {name: fields[name] or None for name in ("licence", "without")}
+
+
+def _train_message(train: Train) -> plan_pb2.Train | None:
+    match train:
+        case "all":
+            return None
+        case LowRankUpdates(lora=lora):
+            return plan_pb2.Train(rank=lora.rank)
+        case LastLayers(last=last):
+            return plan_pb2.Train(last=last)
+        case _:
+            return plan_pb2.Train(last=1)
+
+
+def _train_fields(message: plan_pb2.Train) -> dict[str, Any]:
+    if message.rank and message.last:
+        return {"last": message.last, "lora": {"rank": message.rank}}  # which no plan says, and is refused
+    return {"lora": {"rank": message.rank}} if message.rank else {"last": message.last}
 
 
 def _training_fields(message: plan_pb2.Training) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 
 from medsilo.algorithms.datasets import ImageDataset
 from medsilo.algorithms.method import SiloHalf, local_metrics
-from medsilo.algorithms.models import build
+from medsilo.algorithms.models import build, whole_state
 from medsilo.algorithms.models.given_weights import find_weights, sent_names, whole_start
 from medsilo.algorithms.protection.masked import digest
 from medsilo.algorithms.registry import make
@@ -35,7 +35,7 @@ from medsilo.silo.run.masking import Masking
 from medsilo.silo.run.run_state import Measured, RunState
 from medsilo.silo.state.config import SiloConfig
 from medsilo.silo.training.measuring import Measurement, Progress
-from medsilo.silo.training.processes import Processes, take_up
+from medsilo.silo.training.processes import FROZEN, Processes, take_up
 from medsilo.silo.training.site import LocalSite
 from medsilo.silo.uplink.uplink import Uplink
 
@@ -93,7 +93,8 @@ class Participation:
         self._validated: Measurement | None = None
         self.early_end: EarlyEnd | None = None
         self._weights = config.weights
-        memory = self._state.memory()
+        frozen = self._state.frozen()
+        memory = {**({FROZEN: frozen} if frozen else {}), **self._state.memory()}
         if plan.model.weights is not None and plan.model.weights.brought and not memory:
             find_weights(plan.model.weights, config.weights)  # before anything is asked for
         with processes.together("resume", memory):
@@ -219,6 +220,8 @@ class Participation:
         self._state.save(
             {**self._half.memory, **self._site.optimizers},
             trained_rounds=round_number + 1,
+            frozen=self._site.frozen(),
+            plain=self._site.plain(self._half.personal()),
             measurements={**start, round_number + 1: measured},
             received=self._received,
             rounds=self._rounds,
@@ -239,6 +242,8 @@ class Participation:
             self._state.save(
                 {**self._half.memory, **self._site.optimizers},
                 trained_rounds=self._state.trained_rounds,
+                frozen=self._site.frozen(),
+                plain=self._site.plain(self._half.personal()),
                 measurements={**start, **last},
                 received=self._received,
                 finished=True,
@@ -254,11 +259,11 @@ class Participation:
         if self._half.memory:
             return {}
         model = self._plan.model
-        if sent_names(model, self._site.model.state_dict()) and model.start not in payload:
+        if sent_names(model, self._site.model) and model.start not in payload:
             raise RefusedError("the coordinator did not send the starting model")
         given = payload_tensors(payload, [model.start] if model.start in payload else [])
         initial = whole_start(model, self._site.model, given, self._weights)
-        expected = {name: (tensor.shape, tensor.dtype) for name, tensor in self._site.model.state_dict().items()}
+        expected = {name: (tensor.shape, tensor.dtype) for name, tensor in whole_state(self._site.model).items()}
         if {name: (tensor.shape, tensor.dtype) for name, tensor in initial.items()} != expected:
             raise RefusedError(
                 f"the starting model does not have the names, shapes and types of {model.name}; coordinator "
@@ -267,8 +272,9 @@ class Participation:
         if self._masking is not None:
             self._received["start"] = digest({model.start: Part.of(initial)}).hex()
         with self._processes.together("begin", {"initial": initial}):
-            self._half.begin(initial)
-        return {0: self._site.measure(initial)}
+            begun = self._site.start(initial)
+            self._half.begin(begun)
+        return {0: self._site.measure(begun)}
 
     def _send(
         self,

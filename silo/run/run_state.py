@@ -75,7 +75,9 @@ class Early(BaseModel):
 
 class Progress(BaseModel):
     """``progress.json``. ``rounds``: of the run's rounds, those behind the personalised model; None in folders of
-    earlier releases. ``last``, ``best``: the model as it is, and as it was best; without validation images neither."""
+    earlier releases. ``last``, ``best``: the model as it is, and as it was best; without validation images neither.
+    ``frozen``: the file of what of the model is frozen, and ``plain``: of the model with it; None where nothing is, and
+    the method's memory holds the whole model."""
 
     model_config = ConfigDict(extra="forbid")
     plan_sha256: str
@@ -88,6 +90,13 @@ class Progress(BaseModel):
     last: Validated | None = None
     best: Validated | None = None
     early_end: Early | None = None
+    frozen: _File | None = None
+    plain: _File | None = None
+
+    @property
+    def model(self) -> str:
+        """The file of the personalised model as programs load it."""
+        return self.plain or self.files[PERSONAL]
 
 
 class RunState:
@@ -132,19 +141,25 @@ class RunState:
 
     def memory(self) -> Memory:
         """The method's memory as it was saved last; empty before the first round."""
-        memory: Memory = {}
-        for group, name in self._progress.files.items():
-            try:
-                memory[group] = _in_order(self.folder / name)
-            except (OSError, SafetensorError, ValueError, KeyError) as error:
-                raise self._damaged(self.folder / name, str(error)) from None
-        return memory
+        return {group: self._tensors(name) for group, name in self._progress.files.items()}
+
+    def frozen(self) -> dict[str, Tensor]:
+        """What of the model is frozen; empty before the first round, or where nothing is."""
+        return {} if self._progress.frozen is None else self._tensors(self._progress.frozen)
+
+    def _tensors(self, name: str) -> dict[str, Tensor]:
+        try:
+            return _in_order(self.folder / name)
+        except (OSError, SafetensorError, ValueError, KeyError) as error:
+            raise self._damaged(self.folder / name, str(error)) from None
 
     def save(
         self,
         memory: Memory,
         *,
         trained_rounds: int,
+        frozen: Mapping[str, Tensor] | None = None,
+        plain: Mapping[str, Tensor] | None = None,
         measurements: Mapping[int, Measurement | None],
         received: Mapping[str, str] | None = None,
         finished: bool = False,
@@ -154,22 +169,24 @@ class RunState:
     ) -> None:
         """Keeps a round's outcome; ``measurements`` by number of rounds behind them, ``received`` as the property.
 
-        ``rounds``: of the run's rounds, those behind the personalised model; ``trained_rounds`` by default.
+        ``frozen``: what of the model is frozen, written once; ``plain``: the personalised model with it, where anything
+        is. ``rounds``: of the run's rounds, those behind the personalised model; ``trained_rounds`` by default.
         ``validation``: that model on the validation images; the best one stays beside the last, as a second name of
         the same bytes while they are the same. ``early_end``: why the run has ended before its plan's last round.
         """
         rounds = trained_rounds if rounds is None else rounds
-        files = {}
-        for group, state in memory.items():
-            name = f"{group}-{trained_rounds:06d}{'-end' if finished else ''}.safetensors"
-            write_tensors(self.folder / name, state)
-            files[group] = name
-        last, best = self._validated(files[PERSONAL], rounds, validation)
-        old = _kept(self._progress) - {*files.values(), *([best.file] if best else [])}
+        suffix = f"{trained_rounds:06d}{'-end' if finished else ''}"
+        files = {group: self._written(f"{group}-{suffix}", state) for group, state in memory.items()}
+        kept_frozen, shown = self._progress.frozen, None
+        if frozen:
+            kept_frozen = kept_frozen or self._written("frozen", frozen)
+            shown = self._written(f"model-{suffix}", plain or {})
+        last, best = self._validated(shown or files[PERSONAL], rounds, validation)
         measured = list(self._progress.measured)
         for number, measurement in measurements.items():
             if measurement is not None:
                 measured.append(Measured(rounds=number, **vars(measurement)))
+        before = _kept(self._progress)
         self._progress = Progress(
             plan_sha256=self._plan.sha256.hex(),
             trained_rounds=trained_rounds,
@@ -181,11 +198,18 @@ class RunState:
             last=last,
             best=best,
             early_end=Early(rounds=early_end.rounds, reason=early_end.reason.name) if early_end else None,
+            frozen=kept_frozen,
+            plain=shown,
         )
         write_atomically(self.folder / _PROGRESS, self._progress.model_dump_json(indent=2).encode())
         self._show()
-        for name in old:
+        for name in before - _kept(self._progress):
             (self.folder / name).unlink(missing_ok=True)
+
+    def _written(self, name: str, tensors: Mapping[str, Tensor]) -> str:
+        """Writes a file of tensors, and returns its name."""
+        write_tensors(self.folder / f"{name}.safetensors", tensors)
+        return f"{name}.safetensors"
 
     def _validated(
         self, file: str, rounds: int, found: Measurement | None
@@ -237,7 +261,7 @@ class RunState:
 
     def _show(self) -> None:
         """Gives the personalised model its lasting name, without writing its bytes again."""
-        source = self.folder / self._progress.files[PERSONAL]
+        source = self.folder / self._progress.model
         try:
             give_name(source, self.folder / MODEL)
         except FileNotFoundError:
@@ -260,7 +284,8 @@ class RunState:
 
 
 def _kept(progress: Progress) -> set[str]:
-    return {*progress.files.values(), *([progress.best.file] if progress.best else [])}
+    others = (progress.best.file if progress.best else None, progress.frozen, progress.plain)
+    return {*progress.files.values(), *(name for name in others if name is not None)}
 
 
 def give_name(source: Path, target: Path) -> None:
@@ -298,7 +323,7 @@ def describe(plan: RunPlan, silo: str, dataset: ImageDataset) -> dict[str, Any]:
     return {
         "load": "medsilo.algorithms.models.build(ModelPlan(**architecture)), then load_state_dict of "
         f"{MODEL} (safetensors)",
-        "architecture": plan.model.model_dump(mode="json"),
+        "architecture": plan.model.model_dump(mode="json", exclude={"train"}),
         "pixels": "uint8 RGB or grey, channels first, scaled as (x / 255 - 0.5) / 0.5",
         "class_names": list(dataset.class_names),
         "silo": silo,

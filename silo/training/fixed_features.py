@@ -1,10 +1,11 @@
-"""A hospital's images as a fixed extractor sees them: worked out once for a version of the data set."""
+"""A hospital's images as an extractor that nobody trains sees them: worked out once for a version of the data set."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit, to_tensor
-from medsilo.algorithms.features import FixedExtractor
+from medsilo.algorithms.features import Extractor
 from medsilo.privacy.files.durable import write_atomically
 
 _IMAGES_AT_ONCE = 256
@@ -25,7 +26,7 @@ class FixedFeatures:
     """The features of a data set's images, made when they are first asked for.
 
     Args:
-        extractor: what makes them.
+        extractor: what makes them, a fixed one or a network's frozen front, on the device already.
         dataset: of what.
         device: where they are made, and where they are wanted.
         folder: where they are kept, in a file (mode 0600) that is found by the SHA-256 of the data set's fingerprint,
@@ -34,7 +35,7 @@ class FixedFeatures:
     """
 
     def __init__(
-        self, extractor: FixedExtractor, dataset: ImageDataset, device: torch.device, folder: Path | None = None
+        self, extractor: Extractor, dataset: ImageDataset, device: torch.device, folder: Path | None = None
     ) -> None:
         self._extractor = extractor
         self._dataset = dataset
@@ -53,7 +54,7 @@ class FixedFeatures:
         splits = {"train": self._dataset.train, "test": self._dataset.test, "validation": self._dataset.validation}
         return {name: split for name, split in splits.items() if split is not None}
 
-    @property
+    @cached_property
     def _key(self) -> dict[str, str]:
         return {
             "data_sha256": self._dataset.fingerprint,
@@ -68,11 +69,10 @@ class FixedFeatures:
         return found
 
     def _features(self, split: ImageSplit) -> Tensor:
-        extractor = self._extractor.to(self._device)
-        found = [torch.zeros(0, extractor.features)]
+        found = [torch.zeros(0, self._extractor.features)]
         for start in range(0, len(split), _IMAGES_AT_ONCE):
             images = to_tensor(split.images[start : start + _IMAGES_AT_ONCE]).to(self._device)
-            found.append(extractor(images).cpu())
+            found.append(self._extractor(images).cpu())
         return torch.cat(found)
 
     def _path(self, folder: Path) -> Path:

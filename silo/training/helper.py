@@ -75,7 +75,7 @@ def _work(connection: Connection) -> None:
             case "resume":
                 take_up(order.groups, half, site)
             case "begin":
-                half.begin(order.groups["initial"])
+                half.begin(site.start(order.groups["initial"]))
             case "train":
                 half.train(order.round, order.payload)
             case "finish":

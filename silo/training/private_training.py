@@ -34,6 +34,7 @@ from torch.nn import functional as F
 
 from medsilo.algorithms.datasets import ImageDataset
 from medsilo.algorithms.method import Correction, Watch
+from medsilo.algorithms.models import PartlyTrained
 from medsilo.privacy.budget.accounting import Event, Unit
 from medsilo.privacy.budget.noise import NoiseSource
 from medsilo.privacy.budget.promise import PrivacyPlan
@@ -278,6 +279,7 @@ def reads_of(
         if isinstance(value, Tensor)
     }
     centre, linear = (correction.centre, correction.linear) if correction is not None else ({}, {})
+    found.update(model.frozen_sha256.encode() if isinstance(model, PartlyTrained) else b"")
     for group in (model.state_dict(), remembered, centre, linear):
         found.update(f"{len(group)}\n".encode())
         for name in sorted(group):

@@ -40,6 +40,8 @@ from medsilo.silo.training.optimizers import OPTIMIZER
 from medsilo.silo.training.site import LocalSite
 
 READY = b"ready"
+FROZEN = "frozen"
+"""The group that holds what of the model is frozen; it is the site's."""
 _PATIENCE_SECONDS = 30.0
 """So long after a process's end the silo may take to notice it by itself."""
 _WORDS_SECONDS = 10.0
@@ -83,6 +85,9 @@ class Order:
 def take_up(memory: Memory, half: SiloHalf, site: LocalSite) -> None:
     """Gives a fresh half and its site what a run folder kept of them."""
     for group, tensors in memory.items():
+        if group == FROZEN:
+            site.load(tensors)
+            continue
         kept = site.optimizers if group.startswith(OPTIMIZER) else half.memory
         kept[group] = tensors
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit, image_hashes, to_tensor
-from medsilo.algorithms.method import Correction, Memory, Objective, Vectors, Watch, derive_seed
-from medsilo.algorithms.models import Layout, OnFixedFeatures
+from medsilo.algorithms.method import Correction, Memory, Objective, State, Vectors, Watch, derive_seed
+from medsilo.algorithms.models import Layout, extractor_of, frozen_names, frozen_state, plain_state
 from medsilo.algorithms.protection.private import check_model
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.errors import ConfigurationError, DataError, RefusedError, TrainingError
@@ -72,9 +72,10 @@ class LocalSite:
     made from noised gradients alone. Modules of a method's own begin anew in every round. Where noise is shared out,
     it holds the whole numbers that are to be masked, too, and ``num_samples`` is the number of units.
 
-    A model on a fixed extractor (``OnFixedFeatures``) is given its images' features, which are made once and kept in
-    the folder ``features``, in memory alone by default; not in training with augmentation, which makes other images at
-    each step. What a method does with the images themselves, it does with the images.
+    A model whose extractor is fixed or frozen (``extractor_of``) is given its images' features, which are made once and
+    kept in the folder ``features``, in memory alone by default; not in training with augmentation, which makes other
+    images at each step. What a method does with the images themselves, it does with the images. What is frozen stands
+    in the model alone (``medsilo.algorithms.models.frozen``): methods see states without it.
     """
 
     def __init__(
@@ -113,9 +114,8 @@ class LocalSite:
         self._dataset = dataset
         self._train = _on(device, dataset.train)
         self._test = _on(device, dataset.test)
-        self._features = (
-            FixedFeatures(model.extractor, dataset, device, features) if isinstance(model, OnFixedFeatures) else None
-        )
+        extractor = extractor_of(self._model)
+        self._features = None if extractor is None else FixedFeatures(extractor, dataset, device, features)
         self._left: Tensor | None = None
         self._class_weights = self._weights_of_classes()
         self.optimizers: Memory = {}
@@ -156,6 +156,21 @@ class LocalSite:
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Loads a whole state, or only some of its tensors, into the model."""
         self._model.load_state_dict(state, strict=False)
+
+    def start(self, whole: Mapping[str, Tensor]) -> State:
+        """Takes the starting model, what is frozen included; returns the state that a half begins with."""
+        frozen = frozen_names(self._model)
+        if frozen:
+            self.load({name: whole[name] for name in frozen})
+        return {name: tensor for name, tensor in whole.items() if name not in frozen}
+
+    def frozen(self) -> State:
+        """What is frozen; empty where all is trained. ``load`` takes it again."""
+        return frozen_state(self._model)
+
+    def plain(self, state: Mapping[str, Tensor]) -> State:
+        """A state of a half's as that of the plan's network without ``train``: what programs know that load it."""
+        return plain_state(self._model, state)
 
     def fit(
         self,

@@ -48,16 +48,26 @@ class Method(_message.Message):
     def __init__(self, name: _Optional[str] = ..., parameters_json: _Optional[str] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "input_shape", "classes", "weights")
+    __slots__ = ("name", "input_shape", "classes", "train", "weights")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INPUT_SHAPE_FIELD_NUMBER: _ClassVar[int]
     CLASSES_FIELD_NUMBER: _ClassVar[int]
+    TRAIN_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     input_shape: _containers.RepeatedScalarFieldContainer[int]
     classes: int
+    train: Train
     weights: Weights
-    def __init__(self, name: _Optional[str] = ..., input_shape: _Optional[_Iterable[int]] = ..., classes: _Optional[int] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., input_shape: _Optional[_Iterable[int]] = ..., classes: _Optional[int] = ..., train: _Optional[_Union[Train, _Mapping]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ...) -> None: ...
+
+class Train(_message.Message):
+    __slots__ = ("last", "rank")
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    last: int
+    rank: int
+    def __init__(self, last: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class Weights(_message.Message):
     __slots__ = ("sha256", "tensors_sha256", "source", "licence", "public", "without", "brought")

@@ -20,6 +20,7 @@ import torch
 import yaml
 
 from medsilo.algorithms.datasets import ImageDataset, save_npz
+from medsilo.algorithms.models import plain_state
 from medsilo.algorithms.registry import make
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.privacy.consent.gate import PlanGate
@@ -311,4 +312,5 @@ class Federation:
         for _ in range(plan.rounds):
             simulation.step()
         simulation.finish()
-        return {name: half.personal() for name, half in simulation.silos.items()}
+        halves = simulation.silos.items()
+        return {name: plain_state(half.site.model, half.personal()) for name, half in halves}

@@ -272,20 +272,7 @@ def main() -> None:
         print(f"claimed: μ = {mu:.4f}, ε = {cost:.4f} at δ = {DELTA:g}; all bounds at {1 - LEVEL:.0%}")
     written: dict[str, Any] = {"claims": claims, "delta": DELTA, "level": LEVEL}
     for share in options.noise:
-        seed = f"{options.seed} {share}"
-        kinds: list[tuple[str, float, int, Callable[[int], Found]]] = [
-            ("one run", ONE, options.repeat, lambda number: one_run(share, f"{seed} {number}")),
-            (
-                "small",
-                MANY,
-                options.small,
-                lambda number: one_run(
-                    share, f"{seed} small {number}", target=MANY, step_size=SLOWED, hospitals=2, side=16
-                ),
-            ),
-            ("many runs", MANY, min(options.trainings, 1), lambda _: many_runs(share, seed, options.trainings)),
-        ]
-        for kind, target, times, audit in kinds:
+        for kind, target, times, audit in _kinds(options, share):
             found = []
             for number in range(times):
                 began = time.monotonic()
@@ -302,6 +289,20 @@ def main() -> None:
             for name in ("by_statistics", "by_guesses"):
                 bounds = [bound for one in found if (bound := getattr(one, name)) is not None]
                 _summary(f"{kind}, {share:g} of the noise, {name}", bounds, claims[target][0])
+
+
+def _kinds(options: argparse.Namespace, share: float) -> list[tuple[str, float, int, Callable[[int], Found]]]:
+    """The audits at one share of the noise: name, claim, how often, and what one of them finds."""
+    seed = f"{options.seed} {share}"
+
+    def small(number: int) -> Found:
+        return one_run(share, f"{seed} small {number}", target=MANY, step_size=SLOWED, hospitals=2, side=16)
+
+    return [
+        ("one run", ONE, options.repeat, lambda number: one_run(share, f"{seed} {number}")),
+        ("small", MANY, options.small, small),
+        ("many runs", MANY, min(options.trainings, 1), lambda _: many_runs(share, seed, options.trainings)),
+    ]
 
 
 def _said(found: Found) -> str:
