@@ -94,9 +94,7 @@ class Aggregator:
         state = start.tensors()
         for part in last.values():
             state |= {name: tensor for name, tensor in part.tensors().items() if name in state}
-        model = self._config.build_model()
-        model.load_state_dict(state)
-        write_tensors(path, plain_state(model, {}))
+        write_tensors(path, plain_state(self._config.build_model(), state))
 
     def for_silo(self, silo: str, *, at_end: bool, holds_model: bool) -> Payload:
         """What goes with a silo's task; the starting model, too, where it does not hold one."""

@@ -6,13 +6,14 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from medsilo.algorithms.models import build, build_start, state_of
+from medsilo.algorithms.models import build, build_start, state_of, whole_state
 from medsilo.algorithms.models.given_weights import (
     brought_start,
     file_sha256,
@@ -175,12 +176,33 @@ def test_of_a_start_that_silos_bring_only_the_new_layer_is_sent(tmp_path: Path) 
     weights = weights_plan(tmp_path / "a.safetensors", own, brought=True, without="classifier")
     plan = PLAN.model_copy(update={"weights": weights})
     names = list(model.state_dict())
-    assert sent_names(plan, names) == ["classifier.weight", "classifier.bias"]
-    head = {name: model.state_dict()[name] for name in sent_names(plan, names)}
+    assert sent_names(plan, model) == ["classifier.weight", "classifier.bias"]
+    head = {name: model.state_dict()[name] for name in sent_names(plan, model)}
     whole = whole_start(plan, build(PLAN, seed=2), head, [tmp_path])
     assert list(whole) == names
     assert all(torch.equal(whole[name], {**own, **head}[name]) for name in names)
-    assert sent_names(PLAN, names) == names
+    assert sent_names(PLAN, model) == names
+
+
+@pytest.mark.parametrize("train", ["head", {"last": 2}, {"lora": {"rank": 2}}])
+@pytest.mark.parametrize("brought", [False, True])
+def test_a_model_of_which_a_part_is_trained_starts_from_given_weights(
+    tmp_path: Path, train: Any, brought: bool
+) -> None:
+    """Low-rank updates are in no file: they are drawn, and sent also where hospitals bring the rest."""
+    state = given()
+    save_file(state, tmp_path / "a.safetensors")
+    weights = weights_plan(tmp_path / "a.safetensors", state, brought=brought)
+    plan = ModelPlan(name="lenet5", input_shape=(3, 28, 28), classes=4, train=train, weights=weights)
+    start = whole_state(build_start(plan, seed=1, weights=[tmp_path]))
+    assert all(torch.equal(start[name], state[name]) for name in state)
+    here = build(plan, seed=2)
+    sent = {name: start[name] for name in sent_names(plan, here)}
+    if brought:
+        assert set(sent) == set(start) - set(state)
+    whole = whole_start(plan, here, sent, [tmp_path])
+    assert list(whole) == list(start)
+    assert all(torch.equal(whole[name], start[name]) for name in start)
 
 
 def test_what_hospitals_made_has_a_class_of_its_own_and_is_asked_for(tmp_path: Path) -> None:
