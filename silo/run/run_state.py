@@ -20,6 +20,7 @@ from torch import Tensor
 
 from medsilo.algorithms.datasets import ImageDataset
 from medsilo.algorithms.method import PERSONAL, Memory
+from medsilo.algorithms.models.given_weights import BACKBONE
 from medsilo.algorithms.tensors.files import write_tensors
 from medsilo.privacy.consent.early_end import EarlyEnd, EndReason
 from medsilo.privacy.consent.plan import RunPlan
@@ -320,8 +321,9 @@ def has_ended(folder: Path, plan_sha256: str) -> bool:
 
 def describe(plan: RunPlan, silo: str, dataset: ImageDataset) -> dict[str, Any]:
     """How to load a personalised model, and what it is."""
+    weights = ", weights=[the file's folder]" if plan.model.name.startswith(BACKBONE) else ""
     return {
-        "load": "medsilo.algorithms.models.build(ModelPlan(**architecture)), then load_state_dict of "
+        "load": f"medsilo.algorithms.models.build(ModelPlan(**architecture){weights}), then load_state_dict of "
         f"{MODEL} (safetensors)",
         "architecture": plan.model.model_dump(mode="json", exclude={"train"}),
         "pixels": "uint8 RGB or grey, channels first, scaled as (x / 255 - 0.5) / 0.5",
