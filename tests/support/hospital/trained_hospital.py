@@ -36,7 +36,7 @@ def planned(run: str, method: str, **changes: Any) -> RunPlan:
     return RunPlan(**{**content, **changes})
 
 
-def configured(folder: Path, shard: ImageDataset) -> SiloConfig:
+def configured(folder: Path, shard: ImageDataset, **changes: Any) -> SiloConfig:
     save_npz(folder / "shard.npz", shard)
     content = {
         "federation": "test",
@@ -47,13 +47,14 @@ def configured(folder: Path, shard: ImageDataset) -> SiloConfig:
         "device": "cpu",
         "threads": 1,
     }
-    (folder / "hospital1.yaml").write_text(yaml.safe_dump(content))
+    (folder / "hospital1.yaml").write_text(yaml.safe_dump({**content, **changes}))
     return SiloConfig.read(folder / "hospital1.yaml")
 
 
 def train(config: SiloConfig, plan: RunPlan) -> None:
     dataset = load_npz(config.shard)
-    site = LocalSite("hospital1", dataset, build(plan.model, seed=plan.seed), plan, device=torch.device("cpu"))
+    model = build(plan.model, seed=plan.seed, weights=config.weights)
+    site = LocalSite("hospital1", dataset, model, plan, device=torch.device("cpu"))
     start = site.measure(state_of(site.model))
     site.fit(0)
     state = state_of(site.model)
