@@ -9,12 +9,14 @@ from __future__ import annotations
 import difflib
 import ssl
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
 import numpy as np
 
 from medsilo.algorithms.datasets import ImageDataset, largest_group, load_npz
+from medsilo.algorithms.models.given_weights import find_weights
 from medsilo.algorithms.registry import METHODS
 from medsilo.privacy.consent.consent import INVENTED_HOSPITALS, ConsentFile, today
 from medsilo.privacy.consent.gate import ConsentGate
@@ -86,6 +88,7 @@ def examine(path: Path) -> tuple[str, list[Finding]]:
         *way,
         *asked,
         *check_data(config.shard, plan),
+        *check_weights(config.weights, plan),
         consent,
         *_check_methods(config),
         *_check_masks(config),
@@ -137,6 +140,17 @@ def check_data(shard: Path, plan: RunPlan | None) -> list[Finding]:
                 )
             )
     return found
+
+
+def check_weights(places: Sequence[Path], plan: RunPlan | None) -> list[Finding]:
+    """That the weights are here which the run wants this hospital to bring."""
+    given = plan.model.weights if plan is not None else None
+    if given is None or not given.brought:
+        return []
+    try:
+        return [good("weights", f"{find_weights(given, places)} is what the run starts from: {given.source}")]
+    except ConfigurationError as error:
+        return [bad("weights", error)]
 
 
 def check_way(config: SiloConfig, credentials: Credentials | None) -> list[Finding]:

@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit, image_hashes
+from medsilo.algorithms.models import build, state_of
 from medsilo.privacy.budget.accounting import epsilon
+from medsilo.privacy.consent.plan import ModelPlan
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.silo.data.settings import ByPatient, Dirichlet, PooledDirichlet, PracticalGroups, Setting
 from medsilo.silo.data.sharding import cut
@@ -36,6 +39,22 @@ def experiment(folder: Path, **changes: Any) -> ExperimentConfig:
     path = folder / "experiment.yaml"
     path.write_text(yaml.safe_dump({k: v for k, v in content.items() if v is not None}, sort_keys=False))
     return ExperimentConfig.read(path)
+
+
+def test_an_experiment_starts_from_a_file_beside_it_but_where_a_method_does_not(tmp_path: Path) -> None:
+    plan = ModelPlan(name="mlp-64", input_shape=(3, 28, 28), classes=9)
+    torch.save(state_of(build(plan, seed=7)), tmp_path / "given.pt")
+    methods = [{"name": "local"}, {"name": "local", "weights": None, "label": "at random"}]
+    config = experiment(tmp_path, weights={"file": "given.pt", "public": True}, methods=methods, participation=[1])
+    one, other = runs(config, (), tmp_path)
+    found = one.plan(generate_tissue(train=9, test=9)).model
+    assert one.weights == (tmp_path / "given.pt",)
+    assert found.weights is not None
+    assert found.weights.public
+    assert other.weights == ()
+    assert other.plan(generate_tissue(train=9, test=9)).model == plan
+    with pytest.raises(ConfigurationError, match="weights stand at the experiment"):
+        experiment(tmp_path, methods=[{"name": "local", "weights": {"file": "given.pt"}}])
 
 
 def test_a_list_is_swept_over_and_runs_are_the_product_of_all(tmp_path: Path) -> None:

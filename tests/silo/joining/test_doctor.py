@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import shutil
 import socket
@@ -15,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit, save_npz
-from medsilo.privacy.consent.plan import RunPlan
+from medsilo.privacy.consent.plan import RunPlan, WeightsPlan
 from medsilo.privacy.errors import NotReadyError
 from medsilo.privacy.identity.authority import create_authority, issue
 from medsilo.privacy.identity.identity import Identity
@@ -23,7 +24,7 @@ from medsilo.privacy.identity.keys import create_keys, load_audit_key
 from medsilo.privacy.journal.journal import Journal
 from medsilo.privacy.party import examination
 from medsilo.privacy.party.examination import Finding, check_disk, show
-from medsilo.silo.joining.doctor import check_data, examine, skew_finding
+from medsilo.silo.joining.doctor import check_data, check_weights, examine, skew_finding
 
 PLAN = RunPlan.model_validate(
     {
@@ -160,6 +161,18 @@ def test_images_that_do_not_fit_the_run_are_found(tmp_path: Path) -> None:
     save_npz(path, images(0, 1, 2, patients=True))
     (finding,) = check_data(path, PLAN)
     assert finding.found.endswith("3 of 3 classes, 1 patients, at most 3 images of one")
+
+
+def test_weights_that_the_hospital_is_to_bring_are_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.pt").write_bytes(b"weights")
+    digest = hashlib.sha256(b"weights").hexdigest()
+    given = WeightsPlan(sha256=digest, tensors_sha256="0" * 64, source="somewhere", brought=True)
+    plan = PLAN.model_copy(update={"model": PLAN.model.model_copy(update={"weights": given})})
+    assert check_weights([], PLAN) == []
+    assert [finding.state for finding in check_weights([tmp_path], plan)] == ["good"]
+    (missing,) = check_weights([], plan)
+    assert missing.state == "bad"
+    assert digest in missing.found
 
 
 @pytest.mark.parametrize(("seconds", "state"), [(0.0, "good"), (-59.0, "good"), (61.0, "bad"), (-3600.0, "bad")])
