@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from medsilo.algorithms.datasets import ImageSplit, save_npz
 from medsilo.algorithms.method import PERSONAL, Memory
-from medsilo.algorithms.models import build
+from medsilo.algorithms.models import build, frozen_state, plain_state, state_of
 from medsilo.algorithms.tensors import Part
 from medsilo.privacy.consent.plan import ModelPlan, RunPlan
 from medsilo.privacy.errors import DataError, DiskError
@@ -424,3 +424,51 @@ def test_an_update_that_is_made_again_after_a_restart_has_the_first_ones_bytes(t
         "gradient": ["head.weight", "head.bias", "count"],
     }
     assert Part.of(found["gradient"]).specs == Part.of(memory["gradient"]).specs
+
+
+def partly(seed: int) -> dict[str, Any]:
+    """What a round leaves of a network of which the head alone is trained."""
+    model = build(ModelPlan(name="diversifed-cnn", input_shape=(3, 16, 16), classes=3, train="head"), seed=1)
+    state = {name: torch.full_like(tensor, seed) for name, tensor in state_of(model).items()}
+    return {
+        "memory": {PERSONAL: state},
+        "frozen": frozen_state(model),
+        "plain": plain_state(model, state),
+        "trained_rounds": seed,
+        "measurements": {},
+        "validation": Measurement({1: 0.5, 2: 0.9, 3: 0.4}[seed], 1.0),
+    }
+
+
+def test_what_is_frozen_is_written_once_and_the_model_is_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    state = open_state(folder)
+    state.save(**partly(1))
+    (written,) = folder.glob("frozen*")
+    inode = written.stat().st_ino
+    for rounds in (2, 3):
+        state.save(**partly(rounds))
+    assert [path.stat().st_ino for path in folder.glob("frozen*")] == [inode]
+    again = open_state(folder)
+    assert set(again.frozen()) == set(partly(1)["frozen"])
+    assert set(again.memory()[PERSONAL]) == {"classifier.weight", "classifier.bias"}
+    for which, rounds in (("last", 3), ("best", 2)):
+        model = load_model(folder, file=find_model(tmp_path, "r", which).path).module.state_dict()
+        assert all(torch.equal(model[name], tensor) for name, tensor in partly(rounds)["plain"].items())
+        assert len(model) == len(partly(rounds)["plain"])
+    assert "train" not in json.loads((folder / DESCRIPTION).read_text())["architecture"]
+    kept = {path.name for path in folder.glob("*.safetensors")}
+    assert kept == {
+        "best-000002.safetensors",
+        "frozen.safetensors",
+        "model-000003.safetensors",
+        "model.safetensors",
+        f"{PERSONAL}-000003.safetensors",
+    }
+
+
+def test_a_run_folder_without_its_frozen_part_says_so(tmp_path: Path) -> None:
+    open_state(tmp_path).save(**partly(1))
+    (tmp_path / "frozen.safetensors").unlink()
+    with pytest.raises(DataError, match=r"frozen\.safetensors: cannot be read"):
+        open_state(tmp_path).frozen()
