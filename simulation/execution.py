@@ -284,7 +284,7 @@ def choose_engine(model: nn.Module, device: torch.device, *, private: bool) -> E
 
     The figures: docs/results/simulation-speed.md.
 
-    Lanes for networks that they can do, where Numba is installed; stacked for models without convolutions; else
+    Lanes for networks that they can do, where Numba is installed; stacked where no convolution is trained; else
     threads. Silo by silo with differential privacy, and on GPUs, for which nothing was measured.
     """
     if private or device.type != "cpu":
@@ -294,7 +294,9 @@ def choose_engine(model: nn.Module, device: torch.device, *, private: bool) -> E
 
         if in_lanes(model) is not None:
             return "lanes"
-    return "threads" if any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules()) else "stacked"
+    convolutions = (module for module in model.modules() if isinstance(module, nn.modules.conv._ConvNd))
+    trained = any(parameter.requires_grad for module in convolutions for parameter in module.parameters(recurse=False))
+    return "threads" if trained else "stacked"
 
 
 def make_engine(name: EngineName, threads: int) -> Engine | None:

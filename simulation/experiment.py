@@ -29,6 +29,7 @@ from medsilo.privacy.consent.plan import (
     ModelPlan,
     RunPlan,
     SecureAggregationPlan,
+    Train,
     TrainingPlan,
     taking_part,
 )
@@ -49,8 +50,9 @@ SETTINGS: dict[str, type[Setting]] = {
 FEATURES = "features"
 """The folder of kept features, in an experiment's."""
 
-_OVERRIDES = ("name", "label", "model", "weights", "training", "privacy")
+_OVERRIDES = ("name", "label", "model", "weights", "train", "training", "privacy")
 _OF_A_STEP = ("optimizer", "learning_rate", "momentum", "weight_decay", "keep_optimizer_state")
+_TRAIN: TypeAdapter[Train] = TypeAdapter(Train)
 _SettingName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._=,+-]{0,79}$")]
 _Participation = Annotated[float, Field(gt=0, le=1)]
 
@@ -109,11 +111,12 @@ class ExperimentConfig(StrictModel):
         model: an architecture of ``medsilo.algorithms.models``.
         weights: what the model starts from, as in a coordinator's file; a method with ``weights: null`` starts from
             random numbers.
+        train: what of the model is trained, as in a coordinator's file: all of it by default.
         training: of all methods that do not say otherwise.
         rounds: of every run.
         seeds: one run a seed; the seed draws shards, models, orders and participants.
         participation: share of the silos in each round; several are swept over.
-        methods: each a ``name`` with any of the method's hyper-parameters; further ``model``, ``training``,
+        methods: each a ``name`` with any of the method's hyper-parameters; further ``model``, ``train``, ``training``,
             ``privacy`` and ``weights: null``, which override the experiment's, and ``label``, what tables call it. A
             list stands for a sweep over its values.
         privacy: differential privacy, as in a coordinator's file; none by default. An ``epsilon`` of ``.inf`` stands
@@ -144,6 +147,7 @@ class ExperimentConfig(StrictModel):
     settings: dict[_SettingName, dict[str, Any]] = Field(default_factory=dict)
     model: str = "diversifed-cnn"
     weights: WeightsConfig | None = None
+    train: Train = "all"
     training: TrainingPlan = TrainingPlan()
     rounds: int = Field(ge=1)
     seeds: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**53)], ...], BeforeValidator(_listed)]
@@ -161,7 +165,7 @@ class ExperimentConfig(StrictModel):
     trusted_methods: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
     engine: Literal["auto", "alone", "threads", "lanes", "stacked"] = "auto"
 
-    @field_validator("model", "training", mode="before")
+    @field_validator("model", "train", "training", mode="before")
     @classmethod
     def _not_swept(cls, value: Any, info: ValidationInfo) -> Any:
         keys = [info.field_name, *(value if isinstance(value, dict) else ())]
@@ -301,7 +305,12 @@ class ExperimentConfig(StrictModel):
                 "`weights: null`"
             )
         weights = None if "weights" in chosen else self.weights
-        return Variant(label, method, training, str(chosen.get("model", self.model)), weights, privacy, base)
+        try:
+            train = _TRAIN.validate_python(chosen.get("train", self.train))
+        except ValidationError as error:
+            said = error.errors()[0]["msg"].removeprefix("Value error, ")
+            raise ConfigurationError(f"methods: {label}: train: {said}") from None
+        return Variant(label, method, training, str(chosen.get("model", self.model)), weights, train, privacy, base)
 
 
 @dataclass(frozen=True)
@@ -314,6 +323,7 @@ class Variant:
     training: TrainingPlan
     model: str
     weights: WeightsConfig | None
+    train: Train
     privacy: PrivacyConfig | None
     base: str
 
@@ -347,7 +357,12 @@ class Run:
         """The plan that daemons would be given; raises ``ConfigurationError`` where there cannot be one."""
         variant, method = self.variant, self.variant.method
         try:
-            model = ModelPlan(name=variant.model, input_shape=dataset.image_shape, classes=dataset.num_classes)
+            model = ModelPlan(
+                name=variant.model,
+                input_shape=dataset.image_shape,
+                classes=dataset.num_classes,
+                train=variant.train,
+            )
         except ValidationError as error:
             raise ConfigurationError(
                 f"{dataset.source}: no model is for {dataset.num_classes} classes of images "
@@ -462,10 +477,12 @@ def folder_name(text: str) -> str:
 
 
 def _flat(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """What a method entry gives besides name, label and privacy; training's keys stand beside the others."""
-    training = entry.get("training")
-    inner = training if isinstance(training, dict) else {}
-    return {**{k: v for k, v in entry.items() if k not in ("name", "label", "weights", "training", "privacy")}, **inner}
+    """What a method entry gives besides name, label and privacy; keys inside others stand beside them."""
+    found: dict[str, Any] = {}
+    for key, value in entry.items():
+        if key not in ("name", "label", "weights", "privacy"):
+            found |= _flat(value) if isinstance(value, dict) else {key: value}
+    return found
 
 
 def _combinations(entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

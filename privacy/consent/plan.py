@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import (
+    BeforeValidator,
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
@@ -84,7 +85,17 @@ class LowRankUpdates(StrictModel):
     lora: Rank
 
 
-Train = Literal["all", "head"] | LastLayers | LowRankUpdates
+def _train_of(value: Any) -> Any:
+    """Says in one sentence what none of the four kinds is."""
+    match value:
+        case "all" | "head" | LastLayers() | LowRankUpdates():
+            return value
+        case {"last": int(number)} | {"lora": {"rank": int(number)}} if len(value) == 1 and 1 <= number <= MOST:
+            return "head" if value == {"last": 1} else value
+    raise ValueError("should be all, head, {last: N} (the last N layers) or {lora: {rank: R}}, with N and R from 1")
+
+
+Train = Annotated[Literal["all", "head"] | LastLayers | LowRankUpdates, BeforeValidator(_train_of)]
 """What of a network is trained. The rest is frozen: it stays as it starts, and only what is trained travels."""
 
 
@@ -115,16 +126,6 @@ class ModelPlan(StrictModel):
     def asks(self) -> frozenset[Exposure]:
         """What a silo must consent to for the starting model: that one made of hospitals' models reaches others."""
         return frozenset({self.start}) & MADE_OF_UPDATES
-
-    @field_validator("train", mode="before")
-    @classmethod
-    def _one_of_four(cls, train: Any) -> Any:
-        match train:
-            case "all" | "head" | LastLayers() | LowRankUpdates():
-                return train
-            case {"last": int(number)} | {"lora": {"rank": int(number)}} if len(train) == 1 and 1 <= number <= MOST:
-                return "head" if train == {"last": 1} else train
-        raise ValueError("should be all, head, {last: N} (the last N layers) or {lora: {rank: R}}, with N and R from 1")
 
     @model_serializer(mode="wrap")
     def _without_nothing(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
