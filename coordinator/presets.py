@@ -79,12 +79,8 @@ class Known:
 def training(known: Known) -> TrainingPlan:
     """The training of a round."""
     each = epochs(known.rounds, shared_out=known.honest > 1)
-    reach = (
-        (SHARED_REACH if known.honest > 1 else REACH)
-        * math.sqrt(known.hospitals * known.honest * known.steps)
-        * known.units
-        / known.noise_multiplier
-    )
+    reach = SHARED_REACH if known.honest > 1 else REACH
+    reach *= math.sqrt(known.hospitals * known.honest * known.steps) * known.units / known.noise_multiplier
     way = min(LONGEST, reach) / known.clipping_norm
     # Where noise is shared out, steps fall from the first, which is said, to a T-th of it.
     first = 2 * known.steps / (known.steps + 1) if known.honest > 1 else 1.0

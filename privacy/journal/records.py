@@ -122,6 +122,7 @@ class Consented(TypedDict):
     expires: Date | None
     privacy: NotRequired[Json | None]
     secure_aggregation: NotRequired[Json | None]
+    trusts: NotRequired[Json | None]
 
 
 class MaskStatement(TypedDict):

@@ -14,10 +14,11 @@ from pydantic import ValidationError
 from torch import nn
 
 from medsilo.algorithms.models import ARCHITECTURES
+from medsilo.algorithms.protection.masked import check_masks
 from medsilo.algorithms.registry import make
 from medsilo.coordinator.config import CoordinatorConfig, PrivacyConfig, RunConfig
 from medsilo.privacy.budget.accounting import GaussianRelease, epsilon
-from medsilo.privacy.consent.plan import RunPlan, TrainingPlan
+from medsilo.privacy.consent.plan import RunPlan, TrainingPlan, Trust
 from medsilo.privacy.errors import ConfigurationError, RefusedError
 from medsilo.silo.run.account import check_promise
 
@@ -145,3 +146,52 @@ def test_without_a_preset_nothing_is_different() -> None:
     assert plan.averaged_share == 0
     assert "averaged_share" not in plan.model_dump(), "its hash stays what it was at an older silo"
     assert RunConfig.model_fields["training"].default == TrainingPlan()
+
+
+SHARED = {**HEAD, "honest": 5}
+
+
+def shared(folder: Path, *, rounds: int = 8, **privacy: Any) -> RunPlan:
+    """Among six hospitals under masks."""
+    config(folder, {**SHARED, **privacy}, rounds=rounds)
+    content = yaml.safe_load((folder / "coordinator.yaml").read_text())
+    content["insecure"] = False
+    content["run"]["secure_aggregation"] = {"minimum": 6}
+    (folder / "coordinator.yaml").write_text(yaml.safe_dump(content))
+    return CoordinatorConfig.read(folder / "coordinator.yaml").plan()
+
+
+def test_with_shared_noise_a_round_is_one_falling_step_as_far_as_the_lesser_noise_allows(tmp_path: Path) -> None:
+    plan = shared(tmp_path)
+    found, training = plan.privacy, plan.training
+    assert found is not None
+    assert (found.honest, found.steps, training.epochs, found.averaged_share, found.unit) == (5, 8, 1, 0.0, "patient")
+    assert plan.trust == Trust(5, 6)
+    assert RunPlan.from_message(plan.to_message()) == plan
+    check_promise(plan, make("fedavg", {}))
+    check_masks(plan, make("fedavg", {}))
+    for changes in ({}, {"units": 7}, {"epsilon": 2.0}, {"rounds": 20}, {"units": 7, "honest": 3}):
+        one = shared(tmp_path, **{"units": 50, **changes})
+        assert one.privacy is not None
+        assert one.privacy.honest is not None
+        sizes = [one.training.learning_rate * (one.rounds - t) / one.rounds for t in range(one.rounds)]
+        mean = sum(sizes) / len(sizes) / (1 - one.training.momentum)
+        # Of all six hospitals' shares, divided by the number of all units.
+        share = one.privacy.noise_multiplier * one.privacy.clipping_norm / math.sqrt(one.privacy.honest)
+        noise = mean * math.sqrt(one.rounds) * share / (changes.get("units", 50) * math.sqrt(6))
+        assert noise == pytest.approx(2.5, rel=0.01)
+    fewer = found.model_copy(update={"noise_multiplier": 0.75 * found.noise_multiplier})
+    with pytest.raises(RefusedError, match="cost"):
+        check_promise(plan.model_copy(update={"privacy": fewer}), make("fedavg", {}))
+
+
+def test_a_silo_takes_no_coordinators_word_for_a_method_whose_noise_cannot_be_shared_out(tmp_path: Path) -> None:
+    plan = shared(tmp_path)
+    for name, parameters, reason in (
+        ("mrmtl", {}, "models of their own"),
+        ("fedprox", {}, "models of their own"),
+        ("fedper", {}, "models of their own"),
+        ("fedavg", {"weighting": "uniform"}, "weighting: samples"),
+    ):
+        with pytest.raises(RefusedError, match=reason):
+            check_masks(plan, make(name, parameters))

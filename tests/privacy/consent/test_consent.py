@@ -13,14 +13,18 @@ import yaml
 
 from medsilo.algorithms.fedavg import FedAvg
 from medsilo.coordinator.config import CoordinatorConfig
+from medsilo.privacy.audit.permission import Permissions
+from medsilo.privacy.budget.promise import PrivacyPlan
 from medsilo.privacy.consent import consent as consent_module
 from medsilo.privacy.consent.consent import Consent, ConsentFile, Missing
 from medsilo.privacy.consent.gate import ConsentGate
 from medsilo.privacy.consent.plan import RunPlan, SecureAggregationPlan, TrainingPlan
 from medsilo.privacy.errors import ConfigurationError, ConsentError, RefusedError
 from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.files.canonical import write_canonical
 from medsilo.privacy.files.configuration import with_home
 from medsilo.privacy.identity.identity import Identity
+from medsilo.privacy.journal.records import ConsentRecord, RunRecord
 from medsilo.silo.state.config import SiloConfig
 from tests.support.evidence.planning import make_plan
 
@@ -453,3 +457,50 @@ def test_rounds_of_all_runs_together_have_a_bound_of_their_own(tmp_path: Path, i
     assert not file.missing_for(make_plan(), earlier_rounds=2)
     missing = file.missing_for(make_plan(), earlier_rounds=3)
     assert missing.lines() == ["8 rounds of all runs together (`total_rounds: 8`)"]
+
+
+class TestTrust:
+    """Noise is shared out with a hospital whose consent trusts as many as the plan relies on, and with no other."""
+
+    PLAN = make_plan().model_copy(
+        update={
+            "secure_aggregation": SecureAggregationPlan(minimum=6, rounds=5),
+            "privacy": PrivacyPlan(
+                epsilon=4, delta=1e-5, clipping_norm=1, noise_multiplier=9, sampling_rate=1, steps=5, honest=4
+            ),
+        }
+    )
+
+    @pytest.mark.parametrize("honest", ["4 of 6", "5 of 6", "4 of 5"])
+    def test_as_much_trust_or_more_is_enough(self, tmp_path: Path, honest: str) -> None:
+        file = full(tmp_path, trusts={"honest": honest})
+        assert file.missing_for(self.PLAN, day=date(2030, 1, 1)).lines() == []
+
+    @pytest.mark.parametrize("honest", [None, "3 of 6", "4 of 7", "6 of 7"])
+    def test_less_is_not_and_the_line_that_would_do_is_named(self, tmp_path: Path, honest: str | None) -> None:
+        file = full(tmp_path, trusts={"honest": honest} if honest else None)
+        (line,) = file.missing_for(self.PLAN, day=date(2030, 1, 1)).lines()
+        assert line.endswith("(`trusts: {honest: 4 of 6}`)")
+
+    def test_noise_in_full_needs_no_trust(self, tmp_path: Path) -> None:
+        assert self.PLAN.privacy is not None
+        plan = self.PLAN.model_copy(update={"privacy": self.PLAN.privacy.model_copy(update={"honest": None})})
+        assert full(tmp_path).missing_for(plan, day=date(2030, 1, 1)).lines() == []
+
+    @pytest.mark.parametrize("honest", ["4", "4 of", "6 of 6", "7 of 6", "1 of 6", "four of six", 4])
+    def test_what_is_no_such_trust_is_no_consent(self, tmp_path: Path, honest: Any) -> None:
+        with pytest.raises(ConfigurationError, match="trusts"):
+            full(tmp_path, trusts={"honest": honest})
+
+    def test_evidence_in_which_a_run_was_joined_without_it_is_broken(self, tmp_path: Path) -> None:
+        plan = self.PLAN.model_dump(mode="json")
+        run = RunRecord(run="r", plan_sha256=hashlib.sha256(write_canonical(plan)).hexdigest(), plan=plan)
+        for honest, sound in (("4 of 6", True), ("3 of 6", False), (None, False)):
+            consent = full(tmp_path, trusts={"honest": honest} if honest else None).consent
+            permissions = Permissions("spiffe://test/silo/a")
+            permissions.consented(ConsentRecord(consent=consent.model_dump(mode="json")))
+            if sound:
+                permissions.joined(run)
+                continue
+            with pytest.raises(ConsentError, match="relies on 4 of 6 hospitals to be honest"):
+                permissions.joined(run)

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from medsilo.algorithms.method import Method
 from medsilo.algorithms.registry import make
 from medsilo.coordinator.config import PrivacyConfig, RunConfig
-from medsilo.privacy.budget.accounting import DiscreteLaplace, Unit, epsilon
+from medsilo.privacy.budget.accounting import DiscreteLaplace, SharedGaussian, Unit, epsilon
 from medsilo.privacy.budget.kept_releases import KeptReleases
 from medsilo.privacy.budget.ledger import Budget, Ledger, Purpose, Subject
 from medsilo.privacy.budget.noise import NoiseSource
@@ -25,10 +25,12 @@ from medsilo.privacy.budget.units import Content
 from medsilo.privacy.consent.consent import Consent, ConsentFile
 from medsilo.privacy.consent.gate import PlanGate
 from medsilo.privacy.consent.plan import RunPlan, TrainingPlan
-from medsilo.privacy.door.door import Door
+from medsilo.privacy.door.door import Call, Door
 from medsilo.privacy.errors import BudgetError, DataError, RefusedError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.journal.journal import Journal, read_records
+from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
+from medsilo.protos.nonces import nonce
 from medsilo.silo.run.account import Account, budget_of, check_enough, check_promise, metrics_budget_of
 from medsilo.silo.training.private_count import PrivateCounts
 from tests.support.evidence.charges import replay
@@ -418,3 +420,60 @@ def test_accuracies_that_cost_more_than_they_are_said_to_are_refused() -> None:
             continue
         with pytest.raises(RefusedError, match=r"promises ε = 2 .* 6 accuracies, but with noise of deviation 4 .* 2\."):
             check_promise(asking, make("fedavg", {}))
+
+
+def shared_plan() -> RunPlan:
+    """Five rounds of one step, whose noise two of three hospitals have together."""
+    base = run_plan()
+    content = base.model_dump()
+    content["privacy"] |= {"honest": 2, "sampling_rate": 1.0, "steps": 5, "noise_multiplier": 6.0}
+    content["training"] |= {"epochs": 1, "optimizer": "sgd"}
+    content["secure_aggregation"] = {"minimum": 3, "rounds": 5}
+    return RunPlan.model_validate(content)
+
+
+def test_a_share_of_noise_is_drawn_again_only_where_the_first_cannot_have_left(tmp_path: Path) -> None:
+    """Two sums of one round with another share of this hospital in each would have less noise together, at the others'
+    cost."""
+    plan = shared_plan()
+    event = mechanism(plan).training(1)
+    account, ledger, door = opened(tmp_path, plan, BUDGET)
+    first = account.charge(0, "training", event, "reads")
+    door.journal.close()
+    account, ledger, door = opened(tmp_path, plan, BUDGET)
+    assert account.charge(0, "training", event, "reads") == first, "a crash, and the same again"
+    door.journal.close()
+    account, ledger, door = opened(tmp_path, plan, BUDGET)
+    other = account.charge(0, "training", event, "reads something else")
+    assert other.key != first.key, "nothing has left since, which the journal proves"
+    assert [entry.sha256 for entry in ledger.entries()] == [other.charge]
+    call = Call("SubmitUpdate", "spiffe://test/coordinator/c", "", "update", plan.run, plan.sha256.hex(), 0)
+    update = wire.Update(nonce=nonce(), silo="i", plan_sha256=plan.sha256)
+    door.release([wire.SubmitUpdateRequest(update=update)], call)
+    door.journal.close()
+    account, ledger, door = opened(tmp_path, plan, BUDGET)
+    with pytest.raises(BudgetError, match="share of the noise of round 1 was drawn before"):
+        account.charge(0, "training", event, "reads a third")
+    assert len(ledger.entries()) == 1, "and nothing was charged"
+    account.charge(1, "training", event, "the next round")
+    door.journal.close()
+
+
+def test_a_share_is_not_drawn_again_for_another_version_of_the_images(tmp_path: Path) -> None:
+    plan = shared_plan()
+    event = mechanism(plan).training(1)
+    account, _, door = opened(tmp_path, plan, BUDGET, version(1, [1, 2]))
+    account.charge(0, "training", event, "reads")
+    door.journal.close()
+    corrected, _, door = opened(tmp_path, plan, BUDGET, version(2, [2, 3]))
+    with pytest.raises(BudgetError, match="drawn before"):
+        corrected.charge(0, "training", event, "reads")
+    door.journal.close()
+
+
+def test_what_is_left_of_a_run_with_shared_noise_is_its_rounds(tmp_path: Path) -> None:
+    plan, method = shared_plan(), make("fedavg", {})
+    account, _, door = opened(tmp_path, plan, BUDGET)
+    account.charge(0, "training", mechanism(plan).training(1), "")
+    assert account._left(method) == [SharedGaussian(6.0, 2, 4)]
+    door.journal.close()
