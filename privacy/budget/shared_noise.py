@@ -10,11 +10,11 @@ whose noise nobody else knows, has deviation √m·s. That it costs no more than
   bit: the whole numbers of neighbours lie at most Δ + 2√d apart. In a ring of 2^64 there is room to make that as good
   as Δ: no random rounding, no rotation and no flattening is needed, as it is where every bit counts.
 * **The sum of discrete Gaussians.** Their sum over m is no discrete Gaussian, but its probabilities are those of the
-  discrete Gaussian of deviation √m·s but for factors of e^±τ, τ = 10·Σ_{k<m} exp(-2π²s²·k/(k + 1)) (Theorem 5 there).
+  discrete Gaussian of deviation √m·s but for factors of e^±τ, τ = 10·Σ_{k<m} exp(-2π²s²·k/(k + 1)) (shown there).
 * **From discrete to continuous.** Draw a continuous Gaussian y of variance v² - r² around a whole number μ, and then a
   whole number x around y with probability proportional to exp(-(x - y)²/2r²). That x is a discrete Gaussian around μ of
   deviation v, but for factors within 1 ± 5·exp(-2π²r²): the sum over whole x of exp(-(x - y)²/2r²) hardly depends on y
-  (Peikert, "An Efficient and Parallel Gaussian Sampler for Lattices", 2010, Theorem 3.1). So what leaves is made from
+  (Peikert, "An Efficient and Parallel Gaussian Sampler for Lattices", 2010, section 3). So what leaves is made from
   a continuous Gaussian release of deviation √(v² - r²), whose privacy loss distribution is what the accountant has.
 * **The deviation** s is therefore the least whole number with m·s² - r² ≥ (z·(Δ + 2√d))². With r = 4 and s ≥ 4, all
   the factors above together change a probability by less than one part in 10^100, whatever d and the number of rounds.

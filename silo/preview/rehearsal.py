@@ -183,7 +183,9 @@ def rehearse(
     delta = plan.privacy.delta if plan.privacy else DELTA
     claim = None
     if plan.privacy is not None:
-        claim = dataclasses.replace(plan.privacy.guarantee, epsilon=accounting.epsilon(events, delta=delta))
+        # Of noise that is shared out, the attacker here sees the hospital's own share alone.
+        cost = accounting.epsilon([accounting.own_share(event) for event in events], delta=delta)
+        claim = dataclasses.replace(plan.privacy.guarantee, epsilon=cost)
     return Rehearsal(
         plan=plan,
         silo=config.name,

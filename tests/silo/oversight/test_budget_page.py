@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from dataclasses import asdict
@@ -12,15 +13,26 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from medsilo.algorithms.datasets import ImageDataset, ImageSplit, save_npz
-from medsilo.privacy.budget.accounting import DiscreteLaplace, SampledGaussian, epsilon
+from medsilo.algorithms.datasets import ImageDataset, ImageSplit, load_npz, save_npz
+from medsilo.privacy.budget.accounting import DiscreteLaplace, GaussianRelease, SampledGaussian, SharedGaussian, epsilon
 from medsilo.privacy.budget.ledger import Budget, Ledger, Purpose, Subject
 from medsilo.privacy.budget.units import Content
 from medsilo.privacy.errors import DataError
 from medsilo.privacy.pages.plots import spending
 from medsilo.privacy.pages.wording import shown
-from medsilo.silo.oversight.budget import POINTS, as_json, lines, read_accounts, remember, tables, to_html
+from medsilo.silo.oversight.budget import (
+    POINTS,
+    as_json,
+    lines,
+    patients_table,
+    read_accounts,
+    read_patients,
+    remember,
+    tables,
+    to_html,
+)
 
 STEPS = SampledGaussian(0.1, 2.0, 10)
 
@@ -126,3 +138,43 @@ def test_an_older_versions_file_shows_whom_its_charges_are_for(tmp_path: Path, c
     assert [account.spent.epsilon for account in read_accounts(settings)] == [one, one]
     with pytest.raises(DataError, match="nothing was ever charged"):
         remember(settings, tmp_path / "3.npz")
+
+
+def test_each_patients_spending_is_listed_by_the_shards_own_numbers_and_nowhere_else(
+    config: Any, tmp_path: Path
+) -> None:
+    """Of two versions, patient 7 is in both, and 9 in the second alone; both figures where noise was shared out."""
+    pixels = np.random.default_rng(1).integers(0, 256, (4, 8, 8, 3), dtype=np.uint8)
+    labels = np.array([0, 1, 0, 1])
+
+    def version(rows: list[int], patients: list[str]) -> ImageDataset:
+        split = ImageSplit(pixels[rows], labels[rows], np.array(patients))
+        return ImageDataset("h", "a test", False, ("a", "b"), split, None, ImageSplit(255 - pixels[:2], labels[:2]))
+
+    config.ledgers = tmp_path / "patients"
+    for number, (one, event) in enumerate(
+        [(version([0, 1], ["7", "8"]), GaussianRelease(9.0)), (version([0, 2], ["7", "9"]), SharedGaussian(8.0, 4))]
+    ):
+        config.shard = tmp_path / f"{number}.npz"
+        save_npz(config.shard, one)
+        loaded = load_npz(config.shard)
+        ledger = Ledger(config.ledgers, Subject(loaded.fingerprint, "patient"), loaded.contents)
+        ledger.charge(event, Purpose("f", "r", "00", number, "training"), Budget(50, 1e-5))
+    found = read_patients(config)
+    assert [(one.patient, one.charges) for one in found] == [("7", 2), ("9", 1)]
+    both = [GaussianRelease(9.0), GaussianRelease(8.0)]
+    assert found[0].spent.epsilon == pytest.approx(epsilon(both, delta=1e-5), abs=1e-9)
+    assert found[1].spent.epsilon == pytest.approx(epsilon(both[1:], delta=1e-5), abs=1e-9)
+    assert found[0].alone is not None
+    own = epsilon([GaussianRelease(9.0), GaussianRelease(4.0)], delta=1e-5)
+    assert found[0].alone.epsilon == pytest.approx(own, abs=1e-9)
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(patients_table(found))
+    told = console.export_text()
+    for figure in (found[0].spent, found[0].alone, found[1].spent):
+        assert shown(figure.epsilon) in told
+    assert "unit patient" in told
+    nameless = ImageDataset("h", "a test", False, ("a", "b"), ImageSplit(pixels, labels), None, loaded.test)
+    save_npz(config.shard, nameless)
+    with pytest.raises(DataError, match="whose the images are"):
+        read_patients(config)
