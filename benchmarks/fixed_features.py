@@ -1,20 +1,23 @@
 """What a round costs a hospital whose model is a linear layer on kept features: CPU seconds.
 
 In simulation: hospitals one after the other, FedAvg: training, upload, average and measurement of each round, divided
-by hospitals and rounds; features are made in a round before the first that counts. In one silo: making the features,
-starting with the kept file, and a round of training, measuring and building the upload. One PyTorch thread.
+by hospitals and rounds; features are made in a round before the first that counts. The same of `preset: head` (ε = 1),
+and how many times a plain round of as many full-batch steps that is. In one silo: making the features, starting with
+the kept file, and a round of training, measuring and building the upload. Bytes of tensors that a hospital uploads in a
+round, by exposure class, beside those of a network that is trained as a whole. One PyTorch thread.
 
-    python benchmarks/fixed_features.py [--silos 20] [--images 500] [--rounds 10] [--size 28] [--out FILE.json]
+    python benchmarks/fixed_features.py [--silos 20] [--images 500] [--rounds 10] [--size 28] [--models …] [--out FILE]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +26,15 @@ import torch
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit
 from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.models import build, state_of
+from medsilo.coordinator.config import PrivacyConfig
 from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.silo.training.site import LocalSite
 from medsilo.simulation.federation import Simulation
 
 MODELS = ("stain-texture", "scattering")
+NETWORK = "diversifed-cnn"
 CLASSES = 9
+PROMISE = {"epsilon": 1.0, "delta": 1e-5, "unit": "image"}
 CPU = torch.device("cpu")
 
 
@@ -38,6 +44,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--size", type=int, default=28)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -48,7 +55,9 @@ def main() -> None:
         "training_images_a_silo": options.images,
         "size": options.size,
         "rounds": options.rounds,
-        "models": [measure(model, options) for model in MODELS],
+        "load_average": round(os.getloadavg()[0], 1),
+        "models": [measure(model, options) for model in options.models],
+        "upload_bytes_a_round": {model: uploaded(model, options.size) for model in (*options.models, NETWORK)},
     }
     print(json.dumps(found, indent=2))
     if options.out:
@@ -59,9 +68,14 @@ def measure(model: str, options: argparse.Namespace) -> dict[str, object]:
     """CPU seconds of simulation and of one silo."""
     plan = planned(model, options.size, options.rounds)
     shards = [shard(f"hospital{number}", options.images, options.size, number) for number in range(options.silos)]
-    simulation = Simulation(plan, FedAvg(), shards, device=CPU)
-    simulation.step()
-    in_simulation = seconds(lambda: [simulation.step() for _ in range(options.rounds - 1)])
+    in_simulation = simulated(plan, shards)
+    privacy = PrivacyConfig.model_validate({"preset": "head", "units": options.images, **PROMISE})
+    training = privacy.training(FedAvg(), plan.training, options.rounds, options.silos)
+    plain = plan.model_copy(update={"training": training.model_copy(update={"batch_size": options.images})})
+    private = plan.model_copy(
+        update={"training": training, "privacy": privacy.plan(FedAvg(), training, options.rounds)}
+    )
+    in_private, in_plain = simulated(private, shards), simulated(plain, shards)
     with tempfile.TemporaryDirectory() as folder:
         features = Path(folder) / "features"
         making = seconds(lambda: site(plan, shards[0], features).inputs())
@@ -81,12 +95,34 @@ def measure(model: str, options: argparse.Namespace) -> dict[str, object]:
     rounds = options.rounds - 1
     return {
         "model": model,
-        "simulation_cpu_seconds_a_hospital_and_round": round(in_simulation / rounds / options.silos, 5),
+        "simulation_cpu_seconds_a_hospital_and_round": round(in_simulation, 5),
+        "preset_head": {
+            "steps_a_round": training.epochs,
+            "simulation_cpu_seconds_a_hospital_and_round": round(in_private, 5),
+            "times_a_plain_round": round(in_private / in_plain, 2),
+        },
         "silo_cpu_seconds_a_round": round(in_one / rounds, 5),
         "silo_cpu_seconds_to_make_the_features": round(making, 3),
         "silo_cpu_seconds_to_read_them": round(reading, 4),
         "kept_bytes": size,
     }
+
+
+def simulated(plan: RunPlan, shards: Sequence[ImageDataset]) -> float:
+    """CPU seconds a hospital and round, the first left out."""
+    simulation = Simulation(plan, FedAvg(), shards, device=CPU)
+    simulation.step()
+    return seconds(lambda: [simulation.step() for _ in range(plan.rounds - 1)]) / (plan.rounds - 1) / len(shards)
+
+
+def uploaded(model: str, size: int) -> dict[str, int]:
+    """Bytes of tensors by exposure class."""
+    plan = planned(model, size, 1)
+    one = LocalSite("h", shard("h", 10, size, 1), build(plan.model, seed=1), plan, device=CPU)
+    half = FedAvg().silo_half(one)
+    half.begin(state_of(one.model))
+    half.train(0, {})
+    return {exposure.value: part.nbytes for exposure, part in half.upload().items()}
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import io
 import json
 import platform
@@ -79,6 +80,9 @@ def execute(run: Run, stop: Path, threads: int = 1, dataset: ImageDataset | None
             return _Execution(run, stop, threads).go(dataset or open_dataset(run.data))
     except MedsiloError as error:
         return Outcome("failed", str(error), error.exit_code)
+    finally:
+        # Sites and what they charge hold each other, with all images: a process that does many runs would fill up.
+        gc.collect()
 
 
 @dataclass(frozen=True)
