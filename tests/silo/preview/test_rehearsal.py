@@ -19,7 +19,6 @@ from medsilo.algorithms.datasets import ImageDataset, ImageSplit, load_npz
 from medsilo.algorithms.models import ARCHITECTURES
 from medsilo.algorithms.registry import METHODS, make
 from medsilo.privacy.budget.accounting import SampledGaussian, Unit, epsilon, noise_multiplier_for
-from medsilo.privacy.budget.noise import NoiseSource
 from medsilo.privacy.budget.promise import PrivacyPlan
 from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.privacy.errors import DataError, RefusedError
@@ -34,27 +33,11 @@ from medsilo.silo.preview.rehearsal_page import as_json, make_document, write_pa
 from medsilo.silo.state.config import SiloConfig
 from medsilo.silo.training import private_training
 from medsilo.silo.training.private_training import clipped_sum
+from tests.support.hospital.seeded_noise import Seeded
 from tests.support.hospital.trained_hospital import configured
 from tests.support.methods.fitting import fitting
 
 ROUNDS = 2
-
-
-class Seeded(NoiseSource):
-    """Noise that can be repeated; ``factor`` is what a fault makes of its scale."""
-
-    def __init__(self, seed: int, factor: float = 1.0) -> None:
-        super().__init__()
-        self._generator = np.random.default_rng(seed)
-        self.factor = factor
-        self.counts: set[int] = set()
-
-    def gaussian(self, shape: tuple[int, ...], deviation: float) -> npt.NDArray[np.float64]:
-        return super().gaussian(shape, deviation) * self.factor
-
-    def sample(self, count: int, rate: float) -> npt.NDArray[np.int64]:
-        self.counts.add(count)
-        return super().sample(count, rate)
 
 
 def planned(

@@ -28,7 +28,7 @@ from medsilo.silo import cli
 from medsilo.silo.data.synthetic import generate_tissue
 from medsilo.silo.preview.whole_run import LOOKS, Told, WholeRun, rehearse_run
 from medsilo.silo.state.config import SiloConfig
-from tests.silo.preview.test_rehearsal import Seeded
+from tests.support.hospital.seeded_noise import Seeded
 from tests.support.hospital.trained_hospital import configured
 
 ROUNDS = 5
@@ -36,20 +36,22 @@ STEPS = 2
 DELTA = 1e-5
 
 
-def planned(method: str = "fedavg", *, promised: float | None = None, rounds: int = ROUNDS, **changes: Any) -> RunPlan:
-    """Full-batch steps of a linear layer; with privacy all of them together cost ``promised``."""
+def planned(
+    method: str = "fedavg", *, promised: float | None = None, rounds: int = ROUNDS, rate: float = 1.0, **changes: Any
+) -> RunPlan:
+    """Full-batch steps of a linear layer; with privacy all of them, at sampling rate ``rate``, cost ``promised``."""
     chosen = make(method, {})
     privacy = None
     if promised is not None:
-        steps = rounds * STEPS
-        noise = noise_multiplier_for(promised, delta=DELTA, events=lambda z: [SampledGaussian(1.0, z, steps)])
+        steps = rounds * round(STEPS / rate)
+        noise = noise_multiplier_for(promised, delta=DELTA, events=lambda z: [SampledGaussian(rate, z, steps)])
         privacy = PrivacyPlan(
             epsilon=promised,
             delta=DELTA,
             unit=changes.pop("unit", "image"),
             clipping_norm=0.1,
             noise_multiplier=noise,
-            sampling_rate=1.0,
+            sampling_rate=rate,
             steps=steps,
         )
     training = {"epochs": STEPS, "optimizer": "sgd", "learning_rate": 0.02, "momentum": 0.9, "batch_size": 500}
@@ -58,7 +60,7 @@ def planned(method: str = "fedavg", *, promised: float | None = None, rounds: in
         coordinator="coordinator",
         run="autumn",
         method=MethodPlan(name=method, parameters=chosen.parameters()),
-        model=ModelPlan(name="linear", input_shape=(3, 28, 28), classes=9),
+        model=ModelPlan(name=changes.pop("model", "linear"), input_shape=(3, 28, 28), classes=9),
         training=TrainingPlan.model_validate({**training, "keep_optimizer_state": True, **changes.pop("training", {})}),
         rounds=rounds,
         seed=1,
@@ -191,6 +193,16 @@ def test_other_methods_go_through_their_run(config: SiloConfig, method: str) -> 
     found = rehearsed(config, planned(method), canaries=20)
     assert [one.round for one in found.leakage] == [1, 2, 3, 4, 5]
     assert found.accuracies is not None
+
+
+def test_a_network_whose_batches_are_drawn_is_charged_for_them(config: SiloConfig) -> None:
+    plan = planned(promised=1.0, rounds=2, rate=0.5, model="lenet5-gn")
+    found = rehearsed(config, plan, canaries=20, noise=Seeded(1))
+    assert plan.privacy is not None
+    event = SampledGaussian(plan.privacy.sampling_rate, plan.privacy.noise_multiplier, plan.privacy.steps)
+    assert found.price.run is not None
+    assert found.price.run.epsilon == pytest.approx(epsilon([event], delta=DELTA))
+    assert [one.round for one in found.leakage] == [1, 2]
 
 
 def test_with_few_patients_the_rest_is_told(tmp_path: Path, shard: ImageDataset) -> None:
