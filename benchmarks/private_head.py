@@ -5,9 +5,12 @@ FedAvg, and by each hospital alone (the mean over hospitals), with the preset's 
 for a large one and no noise. All of a training but the network is the daemons': the step size, the trainer, its noise,
 which no seed repeats. Test images are not read.
 
-    python benchmarks/private_head.py --data FILE.npz --model MODULE:FACTORY [--unit patient] [--draws 10]
+    python benchmarks/private_head.py --data FILE.npz --model stain-texture [--unit patient] [--draws 10] [--copies 4]
 
 ``--model``: a network whose last linear layer is trained, on fixed features. ``--data``: with ``train_patients``.
+``--copies``: a training image is seen so often, but for the first time flipped, turned and recoloured at random; its
+gradient is the mean of its copies', which is then clipped (augmentation multiplicity: De et al., "Unlocking high-
+accuracy differentially private image classification through scale", 2022). It costs no privacy.
 """
 
 from __future__ import annotations
@@ -31,10 +34,18 @@ from medsilo.algorithms.registry import make
 from medsilo.coordinator.config import PrivacyConfig
 from medsilo.privacy.budget.noise import NoiseSource
 from medsilo.privacy.budget.sealed_keys import unsealed
-from medsilo.privacy.consent.plan import ModelPlan, TrainingPlan
+from medsilo.privacy.consent.plan import AugmentationPlan, ModelPlan, TrainingPlan
+from medsilo.silo.training.augmentation import Augmenter, seeded
 from medsilo.silo.training.optimizers import make_optimizer
 from medsilo.silo.training.private_training import PrivateTrainer
 
+CHANGES = [
+    AugmentationPlan(kind="horizontal_flip", amount=0.5),
+    AugmentationPlan(kind="rotation", amount=180),
+    AugmentationPlan(kind="brightness", amount=0.1),
+    AugmentationPlan(kind="saturation", amount=0.2),
+    AugmentationPlan(kind="hue", amount=0.03),
+]
 ROUNDS = 12
 LARGE = 50.0
 
@@ -54,6 +65,7 @@ def main() -> None:
     parser.add_argument("--unit", choices=("image", "patient"), default="image")
     parser.add_argument("--hospitals", type=int, default=6)
     parser.add_argument("--draws", type=int, default=10)
+    parser.add_argument("--copies", type=int, default=1)
     parser.add_argument("--epsilon", type=float, nargs="+", default=[0.5, 1, 2, 4, 8, math.inf])
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -63,12 +75,20 @@ def main() -> None:
         parser.error(f"{options.data} does not say whose the images are")
     plan = ModelPlan(name=options.model, input_shape=data.image_shape, classes=data.num_classes)
     model = build(plan, seed=1, trusted=(options.model,)).eval()
+    change = Augmenter(CHANGES, seeded(1))
     seen = []
     with torch.no_grad(), Features(model) as features:
         for start in range(0, len(data.train), 512):
-            model(to_tensor(data.train.images[start : start + 512]))
-            seen.append(features.last.clone())
-    inputs, labels = torch.cat(seen), torch.as_tensor(data.train.labels)
+            images = to_tensor(data.train.images[start : start + 512])
+            copies = []
+            for copied in (images, *(change(images) for _ in range(options.copies - 1))):
+                model(copied)
+                copies.append(features.last.clone())
+            seen.append(torch.stack(copies, dim=1))
+    # An image's copies stand behind each other.
+    inputs = torch.cat(seen).flatten(0, 1)
+    labels = torch.as_tensor(data.train.labels).repeat_interleave(options.copies)
+    patients = np.repeat(patients, options.copies)
     head = features.classifier
     assert isinstance(head, nn.Linear)
     print(f"{inputs.shape[1]} features, {options.hospitals} hospitals, unit {options.unit}, {options.draws} draws")
@@ -84,13 +104,14 @@ def main() -> None:
                         "epsilon": min(epsilon, LARGE),
                         "delta": 1e-5,
                         "unit": options.unit,
-                        "units": min(len(np.unique(o)) for o in owners(patients, fitted, options.unit)),
+                        "units": min(len(np.unique(o)) for o in owners(patients, fitted, options.unit, options.copies)),
                     }
                 )
-                groups = owners(patients, fitted, options.unit)
+                groups = owners(patients, fitted, options.unit, options.copies)
                 noise = Silent() if epsilon == math.inf else None
                 models = train(head, private, make(name, {}), inputs, labels, fitted, groups, noise)
-                found.append(np.mean([judge(one, inputs[held_out], labels[held_out]) for one in models], axis=0))
+                whole = held_out[:: options.copies]
+                found.append(np.mean([judge(one, inputs[whole], labels[whole]) for one in models], axis=0))
             (accuracy, classes, loss), spread = np.mean(found, axis=0), np.std([one[0] for one in found])
             print(f"{epsilon:<7g}  {name:<9}  {accuracy:.1f} ({spread:.1f})  {classes:.1f}  {loss:.3f}", flush=True)
 
@@ -112,11 +133,11 @@ def deal(
 
 
 def owners(
-    patients: npt.NDArray[np.str_], fitted: list[npt.NDArray[np.int64]], unit: str
+    patients: npt.NDArray[np.str_], fitted: list[npt.NDArray[np.int64]], unit: str, copies: int = 1
 ) -> list[npt.NDArray[np.int64]]:
     """Whose each of a hospital's images is, from 0."""
     if unit == "image":
-        return [np.arange(len(own), dtype=np.int64) for own in fitted]
+        return [np.arange(len(own), dtype=np.int64) // copies for own in fitted]
     return [np.unique(patients[own], return_inverse=True)[1].astype(np.int64) for own in fitted]
 
 

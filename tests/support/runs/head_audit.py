@@ -272,7 +272,7 @@ def main() -> None:
         print(f"claimed: μ = {mu:.4f}, ε = {cost:.4f} at δ = {DELTA:g}; all bounds at {1 - LEVEL:.0%}")
     written: dict[str, Any] = {"claims": claims, "delta": DELTA, "level": LEVEL}
     for share in options.noise:
-        for kind, target, times, audit in _kinds(options, share):
+        for kind, target, times, audit in _audits(share, f"{options.seed} {share}", options):
             found = []
             for number in range(times):
                 began = time.monotonic()
@@ -291,9 +291,10 @@ def main() -> None:
                 _summary(f"{kind}, {share:g} of the noise, {name}", bounds, claims[target][0])
 
 
-def _kinds(options: argparse.Namespace, share: float) -> list[tuple[str, float, int, Callable[[int], Found]]]:
-    """The audits at one share of the noise: name, claim, how often, and what one of them finds."""
-    seed = f"{options.seed} {share}"
+def _audits(
+    share: float, seed: str, options: argparse.Namespace
+) -> list[tuple[str, float, int, Callable[[int], Found]]]:
+    """The name of each kind, the ε of its runs, how often it is done, and what does it."""
 
     def small(number: int) -> Found:
         return one_run(share, f"{seed} small {number}", target=MANY, step_size=SLOWED, hospitals=2, side=16)
