@@ -108,16 +108,25 @@ class PrivacyConfig(StrictModel):
 
         Raises ``BudgetError`` if no noise keeps to the target.
         """
+        known = self._setting(method, rounds, hospitals)
+        return training if known is None else presets.training(known)
+
+    def warnings(self, method: Method, rounds: int, hospitals: int) -> list[str]:
+        """What the preset says of such a run; raises ``BudgetError`` as ``training`` does."""
+        known = self._setting(method, rounds, hospitals)
+        return [] if known is None else presets.warnings(known)
+
+    def _setting(self, method: Method, rounds: int, hospitals: int) -> presets.Known | None:
+        """What a preset chooses by; None where there is none."""
         if self.units is None:
-            return training
+            return None
         from medsilo.algorithms.protection.private import planned_steps
 
         training = TrainingPlan(epochs=presets.epochs(rounds, shared_out=self.honest is not None))
         steps = planned_steps(method, training, rounds, self.sampling_rate)
         noise = self.plan(method, training, rounds).noise_multiplier
         averaged = hospitals if method.downlink else 1
-        known = presets.Known(self.units, self.clipping_norm, averaged, self.honest or 1, rounds, noise, steps)
-        return presets.training(known)
+        return presets.Known(self.units, self.clipping_norm, averaged, self.honest or 1, rounds, noise, steps)
 
     def plan(self, method: Method, training: TrainingPlan, rounds: int) -> PrivacyPlan:
         """The plan with the least noise that keeps to the target; raises ``BudgetError`` if none does."""
@@ -389,10 +398,12 @@ class CoordinatorConfig(PartyConfig):
             raise self._wrong("run.method", error) from None
 
     def warnings(self) -> list[str]:
-        """What the method says of such a run; raises ``ConfigurationError`` as ``make_method`` does."""
-        run = self.run
+        """What method and preset say of such a run; raises ``ConfigurationError`` as ``make_method`` does, and
+        ``BudgetError`` if no noise keeps to the target."""
+        run, method = self.run, self.make_method()
         in_a_round = taking_part(len(self.silos), run.participation)
-        return self.make_method().warnings(in_a_round, run.model.name, run.training.optimizer)
+        found = method.warnings(in_a_round, run.model.name, run.training.optimizer)
+        return found if run.privacy is None else [*found, *run.privacy.warnings(method, run.rounds, in_a_round)]
 
     @property
     def weights(self) -> tuple[Path, ...]:

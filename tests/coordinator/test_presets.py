@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,24 @@ def test_the_noise_in_the_averaged_model_is_the_same_whatever_the_setting(tmp_pa
 def test_who_is_alone_is_given_shorter_steps(tmp_path: Path) -> None:
     alone, together = (planned(tmp_path, method={"name": name}).training for name in ("local", "fedavg"))
     assert together.learning_rate == pytest.approx(alone.learning_rate * math.sqrt(6), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("few", "enough"),
+    [
+        ({"units": 7, "epsilon": 2.0}, {"units": 20, "epsilon": 2.0}),
+        ({"units": 300, "epsilon": 0.1, "unit": "image"}, {"units": 1000, "epsilon": 0.25, "unit": "image"}),
+    ],
+)
+def test_too_few_units_for_so_much_noise_are_said_with_how_many_it_takes(
+    few: dict[str, Any], enough: dict[str, Any], tmp_path: Path
+) -> None:
+    assert config(tmp_path, {**HEAD, **enough}).warnings() == []
+    (said,) = config(tmp_path, {**HEAD, **few}).warnings()
+    assert f"with {few['units']} units" in said
+    needed = int(re.search(r"about (\d+) in each", said)[1])  # type: ignore[index]
+    assert config(tmp_path, {**HEAD, **few, "units": needed}).warnings() == []
+    assert config(tmp_path, {**HEAD, **few, "units": needed - 1}).warnings() != []
 
 
 def test_the_image_is_the_unit_where_the_file_says_so(tmp_path: Path) -> None:
