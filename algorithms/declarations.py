@@ -65,16 +65,21 @@ class Average:
         exposure: the class that it is sent as; None where it only enters the training.
         lasting: it is drawn once for a version of the data set; else in every round but the first.
         only_if: a hyper-parameter, without which it is not asked for.
+        bound: R, the most that one unit's vector counts, where the method itself says it; its noise is then the
+            training's. Otherwise both are the coordinator's to say.
+        once: it is drawn once in a run.
     """
 
     content: str
     exposure: Exposure | None
     lasting: bool
     only_if: str | None = None
+    bound: float | None = None
+    once: bool = False
 
     def times(self, rounds: int) -> int:
         """How often at most, in a run of so many rounds."""
-        return 1 if self.lasting else rounds - 1
+        return 1 if self.lasting or self.once else rounds - 1
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,8 @@ class Protected:
         derived: classes beyond the usual that are computed from trained models only.
         averages: averages over the images besides training.
         conditions: what its hyper-parameters must be.
+        reporting: what they must be for accuracies of personalised models to leave. A model that is made, at the silo,
+            of images that no noise protects must stay there, and so must whatever is measured on it.
     """
 
     each_round: tuple[int | str | None, ...] = (None,)
@@ -114,6 +121,7 @@ class Protected:
     derived: frozenset[Exposure] = frozenset()
     averages: tuple[Average, ...] = ()
     conditions: tuple[Condition, ...] = ()
+    reporting: tuple[Condition, ...] = ()
 
 
 @dataclass(frozen=True)

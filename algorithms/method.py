@@ -105,6 +105,7 @@ class Site(Protocol):
     layout: Layout
     input_shape: tuple[int, int, int]
     num_samples: int
+    num_units: int
     num_classes: int
     training: TrainingPlan
     rounds: int
@@ -155,8 +156,19 @@ class Site(Protocol):
         Several processes may each have a part of the batch; this is the mean over all of it."""
         ...
 
-    def average(self, content: str, vectors: Vectors, *, round_number: int, lasting: bool = False) -> Tensor:
-        """The mean over all training images of a vector each: float64 ``[D]``, on the CPU.
+    def average(
+        self,
+        content: str,
+        vectors: Vectors,
+        *,
+        round_number: int,
+        lasting: bool = False,
+        at_home: bool = False,
+        inputs: bool = False,
+        at_once: int | None = None,
+    ) -> Tensor:
+        """The mean over all training images of a vector each: float64 ``[D]``, on the CPU. With privacy it is the mean
+        over its units (``num_units``; without, they are the images), each the mean of its images' vectors.
 
         Args:
             content: what the vectors are. A plan with privacy says under this name how they are clipped and noised.
@@ -164,7 +176,15 @@ class Site(Protocol):
             round_number: in which round it is asked for.
             lasting: the vectors depend on image and label alone, and under this name are always the same, so that an
                 answer once given may be given again.
+            at_home: without noise with privacy as well. Neither it nor anything made of it may leave the silo.
+            inputs: ``vectors`` is given what ``fit`` gives to the model: fixed features, where the model has such.
+            at_once: for how many images there is memory for vectors; by default for a thousand.
         """
+        ...
+
+    def noise(self, content: str) -> float:
+        """The standard deviation of the noise in each number of such an average that is not ``at_home``; 0 without
+        privacy."""
         ...
 
     def batches(

@@ -36,6 +36,7 @@ from medsilo.algorithms.own_code import load
 from medsilo.algorithms.perfedavg import PerFedAvg
 from medsilo.algorithms.pfedme import PFedMe
 from medsilo.algorithms.pfedsim import PFedSim
+from medsilo.algorithms.ridge import Ridge
 from medsilo.algorithms.scaffold import Scaffold
 from medsilo.privacy.errors import ConfigurationError
 
@@ -69,6 +70,7 @@ METHODS: dict[str, type[Method]] = {
         FedGH,
         FedDBE,
         MRMTL,
+        Ridge,
     )
 }
 

@@ -14,7 +14,14 @@ from pydantic_core import PydanticCustomError
 from medsilo.coordinator import presets
 from medsilo.coordinator.given_weights import WeightsConfig
 from medsilo.coordinator.store.engine import has_password
-from medsilo.privacy.budget.accounting import DiscreteGaussian, Event, SampledGaussian, Unit, noise_multiplier_for
+from medsilo.privacy.budget.accounting import (
+    DiscreteGaussian,
+    Event,
+    GaussianRelease,
+    SampledGaussian,
+    Unit,
+    noise_multiplier_for,
+)
 from medsilo.privacy.budget.promise import MetricsPlan, PrivacyPlan, ReleasePlan
 from medsilo.privacy.consent.plan import (
     MethodPlan,
@@ -123,7 +130,8 @@ class PrivacyConfig(StrictModel):
         from medsilo.algorithms.protection.private import planned_steps
 
         training = TrainingPlan(epochs=presets.epochs(rounds, shared_out=self.honest is not None))
-        steps = planned_steps(method, training, rounds, self.sampling_rate)
+        if not (steps := planned_steps(method, training, rounds, self.sampling_rate)):
+            return None
         noise = self.plan(method, training, rounds).noise_multiplier
         averaged = hospitals if method.downlink else 1
         return presets.Known(self.units, self.clipping_norm, averaged, self.honest or 1, rounds, noise, steps)
@@ -134,14 +142,23 @@ class PrivacyConfig(StrictModel):
 
         steps = planned_steps(method, training, rounds, self.sampling_rate)
         settings = {"identifier": self.identifier, "choice": self.choice}
+        averages = planned_averages(method, rounds)
+        fixed = tuple(
+            GaussianRelease(settings[one.content].noise_multiplier, one.times(rounds))
+            for one in averages
+            if one.bound is None
+        )
+        like_steps = sum(one.times(rounds) for one in averages if one.bound is not None)
+        noise = _noise_multiplier(self.epsilon, self.delta, self.sampling_rate, steps, like_steps, fixed)
         releases = tuple(
             ReleasePlan(content=one.content, times=one.times(rounds), **settings[one.content].model_dump())
-            for one in planned_averages(method, rounds)
+            if one.bound is None
+            else ReleasePlan(content=one.content, times=one.times(rounds), bound=one.bound, noise_multiplier=noise)
+            for one in averages
         )
-        fixed = tuple(release.event(release.times) for release in releases)
         return PrivacyPlan(
             **self.model_dump(exclude={*settings, "metrics_epsilon", "preset", "units"}),
-            noise_multiplier=_noise_multiplier(self.epsilon, self.delta, self.sampling_rate, steps, fixed),
+            noise_multiplier=noise,
             steps=steps,
             releases=releases,
             metrics=self._metrics(rounds),
@@ -161,11 +178,13 @@ class PrivacyConfig(StrictModel):
 
 @lru_cache(maxsize=64)
 def _noise_multiplier(
-    epsilon: float, delta: float, sampling_rate: float, steps: int, fixed: tuple[Event, ...]
+    epsilon: float, delta: float, sampling_rate: float, steps: int, releases: int, fixed: tuple[Event, ...]
 ) -> float:
-    return noise_multiplier_for(
-        epsilon, delta=delta, events=lambda noise: [SampledGaussian(sampling_rate, noise, steps), *fixed]
-    )
+    def events(noise: float) -> list[Event]:
+        training: list[Event] = [SampledGaussian(sampling_rate, noise, steps)] if steps else []
+        return [*training, *([GaussianRelease(noise, releases)] if releases else []), *fixed]
+
+    return noise_multiplier_for(epsilon, delta=delta, events=events)
 
 
 @lru_cache(maxsize=64)
@@ -458,7 +477,7 @@ class CoordinatorConfig(PartyConfig):
             masked_rounds,
             required,
         )
-        from medsilo.algorithms.protection.private import check_model
+        from medsilo.algorithms.protection.private import check_model, reporting_refusal
 
         method = self.make_method()
         run = self.run
@@ -479,6 +498,8 @@ class CoordinatorConfig(PartyConfig):
             masks = SecureAggregationPlan(
                 **run.secure_aggregation.model_dump(), rounds=masked_rounds(method, run.rounds)
             )
+        if run.privacy is not None and run.ask_for and (reason := reporting_refusal(method)) is not None:
+            raise self._wrong("run.ask_for", reason)
         model_plan = self.model_plan()
         asked = {*required(method, masks, run.rounds), *model_plan.asks}
         needed = tuple(exposure for exposure in Exposure if exposure in asked)

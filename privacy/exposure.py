@@ -55,6 +55,7 @@ class Exposure(StrEnum):
     PUBLIC_DATA = "PUBLIC_DATA"
     MASKED_UPDATE = "MASKED_UPDATE"
     PEER_INITIAL_MODEL = "PEER_INITIAL_MODEL"
+    FEATURE_MOMENTS = "FEATURE_MOMENTS"
 
     @property
     def number(self) -> exposure_pb2.ExposureClass:
@@ -123,6 +124,8 @@ MEANING: dict[Exposure, str] = {
     "to those of the other hospitals of the round it gives their sum, which is all that the coordinator can read.",
     Exposure.PEER_INITIAL_MODEL: "A starting model made of hospitals' models, the outcome of an earlier run for "
     "example: it was shaped by those hospitals' images, and reaches every hospital of this run.",
+    Exposure.FEATURE_MOMENTS: "Sums over the hospital's images of the products of each two features, and of each "
+    "feature with each class: how its images vary, and how that goes with the findings. No model was trained.",
 }
 """Each class in words for someone who does not know what a gradient is."""
 

@@ -41,10 +41,8 @@ def refusal(method: Method) -> str | None:
     stated = method.under_privacy
     if isinstance(stated, str):
         return f"{method.name} cannot run with differential privacy: {stated}"
-    for one in _asked(method, stated.conditions):
-        if getattr(method, one.name) not in one.values:
-            shown = " or ".join(f"`{one.name}: {str(v).lower() if isinstance(v, bool) else v}`" for v in one.values)
-            return f"{method.name} can run with differential privacy only with {shown}: {one.reason}"
+    if (unmet := _unmet(method, stated.conditions)) is not None:
+        return f"{method.name} can run with differential privacy only with {unmet}"
     averaged = {average.exposure for average in _asked(method, stated.averages)}
     covered = stated.derived | averaged | _MECHANISMS.keys()
     bare = [e for e in Exposure if e in set(method.required) - covered]
@@ -53,6 +51,23 @@ def refusal(method: Method) -> str | None:
             f"{method.name}, as configured, sends {', '.join(bare)}, for which there is no mechanism of differential "
             "privacy"
         )
+    return None
+
+
+def reporting_refusal(method: Method) -> str | None:
+    """Why accuracies of a method's personalised models cannot leave a run with differential privacy, though it can run;
+    None if they can."""
+    stated = method.under_privacy
+    if isinstance(stated, str) or (unmet := _unmet(method, stated.reporting)) is None:
+        return None
+    return f"accuracies of {method.name}'s models can leave a run with differential privacy only with {unmet}"
+
+
+def _unmet(method: Method, conditions: tuple[Condition, ...]) -> str | None:
+    for one in _asked(method, conditions):
+        if getattr(method, one.name) not in one.values:
+            shown = " or ".join(f"`{one.name}: {str(v).lower() if isinstance(v, bool) else v}`" for v in one.values)
+            return f"{shown}: {one.reason}"
     return None
 
 

@@ -13,7 +13,7 @@ from medsilo.coordinator.pages.status import status_of
 from medsilo.coordinator.rounds import weights_log
 from medsilo.coordinator.store.records import RoundState
 from medsilo.coordinator.store.store import Store
-from medsilo.privacy.budget.accounting import Event, epsilon
+from medsilo.privacy.budget.accounting import epsilon
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.journal.tail import JournalTail
@@ -148,7 +148,6 @@ def _spent(config: CoordinatorConfig, plan: RunPlan, rounds: int) -> float:
         method = config.make_method()
         steps = planned_steps(method, plan.training, rounds, plan.privacy.sampling_rate)
         averages = {one.content: one.times(rounds) for one in planned_averages(method, rounds)}
-        events: list[Event] = [plan.privacy.training(min(steps, plan.privacy.steps))]
-        events += [one.event(times) for one in plan.privacy.releases if (times := averages.get(one.content, 0))]
+        events = plan.privacy.cost(min(steps, plan.privacy.steps), averages)
         _spending[key] = epsilon(events, delta=plan.privacy.delta)
     return _spending[key]

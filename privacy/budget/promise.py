@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
@@ -86,7 +87,7 @@ class PrivacyPlan(StrictModel):
         clipping_norm: C, the most that one unit's gradient counts (its Euclidean norm over all trained parameters).
         noise_multiplier: z; the noise on a step's sum of gradients has standard deviation z · C.
         sampling_rate: q; a step takes each unit with this probability, independently (Poisson sampling).
-        steps: T, of all trainings in all rounds.
+        steps: T, of all trainings in all rounds; 0 for a method that trains nothing, whose releases are all that costs.
         averaged_share: of a training's steps, the last, whose models are averaged into what it gives; at 0 it gives the
             last one's. Made from noised steps alone, the mean costs nothing.
         honest: how many hospitals of each masked sum are honest at least; then each adds but its share of the noise,
@@ -103,7 +104,7 @@ class PrivacyPlan(StrictModel):
     clipping_norm: float = Field(gt=0, allow_inf_nan=False)
     noise_multiplier: float = Field(ge=0.1, allow_inf_nan=False)
     sampling_rate: float = Field(gt=0, le=1)
-    steps: int = Field(ge=1, lt=2**31)
+    steps: int = Field(ge=0, lt=2**31)
     averaged_share: float = Field(default=0.0, ge=0, le=1)
     honest: int | None = Field(default=None, ge=2, le=100_000)
     releases: tuple[ReleasePlan, ...] = ()
@@ -140,10 +141,15 @@ class PrivacyPlan(StrictModel):
         return steps_of(epochs, self.sampling_rate)
 
     def training(self, steps: int) -> SampledGaussian | SharedGaussian:
-        """What so many steps cost."""
+        """What so many steps cost, at least 1."""
         if self.honest is not None:
             return SharedGaussian(self.noise_multiplier, self.honest, steps)
         return SampledGaussian(self.sampling_rate, self.noise_multiplier, steps)
+
+    def cost(self, steps: int, releases: Mapping[str, int]) -> list[Event]:
+        """What so many steps cost with so many releases of each content."""
+        training: list[Event] = [self.training(steps)] if steps else []
+        return training + [one.event(times) for one in self.releases if (times := releases.get(one.content, 0))]
 
     def release(self, content: str) -> ReleasePlan | None:
         """How a content is released; None where the plan has no such release."""
@@ -152,7 +158,7 @@ class PrivacyPlan(StrictModel):
     @property
     def events(self) -> list[Event]:
         """All that the run costs a silo's training units."""
-        return [self.training(self.steps), *(release.event(release.times) for release in self.releases)]
+        return self.cost(self.steps, {release.content: release.times for release in self.releases})
 
     @property
     def guarantee(self) -> Guarantee:

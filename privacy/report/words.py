@@ -41,6 +41,7 @@ NAME: dict[Exposure, str] = {
     Exposure.PUBLIC_DATA: "Fingerprints of public images",
     Exposure.MASKED_UPDATE: "Masked updates",
     Exposure.PEER_INITIAL_MODEL: "Starting model made of hospitals' models",
+    Exposure.FEATURE_MOMENTS: "Sums of products of features",
 }
 """Each class's name in tables and pictures."""
 
@@ -60,6 +61,7 @@ _PHRASE = {
     Exposure.PEER_MODELS: "other hospitals' models",
     Exposure.MASKED_UPDATE: "masked updates",
     Exposure.PEER_INITIAL_MODEL: "a starting model made of hospitals' models",
+    Exposure.FEATURE_MOMENTS: "sums of products of images' features",
 }
 
 NOTHING = "nothing about patients"
@@ -151,6 +153,9 @@ RISK: dict[Exposure, str] = {
     "but another starting model stands against it.",
     Exposure.PEER_INITIAL_MODEL: "What an earlier training learnt of its hospitals' images reaches every hospital of "
     "this run; what this run promises of privacy is of this run alone, and says nothing of that one.",
+    Exposure.FEATURE_MOMENTS: "They are exact sums over the hospital's images: the mean features and their spread, and "
+    "how many images of each finding there are, can be read off directly. Sums with and without an image give that "
+    "image's features and its finding; of fewer images than there are features, single ones can be worked out.",
 }
 """What someone who holds content of a class could still do with it, no noise having been added."""
 
@@ -176,6 +181,9 @@ NOISED_RISK: dict[Exposure, str] = {
     "that limit. It shows which hospitals are alike.",
     Exposure.MASKED_UPDATE: "Each hospital added noise before it masked: what the sum tells about one {unit} has that "
     "limit even if the masks were lifted.",
+    Exposure.FEATURE_MOMENTS: "Sums over all training images, with noise: two of them, from before and after one "
+    "{unit} was added, do not give its part away beyond that limit. How the images vary as a whole, and how often each "
+    "kind of finding occurs, can still be estimated.",
 }
 """The same of content with noise on it, for which a limit is stated; ``{unit}`` is what that limit is of."""
 
@@ -199,7 +207,7 @@ SHORT_RISK = (
         "How often each finding occurs can be estimated from the gradients, roughly, as they have noise.",
     ),
     (
-        (Exposure.RUNNING_STATISTICS, Exposure.DATA_IDENTIFIER, Exposure.PROTOTYPES),
+        (Exposure.RUNNING_STATISTICS, Exposure.DATA_IDENTIFIER, Exposure.PROTOTYPES, Exposure.FEATURE_MOMENTS),
         "Averages over the hospital's images left too. Over few images they come close to single ones.",
         "An average over the hospital's images left too, with noise: it describes them as a whole, and there is a "
         "limit to what it tells about single ones.",

@@ -18,7 +18,7 @@ from medsilo.algorithms.protection.private import DERIVED, NOISED, PUBLIC, RELEA
 from medsilo.algorithms.registry import make
 from medsilo.algorithms.tensors import Part, Payload
 from medsilo.algorithms.tensors.transfer import CHUNK, chunk_message, manifest
-from medsilo.privacy.budget.accounting import Event, Guarantee, epsilon
+from medsilo.privacy.budget.accounting import Guarantee, epsilon
 from medsilo.privacy.budget.kept_releases import KeptReleases
 from medsilo.privacy.budget.ledger import Ledger, Spending, Subject
 from medsilo.privacy.consent.consent import Consent, ConsentFile, Missing
@@ -243,8 +243,8 @@ def _account(
     if plan.privacy is None or ledger is None:
         return None, None
     delta = budget_of(consent, plan.privacy).delta
-    extra: list[Event] = [plan.privacy.training(plan.privacy.steps)]
-    extra += [one.event(one.times) for one in plan.privacy.releases if one.content not in paid]
+    unpaid = {one.content: one.times for one in plan.privacy.releases if one.content not in paid}
+    extra = plan.privacy.cost(plan.privacy.steps, unpaid)
     return ledger.spending(delta), ledger.spending(delta, extra=extra)
 
 

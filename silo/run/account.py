@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from medsilo.algorithms.method import Method
-from medsilo.algorithms.protection.private import planned_averages, planned_steps, refusal
+from medsilo.algorithms.protection.private import planned_averages, planned_steps, refusal, reporting_refusal
 from medsilo.privacy.budget.accounting import Event, SampledGaussian, SharedGaussian, epsilon
 from medsilo.privacy.budget.kept_releases import KeptReleases
 from medsilo.privacy.budget.ledger import (
@@ -47,6 +47,8 @@ def check_promise(plan: RunPlan, method: Method) -> None:
         raise RefusedError(
             "the plan promises differential privacy, and asks for LOCAL_METRICS without saying how they are noised"
         )
+    if Exposure.LOCAL_METRICS in plan.optional and (reason := reporting_refusal(method)) is not None:
+        raise RefusedError(f"the plan asks for LOCAL_METRICS, but {reason}")
     if found.metrics is not None and found.metrics.releases < plan.rounds + 1:
         raise RefusedError(
             f"the plan counts {found.metrics.releases} accuracies, but its {plan.rounds} rounds and its end "

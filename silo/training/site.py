@@ -102,7 +102,7 @@ class LocalSite:
         self.name = name
         self.layout = Layout.of(model)
         self.input_shape = plan.model.input_shape
-        self.num_samples = len(dataset.train)
+        self.num_samples = self.num_units = len(dataset.train)
         self.num_classes = plan.model.classes
         self.training = plan.training
         self.rounds = plan.rounds
@@ -141,6 +141,7 @@ class LocalSite:
             if plan.trust is not None:
                 self.num_samples = self._private.units  # of which the sum of gradients is one
             self._averages = PrivateAverages(plan.privacy, owners, charge, noise=noise, kept=kept)
+            self.num_units = self._averages.units
 
     @property
     def model(self) -> nn.Module:
@@ -365,22 +366,40 @@ class LocalSite:
         seed = derive_seed(self._seed, "augmentation", phase, self.name, round_number)
         return Augmenter(self.training.augmentation, seeded(seed))
 
-    def average(self, content: str, vectors: Vectors, *, round_number: int, lasting: bool = False) -> Tensor:
+    def average(
+        self,
+        content: str,
+        vectors: Vectors,
+        *,
+        round_number: int,
+        lasting: bool = False,
+        at_home: bool = False,
+        inputs: bool = False,
+        at_once: int | None = None,
+    ) -> Tensor:
         """See ``medsilo.algorithms.method.Site``.
 
         With privacy, raises ``RefusedError`` for a content that the plan does not name, and ``BudgetError`` if the
         account does not allow it.
         """
-        images, labels = self._train
+        given, labels = self.inputs() if inputs else self._train
         parts = (
-            vectors(images[start : start + EVALUATION_BATCH], labels[start : start + EVALUATION_BATCH])
-            .detach()
-            .to("cpu", torch.float64)
-            for start in range(0, len(labels), EVALUATION_BATCH)
+            vectors(images, truth).detach().to("cpu", torch.float64)
+            for images, truth in zip(
+                torch.split(given, at_once or EVALUATION_BATCH),
+                torch.split(labels, at_once or EVALUATION_BATCH),
+                strict=True,
+            )
         )
-        if self._averages is not None:
-            return self._averages.average(content, parts, round_number=round_number, lasting=lasting)
-        return torch.cat(list(parts)).mean(dim=0)
+        if self._averages is None:
+            return torch.stack([part.sum(dim=0) for part in parts]).sum(dim=0) / len(labels)
+        if at_home:
+            return self._averages.exact(content, parts)
+        return self._averages.average(content, parts, round_number=round_number, lasting=lasting)
+
+    def noise(self, content: str) -> float:
+        """See ``medsilo.algorithms.method.Site``."""
+        return 0.0 if self._averages is None else self._averages.noise(content)
 
     def _give_images(self) -> None:
         if self._private is not None:
@@ -432,7 +451,7 @@ class LocalSite:
         aside, rest = permutation[:count].sort().values, permutation[count:].sort().values
         self._reserved = (images[aside], labels[aside])
         self._train, self._left = (images[rest], labels[rest]), rest
-        self.num_samples = len(rest)
+        self.num_samples = self.num_units = len(rest)
         self._class_weights = self._weights_of_classes()
 
     def reserved_data(self) -> tuple[Tensor, Tensor]:

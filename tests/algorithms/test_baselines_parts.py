@@ -271,6 +271,7 @@ class FixedSite(SmallSite):
     """Images that are their own features, with classes 0, 0, 0, 1 of three: one step of SGD with rate 0.1."""
 
     num_samples: int = 4
+    num_units: int = 4
     num_classes: int = 3
     steps: int = 1
     model: nn.Module = field(default_factory=lambda: fixed_model())

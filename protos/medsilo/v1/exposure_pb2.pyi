@@ -29,6 +29,7 @@ class ExposureClass(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EXPOSURE_CLASS_PUBLIC_DATA: _ClassVar[ExposureClass]
     EXPOSURE_CLASS_MASKED_UPDATE: _ClassVar[ExposureClass]
     EXPOSURE_CLASS_PEER_INITIAL_MODEL: _ClassVar[ExposureClass]
+    EXPOSURE_CLASS_FEATURE_MOMENTS: _ClassVar[ExposureClass]
 EXPOSURE_CLASS_UNSPECIFIED: ExposureClass
 EXPOSURE_CLASS_PROTOCOL: ExposureClass
 EXPOSURE_CLASS_IDENTITY: ExposureClass
@@ -51,6 +52,7 @@ EXPOSURE_CLASS_PEER_MODELS: ExposureClass
 EXPOSURE_CLASS_PUBLIC_DATA: ExposureClass
 EXPOSURE_CLASS_MASKED_UPDATE: ExposureClass
 EXPOSURE_CLASS_PEER_INITIAL_MODEL: ExposureClass
+EXPOSURE_CLASS_FEATURE_MOMENTS: ExposureClass
 EXPOSURE_FIELD_NUMBER: _ClassVar[int]
 exposure: _descriptor.FieldDescriptor
 SINCE_FIELD_NUMBER: _ClassVar[int]

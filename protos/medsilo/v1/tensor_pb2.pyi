@@ -26,7 +26,7 @@ class PartManifest(_message.Message):
     def __init__(self, exposure_class: _Optional[_Union[_exposure_pb2.ExposureClass, str]] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ...) -> None: ...
 
 class TensorChunk(_message.Message):
-    __slots__ = ("nonce", "initial_model", "model_parameters_extractor", "model_parameters_classifier", "running_statistics", "classifier_gradient", "data_identifier", "prototypes", "sample_count", "label_counts", "local_metrics", "derived_accuracy", "peer_derived", "model_gradient", "parameter_mask", "peer_ratings", "peer_models", "public_data", "masked_update", "peer_initial_model")
+    __slots__ = ("nonce", "initial_model", "model_parameters_extractor", "model_parameters_classifier", "running_statistics", "classifier_gradient", "data_identifier", "prototypes", "sample_count", "label_counts", "local_metrics", "derived_accuracy", "peer_derived", "model_gradient", "parameter_mask", "peer_ratings", "peer_models", "public_data", "masked_update", "peer_initial_model", "feature_moments")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     INITIAL_MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_PARAMETERS_EXTRACTOR_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,7 @@ class TensorChunk(_message.Message):
     PUBLIC_DATA_FIELD_NUMBER: _ClassVar[int]
     MASKED_UPDATE_FIELD_NUMBER: _ClassVar[int]
     PEER_INITIAL_MODEL_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_MOMENTS_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     initial_model: bytes
     model_parameters_extractor: bytes
@@ -67,4 +68,5 @@ class TensorChunk(_message.Message):
     public_data: bytes
     masked_update: bytes
     peer_initial_model: bytes
-    def __init__(self, nonce: _Optional[bytes] = ..., initial_model: _Optional[bytes] = ..., model_parameters_extractor: _Optional[bytes] = ..., model_parameters_classifier: _Optional[bytes] = ..., running_statistics: _Optional[bytes] = ..., classifier_gradient: _Optional[bytes] = ..., data_identifier: _Optional[bytes] = ..., prototypes: _Optional[bytes] = ..., sample_count: _Optional[bytes] = ..., label_counts: _Optional[bytes] = ..., local_metrics: _Optional[bytes] = ..., derived_accuracy: _Optional[bytes] = ..., peer_derived: _Optional[bytes] = ..., model_gradient: _Optional[bytes] = ..., parameter_mask: _Optional[bytes] = ..., peer_ratings: _Optional[bytes] = ..., peer_models: _Optional[bytes] = ..., public_data: _Optional[bytes] = ..., masked_update: _Optional[bytes] = ..., peer_initial_model: _Optional[bytes] = ...) -> None: ...
+    feature_moments: bytes
+    def __init__(self, nonce: _Optional[bytes] = ..., initial_model: _Optional[bytes] = ..., model_parameters_extractor: _Optional[bytes] = ..., model_parameters_classifier: _Optional[bytes] = ..., running_statistics: _Optional[bytes] = ..., classifier_gradient: _Optional[bytes] = ..., data_identifier: _Optional[bytes] = ..., prototypes: _Optional[bytes] = ..., sample_count: _Optional[bytes] = ..., label_counts: _Optional[bytes] = ..., local_metrics: _Optional[bytes] = ..., derived_accuracy: _Optional[bytes] = ..., peer_derived: _Optional[bytes] = ..., model_gradient: _Optional[bytes] = ..., parameter_mask: _Optional[bytes] = ..., peer_ratings: _Optional[bytes] = ..., peer_models: _Optional[bytes] = ..., public_data: _Optional[bytes] = ..., masked_update: _Optional[bytes] = ..., peer_initial_model: _Optional[bytes] = ..., feature_moments: _Optional[bytes] = ...) -> None: ...

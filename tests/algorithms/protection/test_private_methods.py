@@ -24,6 +24,7 @@ from medsilo.simulation.federation import Simulation
 
 # With softmax all silos are similar, so that FedDFQ always has a gradient to choose.
 CHOSEN: dict[str, dict[str, Any]] = {"feddfq": {"normalisation": "softmax"}}
+MODELS = {"ridge": "stain-texture"}
 ROUNDS = 2
 
 
@@ -46,7 +47,7 @@ def run_plan(method: Method, **changes: Any) -> RunPlan:
         coordinator="c",
         run="r",
         method=MethodPlan(name=method.name, parameters=method.parameters()),
-        model=ModelPlan(name="lenet5-gn", input_shape=(3, 16, 16), classes=3),
+        model=ModelPlan(name=MODELS.get(method.name, "lenet5-gn"), input_shape=(3, 16, 16), classes=3),
         training=training,
         rounds=ROUNDS,
         seed=1,

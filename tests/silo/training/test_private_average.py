@@ -46,20 +46,20 @@ def test_no_unit_moves_the_clipped_sum_by_more_than_the_bound(scale: float, owne
     vectors = torch.randn(8, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     vectors[3] *= scale
     owner = torch.tensor(owners)
-    whole = clipped_unit_sum(vectors, owner, BOUND)
+    whole = clipped_unit_sum(vectors.split(7), owner, BOUND)
     assert torch.isfinite(whole).all()
     moved = []
     for unit in range(max(owners) + 1):
         blanked = torch.where((owner == unit).unsqueeze(1), 0.0, vectors)
-        moved.append(float((whole - clipped_unit_sum(blanked, owner, BOUND)).norm()))
+        moved.append(float((whole - clipped_unit_sum(blanked.split(7), owner, BOUND)).norm()))
     assert max(moved) <= BOUND
     assert max(moved) > 0.99 * BOUND, "and the bound is used: these vectors are longer"
 
 
 def test_short_vectors_are_not_clipped() -> None:
     vectors = torch.tensor([[0.1, 0.2], [0.0, 0.0], [-0.3, 0.1]], dtype=torch.float64)
-    assert clipped_unit_sum(vectors, torch.arange(3), 10.0).tolist() == pytest.approx([-0.2, 0.3])
-    assert clipped_unit_sum(vectors, torch.tensor([0, 0, 1]), 10.0).tolist() == pytest.approx([-0.25, 0.2])
+    assert clipped_unit_sum([vectors], torch.arange(3), 10.0).tolist() == pytest.approx([-0.2, 0.3])
+    assert clipped_unit_sum([vectors], torch.tensor([0, 0, 1]), 10.0).tolist() == pytest.approx([-0.25, 0.2])
 
 
 def released(site: LocalSite, what: str) -> Tensor:

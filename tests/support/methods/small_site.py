@@ -28,6 +28,7 @@ class SmallSite:
     name: str = "a"
     input_shape: tuple[int, int, int] = (1, 1, 4)
     num_samples: int = 8
+    num_units: int = 8
     num_classes: int = 2
     rounds: int = 3
     training: TrainingPlan = field(default_factory=lambda: TrainingPlan(optimizer="sgd", learning_rate=0.1, epochs=1))
@@ -89,8 +90,11 @@ class SmallSite:
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         return nn.functional.cross_entropy(logits, labels)
 
-    def average(self, content: str, vectors: Vectors, *, round_number: int, lasting: bool = False) -> Tensor:
+    def average(self, content: str, vectors: Vectors, *, round_number: int, **_: object) -> Tensor:
         return vectors(*self.train_data()).detach().to(torch.float64).mean(dim=0)
+
+    def noise(self, content: str) -> float:
+        return 0.0
 
     def train_data(self) -> tuple[Tensor, Tensor]:
         return torch.randn(8, 4, generator=torch.Generator().manual_seed(99)), torch.arange(8) % 2
