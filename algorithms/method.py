@@ -205,6 +205,11 @@ class Site(Protocol):
         """The images and labels that ``reserve`` set aside."""
         ...
 
+    def validation_loss(self, state: Mapping[str, Tensor]) -> float | None:
+        """A state's mean loss on the shard's validation images, else on those that ``reserve`` set aside; None where
+        there are neither. With privacy too: no account holds these images, so what depends on it must not leave."""
+        ...
+
     def holds_any(self, hashes: Collection[bytes]) -> int:
         """How many of the silo's images (training and test) have one of these SHA-256 hashes of their pixels."""
         ...

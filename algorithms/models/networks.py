@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from medsilo.algorithms.features import Scattering, StainTexture
+from medsilo.algorithms.features import Scattering, StainDirections, StainTexture
 from medsilo.algorithms.models.fixed import on_backbone, on_fixed
 from medsilo.algorithms.models.frozen import train_only
 from medsilo.algorithms.models.given_weights import BACKBONE, brought_start
@@ -216,6 +216,11 @@ def stain_texture(input_shape: tuple[int, int, int], classes: int) -> nn.Module:
     return on_fixed("stain-texture", StainTexture(), input_shape, classes)
 
 
+def stain_directions(input_shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """A linear layer on ``medsilo.algorithms.features.StainDirections``: 25 parameters for each class."""
+    return on_fixed("stain-directions", StainDirections(), input_shape, classes)
+
+
 def scattering(input_shape: tuple[int, int, int], classes: int) -> nn.Module:
     """A linear layer on ``medsilo.algorithms.features.Scattering``: 973 parameters for each class."""
     return on_fixed("scattering", Scattering(), input_shape, classes)
@@ -232,6 +237,7 @@ ARCHITECTURES: dict[str, Callable[[tuple[int, int, int], int], nn.Module]] = {
     "mnist-cnn": mnist_cnn,
     "fedpdc-cnn": fedpdc_cnn,
     "stain-texture": stain_texture,
+    "stain-directions": stain_directions,
     "scattering": scattering,
 }
 WITH_BATCH_NORMALISATION = ("lenet5", "resnet8")

@@ -479,6 +479,11 @@ class LocalSite:
         images = self._validation or self._reserved
         return None if images is None else self._measured(state, images)
 
+    def validation_loss(self, state: Mapping[str, Tensor]) -> float | None:
+        """See ``medsilo.algorithms.method.Site``."""
+        measured = self.validate(state)
+        return None if measured is None else measured.loss
+
     def test(self, state: Mapping[str, Tensor]) -> tuple[npt.NDArray[np.bool_], float]:
         """On which of the silo's test images a state is right, ``bool [m]``, and the sum of its cross entropies."""
         return self._judge(state, self._judged("test", self._dataset.test))

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from medsilo.algorithms.datasets import ImageDataset
 from medsilo.algorithms.local import Local
 from medsilo.algorithms.method import Federation, Round
 from medsilo.algorithms.models import Layout, state_of
-from medsilo.algorithms.mrmtl import MRMTL
-from medsilo.algorithms.tensors import MemoryWorkspace, Payload
+from medsilo.algorithms.mrmtl import MRMTL, MRMTLSilo
+from medsilo.algorithms.protection.private import refusal, reporting_refusal
+from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload
 from medsilo.privacy.errors import ConfigurationError
+from medsilo.privacy.exposure import Exposure
 from medsilo.silo.training.site import LocalSite
 from tests.support.methods.tiny_federation import run_plan, shard, simulate
 
@@ -71,3 +77,108 @@ def test_without_the_term_it_is_separate_training_to_the_last_bit() -> None:
 def test_a_negative_weight_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"proximal_weight is -0.1; it must be 0 or more"):
         MRMTL(proximal_weight=-0.1)
+
+
+# --- λ chosen by the silo ------------------------------------------------------------------------------------------
+
+
+def half_of(method: MRMTL, data: ImageDataset, *, reserve: bool = False) -> MRMTLSilo:
+    site = LocalSite(data.name, data, linear(), run_plan(method, rounds=ROUNDS), device=torch.device("cpu"))
+    if reserve:
+        site.reserve(0.25)
+    half = method.silo_half(site)
+    half.begin(state_of(site.model))
+    assert isinstance(half, MRMTLSilo)
+    return half
+
+
+def given(scale: float) -> Payload:
+    """A mean that is far from every silo's model."""
+    centre = {spec.name: torch.full(spec.shape, scale) for spec in Layout.of(linear()).parameters}
+    return {Exposure.PEER_DERIVED: Part.of(centre)}
+
+
+@pytest.mark.parametrize("scale", [0.0, 3.0])
+def test_a_silo_takes_the_weight_with_the_least_loss_on_images_it_does_not_train_on(scale: float) -> None:
+    data = shard("a", seed=1, train=40)
+    weights = [0.5 * factor for factor in (0.1, 0.3, 1, 3, 10)]
+    trained = []
+    for weight in weights:
+        half = half_of(MRMTL(proximal_weight=weight), data, reserve=True)
+        half.train(0, {})
+        half.train(1, given(scale))
+        trained.append(half.personal())
+        images, labels = half.site.reserved_data()
+    losses = []
+    for state in trained:
+        logits = images.flatten(1) @ state["1.weight"].T + state["1.bias"]
+        losses.append(float(nn.functional.cross_entropy(logits, labels)))
+    assert len(set(losses)) == 5
+    choosing = half_of(MRMTL(proximal_weight=0.5, choice="validation", validation_share=0.25), data)
+    choosing.train(0, {})
+    choosing.train(1, given(scale))
+    best = int(np.argmin(losses))
+    assert float(choosing.memory["choice"]["weight"]) == pytest.approx(weights[best])
+    assert all(torch.equal(tensor, trained[best][name]) for name, tensor in choosing.personal().items())
+
+
+def test_a_silo_chooses_in_rounds_that_are_powers_of_two_and_keeps_its_choice_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    half = half_of(MRMTL(proximal_weight=0.5, choice="validation"), shard("a", seed=1, train=40))
+    trainings: list[int] = []
+    ordinary = LocalSite.fit
+
+    def noted(site: LocalSite, round_number: int, **settings: Any) -> int:
+        trainings.append(round_number)
+        return ordinary(site, round_number, **settings)
+
+    monkeypatch.setattr(LocalSite, "fit", noted)
+    half.train(0, {})
+    for number in range(1, 10):
+        half.train(number, given(0.1))
+    assert [trainings.count(number) for number in range(10)] == [1, 5, 5, 1, 5, 1, 1, 1, 5, 1]
+
+
+def with_validation(data: ImageDataset) -> ImageDataset:
+    """Its validation images have the classes in another order, so that no model of its own does well on them."""
+    split = shard("v", seed=8).train
+    return replace(data, validation=replace(split, labels=2 - split.labels))
+
+
+def test_a_choice_at_home_changes_nothing_that_leaves_and_takes_the_best_mixture() -> None:
+    data = with_validation(shard("a", seed=1))
+    plain, home = half_of(MRMTL(proximal_weight=0.5), data), half_of(MRMTL(proximal_weight=0.5, choice="home"), data)
+    for half in (plain, home):
+        half.train(0, {})
+        half.train(1, given(0.05))
+    for exposure, part in plain.upload().items():
+        assert all(torch.equal(home.upload()[exposure].tensors()[name], t) for name, t in part.tensors().items())
+    own = home.personal()
+    home.finish({})
+    mixtures = [{name: (1 - a) * 0.05 + a * tensor for name, tensor in own.items()} for a in (0, 0.25, 0.5, 0.75, 1)]
+    losses = [home.site.validation_loss(mixture) for mixture in mixtures]
+    best = mixtures[int(np.argmin(np.array(losses, dtype=np.float64)))]
+    for name, tensor in home.personal().items():
+        torch.testing.assert_close(tensor, best[name])
+    assert min(loss for loss in losses if loss is not None) < (losses[-1] or 0), "else it would not show a choice"
+
+
+def test_without_validation_images_a_silo_keeps_its_own_model() -> None:
+    half = half_of(MRMTL(choice="home"), shard("a", seed=1))
+    half.train(0, {})
+    half.train(1, given(0.05))
+    before = half.personal()
+    half.finish({})
+    assert half.personal() is before
+
+
+def test_what_validation_images_choose_leaves_no_private_run() -> None:
+    assert "`choice: plan` or `choice: home`" in (refusal(MRMTL(choice="validation")) or "")
+    assert refusal(MRMTL(choice="home")) is None
+    assert "`choice: plan`" in (reporting_refusal(MRMTL(choice="home")) or "")
+    assert reporting_refusal(MRMTL()) is None
+
+
+def test_a_plan_of_one_weight_for_all_is_written_as_before() -> None:
+    assert MRMTL().parameters() == {"proximal_weight": 0.1}
