@@ -30,6 +30,10 @@ def test_the_command_writes_a_module_of_the_given_images_statistics(tmp_path: Pa
     written: dict[str, object] = {}
     exec(compile(module(tiles), "module", "exec"), written)
     assert {f"{name}_{what}" for name in NAMES for what in ("MEANS", "DEVIATIONS")} <= set(written)
+    directions = np.array(written["STAIN_TEXTURE_DIRECTIONS"]).reshape(24, 122)
+    assert bool((directions[np.arange(24), np.abs(directions).argmax(axis=1)] > 0).all()), (
+        "signs are not left to chance"
+    )
     expected = StainTexture().measured(to_tensor(images)).numpy()
     assert np.allclose(written["STAIN_TEXTURE_MEANS"], expected.mean(axis=0), rtol=1e-4)
     assert np.allclose(written["STAIN_TEXTURE_DEVIATIONS"], expected.std(axis=0, ddof=1), rtol=1e-4)

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from medsilo.algorithms.datasets import to_tensor
-from medsilo.algorithms.features import StainTexture
+from medsilo.algorithms.features import StainDirections, StainTexture
+from medsilo.algorithms.features.public_constants import STAIN_TEXTURE_DIRECTIONS
 from medsilo.algorithms.features.stain_texture import (
     EOSIN,
     HAEMATOXYLIN,
@@ -152,3 +153,34 @@ def test_what_the_definition_stands_for_does_not_change() -> None:
         "stain-texture 1",
         "4c0cdfb1948d1d10d78e9c46a0f2cc202abc865753ab3a2444ddc1bfd7d43ff8",
     )
+
+
+# --- along public directions ---------------------------------------------------------------------------------------
+
+DIRECTIONS = StainDirections()
+
+
+def test_directions_are_at_right_angles_and_each_is_wider_than_the_one_before() -> None:
+    rows = np.array(STAIN_TEXTURE_DIRECTIONS).reshape(24, 122)
+    products = rows @ rows.T
+    lengths = np.sqrt(np.diag(products))
+    assert lengths[0] == pytest.approx(1, abs=1e-3)
+    assert bool((np.diff(lengths) > 0).all())
+    assert np.abs(products / np.outer(lengths, lengths) - np.eye(24)).max() < 2e-3, "four digits are kept"
+
+
+def test_features_along_directions_are_products_with_them_scaled_to_norm_1() -> None:
+    images = to_tensor(generate_tissue(train=27, test=9).train.images)
+    along = EXTRACTOR(images)[:, :-1].double().numpy() @ np.array(STAIN_TEXTURE_DIRECTIONS).reshape(24, 122).T
+    found = DIRECTIONS(images).numpy()
+    assert found.shape == (27, 25)
+    assert np.allclose(found[:, :-1], along / np.linalg.norm(along, axis=1, keepdims=True), atol=1e-4)
+    assert bool((found[:, -1] == 1).all())
+    assert float(np.linalg.norm(found, axis=1).max()) <= DIRECTIONS.bound
+
+
+def test_features_along_directions_are_an_images_own_to_the_last_bit() -> None:
+    images = torch.cat([pictures(30), to_tensor(generate_tissue(train=27, test=9).train.images)])
+    alone = torch.cat([DIRECTIONS(image[None]) for image in images])
+    assert torch.equal(DIRECTIONS(images), alone)
+    assert torch.equal(DIRECTIONS(images.flip(0)).flip(0), alone)

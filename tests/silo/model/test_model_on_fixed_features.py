@@ -23,7 +23,7 @@ from medsilo.silo.preview.rehearsal import rehearse
 from medsilo.silo.state.config import SiloConfig
 from tests.support.hospital.trained_hospital import configured, planned, train
 
-NAMES = ("stain-texture", "scattering")
+NAMES = ("stain-texture", "stain-directions", "scattering")
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,9 @@ def test_there_is_no_map_of_what_spoke_for_a_class(name: str, shard: ImageDatase
     assert grad_cam(model, to_tensor(shard.test.images[:2]), torch.tensor([0, 1])) is None
 
 
-@pytest.mark.parametrize(("name", "numbers"), [("stain-texture", 9 * 123), ("scattering", 9 * 973)])
+@pytest.mark.parametrize(
+    ("name", "numbers"), [("stain-texture", 9 * 123), ("stain-directions", 9 * 25), ("scattering", 9 * 973)]
+)
 def test_an_inspection_counts_the_linear_layer_alone(
     tmp_path: Path, shard: ImageDataset, name: str, numbers: int
 ) -> None:
