@@ -26,7 +26,7 @@ mechanism. A then has noise of deviation s on its diagonal and s/√2 beside it,
   Algorithm 2, whose noised least eigenvalue is taken as 0 here: no budget is spent on it, and of correlated features it
   is nearly that.
 * ``projected``, ours: A's negative eigenvalues, which noise alone can have made, become 0, and λ = s√(md/2), the root
-  mean square of the noise's eigenvalues: about a fifth of the other, and better at every ε that was tried
+  mean square of the noise's eigenvalues: about a fifth of the other, and as good or better wherever it was tried
   (docs/results/coloncells-ridge.md). Both only see what was released.
 
 What it exposes: without noise, exact second moments of the hospital's features, the number of its images and of each
