@@ -1,4 +1,5 @@
-"""A blind mixture is opened by its recipient and by nobody else; the coordinator learns distances; silos have a veto."""
+"""A blind mixture is opened by its recipient and by nobody else; the coordinator learns distances; silos have a
+veto."""
 
 from __future__ import annotations
 
