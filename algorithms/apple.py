@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from medsilo.algorithms.declarations import HANDED_ON, Count, NonNegative, Positive, Protected, Share, Sums
+from medsilo.algorithms.declarations import HANDED_ON, Blind, Count, NonNegative, Positive, Protected, Share, Sums
 from medsilo.algorithms.families.peers import PeerCoordinator, peer_models
 from medsilo.algorithms.families.sharing import model_upload
 from medsilo.algorithms.method import (
@@ -204,6 +204,7 @@ class Apple(Method):
         "it learns its weights of other silos' models on a loss of its own, which nothing clips or noises"
     )
     under_masks: ClassVar[Sums | str] = HANDED_ON
+    under_blind: ClassVar[Blind | str] = HANDED_ON
     models: Count = 0
     penalty: NonNegative = 0.1
     penalty_share: Share = 0.1

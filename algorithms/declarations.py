@@ -1,5 +1,6 @@
 """What a method states of itself, as data: the ranges of its hyper-parameters, and how it stands under differential
-privacy and under masks, which ``protection/`` reads. Where that depends on hyper-parameters, it names them."""
+privacy, under masks and where mixtures are blind, which ``protection/`` reads. Where that depends on hyper-parameters,
+it names them."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
+
+from torch import Tensor
 
 from medsilo.privacy.exposure import Exposure
 
@@ -141,8 +144,23 @@ class Sums:
     from_mean: bool = False
 
 
+@dataclass(frozen=True)
+class Blind:
+    """States that all that a method's coordinator makes of a round's models are mixtures, one for each silo, by weights
+    that it makes of how far the models lie apart; all of a round's silos deliver.
+
+    Attributes:
+        weights: of a method and squared distances ``Tensor[N, N]`` (float64, symmetric) the weights ``Tensor[N, N]``,
+            whose row i makes the mixture of silo i and adds up to 1.
+    """
+
+    weights: Callable[[Any, Tensor], Tensor]
+
+
 UNSTATED_PRIVACY = "no one has stated how its content is protected"
 UNSTATED_SUMS = "no one has stated that the coordinator needs no more than a sum"
+UNSTATED_BLIND = "no one has stated that the coordinator needs no more than distances between models"
+ONE_MEAN = "its coordinator makes one mean for all, which it can of masked updates (`mode: sum`)"
 
 # Reasons that several methods give.
 OWN_LOSS = "its loss is its own, and single images' gradients of it have no bound here"

@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from medsilo.algorithms.declarations import MIXTURES, NonNegative, Positive, Protected, Sums
+from medsilo.algorithms.declarations import MIXTURES, Blind, NonNegative, Positive, Protected, Sums
 from medsilo.algorithms.families.tethered import Tethered, pairwise_distances, squared_distances
 from medsilo.algorithms.method import (
     CoordinatorHalf,
@@ -71,6 +71,9 @@ class FedAMP(Tethered):
     gets: ClassVar[str] = "its own mixture of similar models"
     under_privacy: ClassVar[Protected | str] = Protected()
     under_masks: ClassVar[Sums | str] = MIXTURES
+    under_blind: ClassVar[Blind | str] = Blind(
+        lambda method, squared: attention(squared, sigma=method.sigma, step_size=method.step_size)
+    )
     step_size: Positive = 1.0
     proximal_weight: NonNegative = 1.0
     sigma: Positive = 10.0

@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from medsilo.algorithms.declarations import MIXTURES, Protected, Share, Sums
+from medsilo.algorithms.declarations import MIXTURES, Blind, Protected, Share, Sums
 from medsilo.algorithms.method import (
     PERSONAL,
     CoordinatorHalf,
@@ -221,6 +221,9 @@ class FedAP(Method):
         "running statistics are averages over the silo's images, and have no mechanism"
     )
     under_masks: ClassVar[Sums | str] = MIXTURES
+    under_blind: ClassVar[Blind | str] = (
+        "its weights are made of silos' running statistics, of which no distance is built"
+    )
     warmup_share: Share = 0.5
     own_weight: Share = 0.5
 

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medsilo.algorithms.declarations import MIXTURES, Positive, Protected, Share, Sums
+from medsilo.algorithms.declarations import MIXTURES, Blind, Positive, Protected, Share, Sums
 from medsilo.algorithms.families.sharing import model_upload
 from medsilo.algorithms.method import (
     PERSONAL,
@@ -143,6 +143,9 @@ class FedCAC(Method):
     # The mask compares the trained model with the received one.
     under_privacy: ClassVar[Protected | str] = Protected(derived=frozenset({Exposure.PARAMETER_MASK}))
     under_masks: ClassVar[Sums | str] = f"{MIXTURES}, by their masks of the parameters that matter"
+    under_blind: ClassVar[Blind | str] = (
+        "its mixtures go by masks of the parameters that matter, and a blind mixture has one weight for all of a model"
+    )
     critical_share: Share = 0.5
     rounds_to_solitude: Positive = 100.0
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from medsilo.algorithms.declarations import NonNegative, Protected, Range, Sums
+from medsilo.algorithms.declarations import Blind, NonNegative, Protected, Range, Sums
 from medsilo.algorithms.families.class_statistics import class_sums, linear_shape
 from medsilo.algorithms.families.sharing import COUNT, count_part, count_weights, model_upload
 from medsilo.algorithms.method import (
@@ -225,6 +225,7 @@ class FedDBE(Method):
     under_masks: ClassVar[Sums | str] = (
         "its mean features come once and from each silo at another time; a masked sum of them is not built"
     )
+    under_blind: ClassVar[Blind | str] = "its coordinator makes one mean for all, and no mixture of each silo's own"
     mean_weight: NonNegative = 50.0
     momentum: Annotated[float, Range(above=0, most=1)] = 1.0
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from medsilo.algorithms.declarations import MIXTURES, Average, Condition, Count, Protected, Sums
+from medsilo.algorithms.declarations import MIXTURES, Average, Blind, Condition, Count, Protected, Sums
 from medsilo.algorithms.families.sharing import Buffers, check_linear, model_upload, received_tensors, upload_specs
 from medsilo.algorithms.method import (
     PERSONAL,
@@ -297,6 +297,7 @@ class FedDFQ(Method):
         ),
     )
     under_masks: ClassVar[Sums | str] = f"{MIXTURES}, and hands single silos' gradients to others"
+    under_blind: ClassVar[Blind | str] = "it hands single silos' gradients to others"
     diem: bool = True
     felpa: Literal["personal", "global"] = "personal"
     agam: bool = True

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from medsilo.algorithms.declarations import HANDED_ON, NonNegative, OneOrMore, Protected, Range, Share, Sums
+from medsilo.algorithms.declarations import HANDED_ON, Blind, NonNegative, OneOrMore, Protected, Range, Share, Sums
 from medsilo.algorithms.families.peers import SENT, PeerCoordinator, peer_models
 from medsilo.algorithms.families.sharing import model_upload
 from medsilo.algorithms.method import (
@@ -231,6 +231,7 @@ class FedFomo(Method):
         "it rates other silos' models on the silo's own images, and the ratings have no mechanism"
     )
     under_masks: ClassVar[Sums | str] = HANDED_ON
+    under_blind: ClassVar[Blind | str] = HANDED_ON
     models: OneOrMore = 5
     explore: Share = 0.3
     explore_decay: NonNegative = 0.05

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from medsilo.algorithms.declarations import PROTOTYPES, OneOrMore, Positive, Protected, Sums
+from medsilo.algorithms.declarations import PROTOTYPES, Blind, OneOrMore, Positive, Protected, Sums
 from medsilo.algorithms.families.class_statistics import class_sums, linear_shape
 from medsilo.algorithms.method import (
     ONE_FOR_ALL,
@@ -155,6 +155,7 @@ class FedGH(Method):
     common: ClassVar[frozenset[Exposure]] = ONE_FOR_ALL
     under_privacy: ClassVar[Protected | str] = PROTOTYPES
     under_masks: ClassVar[Sums | str] = "the coordinator trains a head on every single silo's prototypes"
+    under_blind: ClassVar[Blind | str] = "the coordinator trains a head on every single silo's prototypes"
     server_learning_rate: Positive = 0.01
     passes: OneOrMore = 1
 

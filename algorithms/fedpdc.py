@@ -19,7 +19,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from medsilo.algorithms.declarations import OWN_LOSS, Condition, NonNegative, Protected, Sums
+from medsilo.algorithms.declarations import OWN_LOSS, Blind, Condition, NonNegative, Protected, Sums
 from medsilo.algorithms.families.sharing import Buffers, model_upload, received_tensors, upload_specs
 from medsilo.algorithms.method import (
     ONE_FOR_ALL,
@@ -176,6 +176,7 @@ class FedPDC(Method):
         )
     )
     under_masks: ClassVar[Sums | str] = "the coordinator measures every single model on public images"
+    under_blind: ClassVar[Blind | str] = "the coordinator measures every single model on public images"
     mode: Literal["literal", "proximal", "scale"] = "literal"
     penalty: NonNegative = 10.0
     adaptive: bool = False

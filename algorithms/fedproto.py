@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from medsilo.algorithms.declarations import PROTOTYPES, NonNegative, Protected, Sums
+from medsilo.algorithms.declarations import PROTOTYPES, Blind, NonNegative, Protected, Sums
 from medsilo.algorithms.families.sharing import check_linear, sample_weights
 from medsilo.algorithms.method import (
     ONE_FOR_ALL,
@@ -169,6 +169,9 @@ class FedProto(Method):
     under_privacy: ClassVar[Protected | str] = PROTOTYPES
     under_masks: ClassVar[Sums | str] = (
         "a class's mean is weighted by which silos have that class, so the coordinator needs to know which"
+    )
+    under_blind: ClassVar[Blind | str] = (
+        "it sends no model, but prototypes, and the coordinator needs to know which silos have a class"
     )
     prototype_weight: NonNegative = 1.0
     weighting: Literal["uniform", "counts"] = "uniform"

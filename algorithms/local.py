@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from medsilo.algorithms.declarations import Protected, Sums
+from medsilo.algorithms.declarations import Blind, Protected, Sums
 from medsilo.algorithms.method import PERSONAL, CoordinatorHalf, Method, SiloHalf
 from medsilo.algorithms.models import state_of
 from medsilo.algorithms.tensors import Payload, TensorSpec
@@ -51,3 +51,4 @@ class Local(Method):
     downlink: ClassVar[frozenset[Exposure]] = frozenset()
     under_privacy: ClassVar[Protected | str] = Protected()
     under_masks: ClassVar[Sums | str] = "it sends nothing that could be masked"
+    under_blind: ClassVar[Blind | str] = "it sends nothing that could be mixed"

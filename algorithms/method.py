@@ -21,7 +21,15 @@ from typing import Any, ClassVar, Protocol, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from medsilo.algorithms.declarations import UNSTATED_PRIVACY, UNSTATED_SUMS, Protected, Sums
+from medsilo.algorithms.declarations import (
+    ONE_MEAN,
+    UNSTATED_BLIND,
+    UNSTATED_PRIVACY,
+    UNSTATED_SUMS,
+    Blind,
+    Protected,
+    Sums,
+)
 from medsilo.algorithms.models import Layout
 from medsilo.algorithms.tensors import Payload, TensorSpec, Workspace
 from medsilo.privacy.consent.plan import RunPlan, TrainingPlan, taking_part
@@ -368,9 +376,9 @@ class Method(ABC):
 
     What it exposes, besides ``uploads`` and ``downlink``: ``common``, the classes of what silos are given that are the
     same for all silos of a round, the starting model always: these alone can two silos hold against each other.
-    ``under_privacy`` and ``under_masks``: how differential privacy protects it, and in which rounds its coordinator
-    needs no more than sums; or why not, in words. Both are never inherited: a class that changes a method has changed
-    what they rest on, and states them anew.
+    ``under_privacy``, ``under_masks`` and ``under_blind``: how differential privacy protects it, in which rounds its
+    coordinator needs no more than sums, and by which weights it mixes models that it need not see; or why not, in
+    words. They are never inherited: a class that changes a method has changed what they rest on, and states them anew.
 
     How it runs: ``downloads_last``: whether silos need what ``aggregate`` gives after the last round.
     ``needs_public``: whether the coordinator needs public images. ``measures_received``: whether the personalised model
@@ -388,6 +396,7 @@ class Method(ABC):
     common: ClassVar[frozenset[Exposure]] = frozenset(STARTS)
     under_privacy: ClassVar[Protected | str] = UNSTATED_PRIVACY
     under_masks: ClassVar[Sums | str] = UNSTATED_SUMS
+    under_blind: ClassVar[Blind | str] = UNSTATED_BLIND
     downloads_last: ClassVar[bool] = False
     needs_public: ClassVar[bool] = False
     measures_received: ClassVar[bool] = False
@@ -406,6 +415,8 @@ class Method(ABC):
         for statement in ("under_privacy", "under_masks"):
             if statement not in cls.__dict__:
                 setattr(cls, statement, Method.__dict__[statement])
+        if "under_blind" not in cls.__dict__:
+            cls.under_blind = ONE_MEAN if isinstance(cls.under_masks, Sums) else UNSTATED_BLIND
 
     @property
     @abstractmethod

@@ -21,7 +21,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from medsilo.algorithms.declarations import Protected, Range, Share, Sums
+from medsilo.algorithms.declarations import Blind, Protected, Range, Share, Sums
 from medsilo.algorithms.families.robust import Aggregation, average, check_aggregation, robust_warnings
 from medsilo.algorithms.families.sharing import (
     COUNT,
@@ -175,6 +175,9 @@ class PFedSim(Method):
     under_masks: ClassVar[Sums | str] = Sums(
         lambda method, rounds: method.warmup_rounds(rounds),
         otherwise="without warm-up rounds it compares single classifiers from the first round on",
+    )
+    under_blind: ClassVar[Blind | str] = (
+        "its weights are made of how alike the rows of classifiers are, after rounds of one mean for all; not built"
     )
     warmup_share: Share = 0.5
     variant: Variant = "paper"

@@ -32,7 +32,7 @@ from medsilo.privacy.consent.plan import (
     taking_part,
 )
 from medsilo.privacy.errors import ConfigurationError
-from medsilo.privacy.exposure import MODEL, Exposure, expand
+from medsilo.privacy.exposure import BLIND_DOWNLINK, MODEL, Exposure, expand
 from medsilo.privacy.files.configuration import HIDDEN, FilePath, Name, StrictModel, explain
 from medsilo.privacy.identity.endpoint import Address, Host, is_loopback
 from medsilo.privacy.party.party import PartyConfig
@@ -207,13 +207,52 @@ def _is_head(model: nn.Module) -> bool:
 
 
 class SecureAggregationConfig(StrictModel):
-    """Masks under which silos send their updates, so that this coordinator learns sums alone.
+    """Masks under which silos send their updates, so that this coordinator learns sums alone; or seals, so that it
+    mixes models that it does not see.
 
-    ``minimum``: the fewest silos whose sum it may learn. ``fraction_bits``: F; numbers are summed as multiples of 2^-F.
+    ``mode``: ``sum``, or ``blind``, for methods that give each silo a mixture of its own. ``minimum``: the fewest silos
+    whose sum it may learn, or whose models a mixture may hold. ``fraction_bits``: F; numbers are summed as multiples of
+    2^-F. ``sketch_size``, ``largest_isolation``: of blind mixtures: from how many numbers distances between models are
+    estimated, 2048 by default; how far a model may stand out of any mixture, 1 by default (two models in equal parts):
+    weights beyond that are taken down to it.
     """
 
+    mode: Literal["sum", "blind"] = "sum"
     minimum: int = Field(default=3, ge=3)
     fraction_bits: int = Field(default=32, ge=8, le=48)
+    sketch_size: int | None = Field(default=None, ge=64, le=1 << 20)
+    largest_isolation: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _of_mode(self) -> SecureAggregationConfig:
+        others = ("fraction_bits",) if self.mode == "blind" else ("sketch_size", "largest_isolation")
+        if given := sorted(self.model_fields_set.intersection(others)):
+            raise ValueError(
+                f"`mode: {self.mode}` has no {', '.join(given)}; leave {'it' if len(given) == 1 else 'them'} out"
+            )
+        return self
+
+    def plan(self, method: Method, rounds: int) -> SecureAggregationPlan:
+        """What the plan says of it, for so many rounds of training; raises ``ConfigurationError`` for a method that
+        cannot."""
+        from medsilo.algorithms.protection.blind import blind_method
+        from medsilo.algorithms.protection.masked import masked_rounds
+        from medsilo.privacy.secure_aggregation.blind_distances import SIZE
+        from medsilo.privacy.secure_aggregation.blind_mixing import FRACTION_BITS
+
+        if self.mode == "sum":
+            return SecureAggregationPlan(
+                minimum=self.minimum, fraction_bits=self.fraction_bits, rounds=masked_rounds(method, rounds)
+            )
+        blind_method(method)
+        return SecureAggregationPlan(
+            mode="blind",
+            minimum=self.minimum,
+            fraction_bits=FRACTION_BITS,
+            rounds=2 * rounds,
+            sketch_size=self.sketch_size or SIZE,
+            largest_isolation=self.largest_isolation or 1.0,
+        )
 
 
 class ModelConfig(ModelPlan):
@@ -246,7 +285,7 @@ class RunConfig(StrictModel):
     ``ask_for``: exposure classes that silos may add if they consent (``LOCAL_METRICS`` fills ``coordinator results``).
     ``max_update_norm``: updates whose change of the model is longer are refused; none by default, for what is usual
     depends on model and training (``coordinator status`` shows it). ``privacy``: differential privacy; none by default.
-    ``secure_aggregation``: masks; none by default.
+    ``secure_aggregation``: masks, or seals; none by default.
     """
 
     name: Name
@@ -389,6 +428,11 @@ class CoordinatorConfig(PartyConfig):
                     f"`run.secure_aggregation.minimum` is {masks.minimum}, but a round may have only {in_a_round} "
                     "silos; add silos, raise `start_with` or `participation`, or lower the minimum (3 at least)"
                 )
+            if masks.mode == "blind" and self.run.quorum != "all":
+                raise ValueError(
+                    "`run.secure_aggregation: mode: blind` needs all silos in every round, for each helps to open the "
+                    "others' mixtures: leave `quorum` out"
+                )
         if self.insecure and self.enrolment is not None:
             raise ValueError("`enrolment` gives certificates, and `insecure: true` has none; leave one of them away")
         if self.insecure and not is_loopback(self.listen):
@@ -471,12 +515,7 @@ class CoordinatorConfig(PartyConfig):
 
     def plan(self) -> RunPlan:
         """The plan that silos are asked to join."""
-        from medsilo.algorithms.protection.masked import (
-            check_participation,
-            check_shared_noise,
-            masked_rounds,
-            required,
-        )
+        from medsilo.algorithms.protection.masked import check_participation, check_shared_noise, required
         from medsilo.algorithms.protection.private import check_model, reporting_refusal
 
         method = self.make_method()
@@ -493,11 +532,9 @@ class CoordinatorConfig(PartyConfig):
             training = run.privacy.training(method, training, run.rounds, in_a_round)
         if run.max_update_norm is not None and not method.uploads & set(MODEL):
             raise self._wrong("run.max_update_norm", f"is for models, and {method.name} sends none; leave it out")
-        masks = None
-        if run.secure_aggregation is not None:
-            masks = SecureAggregationPlan(
-                **run.secure_aggregation.model_dump(), rounds=masked_rounds(method, run.rounds)
-            )
+        masks = run.secure_aggregation.plan(method, run.rounds) if run.secure_aggregation is not None else None
+        is_blind = masks is not None and masks.mode == "blind"
+        given = BLIND_DOWNLINK if is_blind else method.downlink
         if run.privacy is not None and run.ask_for and (reason := reporting_refusal(method)) is not None:
             raise self._wrong("run.ask_for", reason)
         model_plan = self.model_plan()
@@ -511,11 +548,11 @@ class CoordinatorConfig(PartyConfig):
                 method=MethodPlan(name=method.name, parameters=method.parameters()),
                 model=model_plan,
                 training=training,
-                rounds=run.rounds,
+                rounds=2 * run.rounds if is_blind else run.rounds,
                 seed=run.seed,
                 required=needed,
                 optional=tuple(sorted(expand(run.ask_for) - set(needed))),
-                downlink=tuple(exposure for exposure in Exposure if exposure in method.downlink | {model_plan.start}),
+                downlink=tuple(exposure for exposure in Exposure if exposure in given | {model_plan.start}),
                 participation=run.participation,
                 privacy=run.privacy.plan(method, training, run.rounds) if run.privacy is not None else None,
                 secure_aggregation=masks,

@@ -56,6 +56,11 @@ class Exposure(StrEnum):
     MASKED_UPDATE = "MASKED_UPDATE"
     PEER_INITIAL_MODEL = "PEER_INITIAL_MODEL"
     FEATURE_MOMENTS = "FEATURE_MOMENTS"
+    SEALED_MODEL = "SEALED_MODEL"
+    MODEL_DISTANCES = "MODEL_DISTANCES"
+    OPENING_SHARES = "OPENING_SHARES"
+    MIXING_WEIGHTS = "MIXING_WEIGHTS"
+    SEALED_MIXTURE = "SEALED_MIXTURE"
 
     @property
     def number(self) -> exposure_pb2.ExposureClass:
@@ -83,9 +88,21 @@ MODEL = (Exposure.MODEL_PARAMETERS_EXTRACTOR, Exposure.MODEL_PARAMETERS_CLASSIFI
 STARTS = (Exposure.INITIAL_MODEL, Exposure.PEER_INITIAL_MODEL)
 """What a silo may be given to start from."""
 
-MADE_OF_UPDATES = frozenset(
-    {Exposure.PEER_DERIVED, Exposure.PEER_MODELS, Exposure.DERIVED_ACCURACY, Exposure.PEER_INITIAL_MODEL}
-)
+UNDER_ROSTER = frozenset({Exposure.MASKED_UPDATE, Exposure.SEALED_MODEL})
+"""What is sent for a roster of silos, which is on record before."""
+
+BLIND_UPLINK = frozenset({Exposure.SEALED_MODEL, Exposure.MODEL_DISTANCES, Exposure.OPENING_SHARES})
+"""What a silo sends where mixtures are blind."""
+
+BLIND_DOWNLINK = frozenset({Exposure.MIXING_WEIGHTS, Exposure.SEALED_MIXTURE})
+"""What it is given there."""
+
+MADE_OF_UPDATES = BLIND_DOWNLINK | {
+    Exposure.PEER_DERIVED,
+    Exposure.PEER_MODELS,
+    Exposure.DERIVED_ACCURACY,
+    Exposure.PEER_INITIAL_MODEL,
+}
 """What a coordinator makes of updates, or passes on of them. It leaves no silo, and tells about those who sent them."""
 
 TENSOR_CLASSES: tuple[Exposure, ...] = tuple(
@@ -126,6 +143,16 @@ MEANING: dict[Exposure, str] = {
     "example: it was shaped by those hospitals' images, and reaches every hospital of this run.",
     Exposure.FEATURE_MOMENTS: "Sums over the hospital's images of the products of each two features, and of each "
     "feature with each class: how its images vary, and how that goes with the findings. No model was trained.",
+    Exposure.SEALED_MODEL: "The hospital's trained model, sealed: it looks like random numbers. The coordinator can "
+    "mix such models without reading them, and each hospital can open the mixture that is made for it, and no other.",
+    Exposure.MODEL_DISTANCES: "Random numbers from which, together with another hospital's, the coordinator works out "
+    "how far the two hospitals' models lie apart: one number for each pair of hospitals, and nothing else.",
+    Exposure.OPENING_SHARES: "What other hospitals need to open their mixtures, each hidden from all but one. It is "
+    "sent after this hospital has checked how much of its model each of them gets.",
+    Exposure.MIXING_WEIGHTS: "How much of whose model goes into each hospital's mixture: numbers that the coordinator "
+    "makes of distances between models, and shows to every hospital of the run.",
+    Exposure.SEALED_MIXTURE: "A mixture of several hospitals' models, which only the hospital that it is made for can "
+    "open.",
 }
 """Each class in words for someone who does not know what a gradient is."""
 

@@ -178,7 +178,7 @@ def check_can_run(runs: Sequence[Run], datasets: Mapping[str, ImageDataset]) -> 
                 names = tuple(shard.name for shard in shards[place])
                 layout = Layout.of(model)
                 method.coordinator_half(
-                    Federation(layout, plan.rounds, plan.seed, silos=names, input_shape=plan.model.input_shape)
+                    Federation(layout, plan.training_rounds, plan.seed, silos=names, input_shape=plan.model.input_shape)
                 )
         except MedsiloError as error:
             raise type(error)(f"{run.title}: {error}") from None
@@ -231,7 +231,7 @@ class _Execution:
         self._write_run({**description, "finished": False})
         started, first = time.monotonic(), simulation.round
         self._saved = started
-        while simulation.round < simulation.plan.rounds:
+        while simulation.round < simulation.plan.training_rounds:
             self._report(simulation, started, first)
             if self._stop.exists():
                 self._save(simulation)
@@ -257,7 +257,7 @@ class _Execution:
         every = self._run.config.weights_every
         given, number = simulation.weights, simulation.round - 1
         # The first round's, every so many rounds', and the last one's (of a method that aggregates after it).
-        if given is not None and (number % every == 0 or simulation.round == simulation.plan.rounds):
+        if given is not None and (number % every == 0 or simulation.round == simulation.plan.training_rounds):
             self._weights.append({"round": number, "silos": list(given.silos), "weights": given.weights.tolist()})
 
     def _save(self, simulation: Simulation) -> None:
@@ -268,7 +268,7 @@ class _Execution:
         done = simulation.round - first
         content = {
             "round": simulation.round,
-            "rounds": simulation.plan.rounds,
+            "rounds": simulation.plan.training_rounds,
             "seconds_per_round": (time.monotonic() - started) / done if done else None,
         }
         path = self._run.folder / PROGRESS

@@ -123,7 +123,7 @@ class Simulation:
         names = tuple(shard.name for shard in shards)
         federation = Federation(
             Layout.of(self._model),
-            plan.rounds,
+            plan.training_rounds,
             plan.seed,
             silos=names,
             input_shape=plan.model.input_shape,
@@ -210,7 +210,7 @@ class Simulation:
             self._model.zero_grad(set_to_none=True)
         self._latest = dict(sorted(self._latest.items()))
         self.weights = None
-        if number + 1 < plan.rounds or self._method.downloads_last:
+        if number + 1 < plan.training_rounds or self._method.downloads_last:
             self._aggregate(number, uploads)
         self.round += 1
         self._measure(chosen)
@@ -236,7 +236,7 @@ class Simulation:
             down = self._received_bytes(name, download)
             half.finish(download)
             self._measured[name] = self._sites[name].measure(half.personal())
-            self.last.append(SiloRound(self.plan.rounds, name, False, self._measured[name], {}, down))
+            self.last.append(SiloRound(self.plan.training_rounds, name, False, self._measured[name], {}, down))
         return dict(self._measured)
 
     def save(self, path: Path, *, notes: Any = None) -> None:

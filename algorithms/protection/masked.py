@@ -19,6 +19,7 @@ from torch import Tensor
 from medsilo.algorithms.declarations import Sums
 from medsilo.algorithms.families.sharing import COUNT, count_part
 from medsilo.algorithms.method import Method
+from medsilo.algorithms.protection import blind
 from medsilo.algorithms.tensors import BLOCK, MemorySource, Part, Payload, TensorSpec, Workspace
 from medsilo.privacy.budget.accounting import WEAK_DELTA, WEAK_EPSILON
 from medsilo.privacy.consent.plan import RunPlan, SecureAggregationPlan
@@ -56,6 +57,8 @@ def required(method: Method, masks: SecureAggregationPlan | None, rounds: int) -
     """What a silo must consent to: the method's classes, but for those that leave in masked rounds alone."""
     if masks is None:
         return method.required
+    if masks.mode == "blind":
+        return blind.required()
     asked = set(method.required) - method.uploads | {Exposure.MASKED_UPDATE}
     if masks.rounds < rounds:
         # Later rounds send single models, and no number of images.
@@ -69,7 +72,7 @@ def silos_may_change(plan: RunPlan, method: Method) -> bool:
     Two sums that differ by a few silos give away what those sent, and their number of images exactly. Differential
     privacy bounds the one, where it is more than a name; against the other nothing helps but that silos count alike.
     """
-    bounded = plan.privacy is not None and not plan.privacy.guarantee.is_weak
+    bounded = plan.privacy is not None and not plan.privacy.guarantee.is_weak and not plan.is_blind
     return bounded and Exposure.SAMPLE_COUNT not in method.uploads
 
 
@@ -90,6 +93,9 @@ def check_masks(plan: RunPlan, method: Method) -> None:
     if (masks := plan.secure_aggregation) is None:
         return
     try:
+        if masks.mode == "blind":
+            blind.check_plan(plan, masks, method)
+            return
         possible = masked_rounds(method, plan.rounds)
         check_participation(plan, method)
         check_shared_noise(plan, method)

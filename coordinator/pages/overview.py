@@ -126,7 +126,7 @@ def _privacy(config: CoordinatorConfig, plan: RunPlan, number: int, *, finished:
     """What the plan lets a silo that takes part in every round spend, so far and in all."""
     if plan.privacy is None:
         return None
-    done = plan.rounds if finished else number
+    done = plan.training_rounds if finished else number // plan.rounds_each
     spent = _spent(config, plan, done) if done else 0.0
     return {
         "epsilon": plan.privacy.epsilon,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from medsilo.algorithms.method import Downloads, Federation, Method, Round, SiloWeights, local_metrics
 from medsilo.algorithms.models import Layout, plain_state, whole_state
 from medsilo.algorithms.models.given_weights import sent_names
+from medsilo.algorithms.protection import blind
 from medsilo.algorithms.protection.masked import masked_specs, mean_of
 from medsilo.algorithms.tensors import Part, Payload, TensorSpec, Workspace
 from medsilo.algorithms.tensors.files import FileWorkspace, read_payload, write_payload, write_tensors
@@ -20,7 +21,7 @@ from medsilo.coordinator.rounds.comparing import Beginning, products_of_changes
 from medsilo.coordinator.rounds.round_files import RoundFiles
 from medsilo.coordinator.store.records import EVERYONE, Change, RoundState
 from medsilo.coordinator.store.store import Store
-from medsilo.privacy.consent.plan import RunPlan
+from medsilo.privacy.consent.plan import RunPlan, SecureAggregationPlan
 from medsilo.privacy.errors import RefusedError
 from medsilo.privacy.exposure import MODEL, Exposure
 
@@ -55,7 +56,7 @@ class Aggregator:
             write_payload(files.initial, {Exposure.INITIAL_MODEL: Part.of(whole_state(model))})
         self.federation = Federation(
             Layout.of(model),
-            plan.rounds,
+            plan.training_rounds,
             plan.seed,
             tuple(sorted(config.silos)),
             plan.model.input_shape,
@@ -79,7 +80,7 @@ class Aggregator:
             own={silo: payload for silo, payload in self._kept.items() if silo != EVERYONE},
             everyone=self._kept.get(EVERYONE),
         )
-        self._current = kept if finished else self.half.downloads(round_number, silos, kept)
+        self._current = kept if finished or self._plan.is_blind else self.half.downloads(round_number, silos, kept)
         if finished:
             self._keep_outcome(kept.everyone)
 
@@ -125,12 +126,30 @@ class Aggregator:
 
     def expected_parts(self, silo: str, round_number: int) -> dict[Exposure, tuple[TensorSpec, ...]]:
         """What an update must hold, the optional parts included."""
+        masks = self._plan.secure_aggregation
+        if round_number < self._plan.rounds and self._plan.is_blind and masks is not None:
+            found = self._blind_parts(silo, round_number, masks)
+            if not self._plan.is_masked(round_number):
+                return found
+        else:
+            found = self._plain_parts(silo, round_number)
+        if Exposure.LOCAL_METRICS in self._plan.optional:
+            found[Exposure.LOCAL_METRICS] = local_metrics(self._plan)
+        return found
+
+    def _blind_parts(
+        self, silo: str, round_number: int, masks: SecureAggregationPlan
+    ) -> dict[Exposure, tuple[TensorSpec, ...]]:
+        silos = len(self._store.first_roster(self._plan.run) or ())
+        if not self._plan.is_masked(round_number):
+            return blind.share_parts(silos)
+        return blind.upload_parts(self.half.upload_parts(round_number // 2, silo), masks, silos)
+
+    def _plain_parts(self, silo: str, round_number: int) -> dict[Exposure, tuple[TensorSpec, ...]]:
         parts = {} if round_number == self._plan.rounds else self.half.upload_parts(round_number, silo)
         found = {exposure: tuple(specs) for exposure, specs in parts.items()}
         if self._plan.is_masked(round_number):
             found = {Exposure.MASKED_UPDATE: masked_specs(parts)}
-        if Exposure.LOCAL_METRICS in self._plan.optional:
-            found[Exposure.LOCAL_METRICS] = local_metrics(self._plan)
         return found
 
     def beginnings(self, silos: Iterable[str], round_number: int) -> dict[str, Beginning]:
@@ -153,6 +172,8 @@ class Aggregator:
         number, is_masked = state.number, self._plan.is_masked(state.number)
         workspace = FileWorkspace(self._files.of_round(number), self._files.spares)
         files = {s: p.file for s, p in state.participants.items() if s in silos and p.file is not None}
+        if self._plan.is_blind:
+            return self._mix_blindly(number, files, workspace)
         if is_masked:
             uploads = latest = self.sum_up(number, silos, files, workspace)
         else:
@@ -172,6 +193,25 @@ class Aggregator:
             changes,
             fresh.weights,
         )
+
+    def _mix_blindly(self, number: int, files: Mapping[str, str], workspace: Workspace) -> Aggregated:
+        """Of silos' distances the weights, which all are shown; then, with what opens them, each silo's own mixture of
+        what was sealed in the round before."""
+        uploads, weights = self._files.payloads(files), None
+        own: Mapping[str, Payload] = {}
+        masks = self._plan.secure_aggregation
+        assert masks is not None
+        if uploads and self._plan.is_masked(number):
+            told, weights = blind.weigh(uploads, self._method, masks)
+            own = dict.fromkeys(uploads, told)
+        elif uploads:
+            before = self._store.round(self._plan.run, number - 1)
+            assert before is not None
+            sealed = self._files.payloads({s: p.file for s, p in before.participants.items() if p.file is not None})
+            whole = blind.read_weights(self._kept[min(sealed)], sorted(sealed))
+            own = blind.mix_sealed(sealed, uploads, whole, workspace)
+        given = {silo: self._files.keep_download(silo, payload, number) for silo, payload in own.items()}
+        return Aggregated(tuple(uploads), given, None, {}, weights)
 
     def closed(self, aggregated: Aggregated) -> None:
         """The round has ended in the database, too: what came of it is handed out."""

@@ -31,6 +31,7 @@ class Rules:
         minimum: the fewest silos of a masked sum; None without masks.
         is_masked: whether a round's updates come under masks.
         binds: whether all masked sums are of the same silos.
+        all_bound: whether with them the rounds in between, too, are of these silos alone.
         draw: the silos of a round, of the members (sorted) and its number.
         roster: makes a roster of mask keys.
     """
@@ -45,6 +46,7 @@ class Rules:
     binds: bool
     draw: Callable[[Sequence[str], int], tuple[str, ...]]
     roster: Callable[[Iterable[CertifiedKey]], Roster] = Roster
+    all_bound: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +260,7 @@ class Machine:
 
     def comes_too_late(self, state: State, silo: str) -> bool:
         """Whether the masked sums that are left are of others."""
-        return state.bound is not None and silo not in state.bound and self._is_masked(state.next_number)
+        return state.bound is not None and silo not in state.bound and self._is_of_bound(state.next_number)
 
     def withdrawn(self, state: State, silo: str) -> Step:
         """A silo has taken its consent back. The open round goes on without it; a round that is being closed comes to
@@ -392,12 +394,16 @@ class Machine:
 
     def chosen(self, state: State, number: int) -> tuple[str, ...]:
         """The silos of a round that is to be opened."""
-        if state.bound is not None and self._is_masked(number):
+        if state.bound is not None and self._is_of_bound(number):
             return state.bound
         return self.rules.draw(sorted(state.members), number)
 
     def _is_masked(self, number: int) -> bool:
         return self.rules.minimum is not None and self.rules.is_masked(number)
+
+    def _is_of_bound(self, number: int) -> bool:
+        """Whether a round is of the silos of the masked sums."""
+        return self._is_masked(number) or (self.rules.all_bound and number < self.rules.rounds)
 
     def _mask_again(self, state: State) -> Step:
         assert state.masks is not None
@@ -463,7 +469,7 @@ class Machine:
 
     def _lacks_a_masker(self, state: State) -> bool:
         """Whether masked rounds are left, and too few hospitals for a sum, or not those of the sums before."""
-        if self.rules.minimum is None or not self._is_masked(state.next_number):
+        if self.rules.minimum is None or not self._is_of_bound(state.next_number):
             return False
         left = self.rules.silos - state.withdrawn
         return len(left) < self.rules.minimum or not left.issuperset(state.bound or ())

@@ -421,6 +421,7 @@ def _rules(config: CoordinatorConfig, plan: RunPlan, method: Method) -> Rules:
         is_masked=plan.is_masked,
         binds=masks is not None and not silos_may_change(plan, method),
         draw=draw,
+        all_bound=plan.is_blind,
     )
 
 

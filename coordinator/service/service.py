@@ -21,6 +21,7 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import HealthServicer
 
+from medsilo.algorithms.protection.blind import given_alike
 from medsilo.algorithms.tensors.transfer import manifest, send
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.coordinator.rounds.delivery import Delivery
@@ -90,7 +91,7 @@ class CoordinatorService:
     @cached_property
     def _common(self) -> frozenset[Exposure]:
         """What of a task all silos of a round are given alike."""
-        return self._config.make_method().common
+        return given_alike(self._plan, self._config.make_method())
 
     def handler(self) -> Any:
         """The service's methods over raw bytes."""

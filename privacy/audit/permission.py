@@ -13,7 +13,7 @@ from medsilo.privacy.budget.accounting import Guarantee
 from medsilo.privacy.consent.consent import trust_of
 from medsilo.privacy.consent.plan import Trust
 from medsilo.privacy.errors import ConsentError
-from medsilo.privacy.exposure import Exposure, expand
+from medsilo.privacy.exposure import UNDER_ROSTER, Exposure, expand
 from medsilo.privacy.files.canonical import write_canonical
 from medsilo.privacy.identity.identity import is_silo
 from medsilo.privacy.journal.records import (
@@ -25,7 +25,7 @@ from medsilo.privacy.journal.records import (
 )
 
 _ALWAYS = frozenset({Exposure.PROTOCOL.value, Exposure.IDENTITY.value})
-_MASKED = Exposure.MASKED_UPDATE.value
+_UNDER_ROSTER = frozenset(exposure.value for exposure in UNDER_ROSTER)
 _WITHDRAWN_BY_HOSPITAL = "withdrawn by the hospital"
 _FAREWELL = "Withdraw"
 """The call that tells the coordinator of a consent's end: it may leave when nothing else may,"""
@@ -183,7 +183,11 @@ class Permissions:
             self._check_consent(record, classes, telling, whole=whole)
             if plan is not None:
                 self._count_round(record, plan)
-            if _MASKED in telling and whole and (record.plan_sha256, record.round) not in self._rosters:
+            if (
+                _UNDER_ROSTER.intersection(telling)
+                and whole
+                and (record.plan_sha256, record.round) not in self._rosters
+            ):
                 raise ConsentError("a masked update left, and no roster is on record that it was masked for")
         if not telling:
             return

@@ -15,7 +15,7 @@ from medsilo.privacy.budget.accounting import Guarantee, Unit, epsilon
 from medsilo.privacy.budget.promise import PrivacyPlan, steps_of
 from medsilo.privacy.consent.plan import Proposal, Trust
 from medsilo.privacy.errors import ConsentError, IdentityError
-from medsilo.privacy.exposure import Exposure, expand
+from medsilo.privacy.exposure import UNDER_ROSTER, Exposure, expand
 from medsilo.privacy.files.configuration import Name, StrictModel, load
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.pages.wording import shown
@@ -88,7 +88,7 @@ class PrivacyConsent(StrictModel):
 INVENTED_HOSPITALS = (
     "the consent names no audit keys of the hospitals that this one masks with (`secure_aggregation: audit_keys:`): "
     "whoever runs the federation's CA, often the coordinator's operator, could invent hospitals, and take their parts "
-    "out of the sum until this hospital's update alone is left"
+    "out of the sum (the mixture) until this hospital's update alone is left"
 )
 """What masks do not assure to a consent that names no audit keys."""
 
@@ -96,12 +96,17 @@ INVENTED_HOSPITALS = (
 class SecureAggregationConsent(StrictModel):
     """Demands that updates leave under masks only, in every round.
 
-    ``minimum``: the fewest hospitals whose sum the coordinator may learn. ``audit_keys``: SHA-256 of the audit keys of
-    the other hospitals, by name; then updates are masked together with these alone, and nobody, not even who runs the
-    federation's CA, can put an invented hospital among them.
+    ``minimum``: the fewest hospitals whose sum the coordinator may learn, or whose models a blind mixture may hold, its
+    recipient's own among them. ``audit_keys``: SHA-256 of the audit keys of the other hospitals, by name; then updates
+    are masked together with these alone, and nobody, not even who runs the federation's CA, can put an invented
+    hospital among them. ``largest_isolation``: of blind mixtures, how far this hospital's model may stand out of what
+    others get: its weight over the Euclidean norm of all others' but the recipient's own; 1 is two models in equal
+    parts. ``colluders``: for so many recipients together the same has to hold.
     """
 
     minimum: int = Field(default=3, ge=3)
+    largest_isolation: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    colluders: int = Field(default=1, ge=1, le=3)
     audit_keys: dict[Name, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = Field(default_factory=dict)
 
     def missing_for(self, plan: Proposal) -> tuple[str, ...]:
@@ -116,7 +121,13 @@ class SecureAggregationConsent(StrictModel):
                 "consent)"
             )
         if found.minimum < self.minimum:
-            lines.append(f"sums of {found.minimum} hospitals (`secure_aggregation: minimum: {found.minimum}`)")
+            what = "mixtures" if found.mode == "blind" else "sums"
+            lines.append(f"{what} of {found.minimum} hospitals (`secure_aggregation: minimum: {found.minimum}`)")
+        if found.largest_isolation is not None and found.largest_isolation > self.largest_isolation:
+            most = f"{found.largest_isolation:g}"
+            lines.append(
+                f"mixtures out of which a model stands {most} times (`secure_aggregation: largest_isolation: {most}`)"
+            )
         return tuple(lines)
 
 
@@ -274,7 +285,7 @@ class Consent(StrictModel):
     def masks_with_anyone(self) -> bool:
         """Whether updates may leave under masks, together with whomever the federation's CA has certified."""
         demanded = self.secure_aggregation
-        return Exposure.MASKED_UPDATE in self.classes and not (demanded and demanded.audit_keys)
+        return bool(UNDER_ROSTER & self.classes) and not (demanded and demanded.audit_keys)
 
 
 @dataclass(frozen=True)

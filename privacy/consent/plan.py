@@ -228,18 +228,43 @@ class MethodPlan(StrictModel):
 
 
 class SecureAggregationPlan(StrictModel):
-    """Masks under which silos send their updates, so that the coordinator learns sums alone.
+    """Masks under which silos send their updates, so that the coordinator learns sums alone; or seals, so that it mixes
+    models blindly.
 
     Attributes:
-        minimum: the fewest silos whose sum it may learn. With two, each could work out what the other sent.
+        minimum: the fewest silos whose sum it may learn, or whose models a mixture may hold. With two, each could work
+            out what the other sent.
         fraction_bits: F; numbers are summed as multiples of 2^-F, modulo 2^64
-            (``medsilo.privacy.secure_aggregation.masking``).
+            (``medsilo.privacy.secure_aggregation.masking``), or mixed as such.
         rounds: how many rounds, from the first, are masked: all but where a method needs single models later.
+        mode: ``sum``; or ``blind``: each silo opens a mixture of its own
+            (``medsilo.privacy.secure_aggregation.blind_mixing``). A round of training then takes two of the run's: in
+            the first sealed models go up, in the second what opens their mixtures.
+        sketch_size: of blind mixtures: of how many numbers the sketches are that distances are taken of.
+        largest_isolation: of blind mixtures: how far a model may stand out of any that it goes into
+            (``medsilo.privacy.secure_aggregation.mixing_rules``).
     """
 
     minimum: int = Field(ge=3, le=100_000)
     fraction_bits: int = Field(default=32, ge=8, le=48)
     rounds: int = Field(ge=1, le=1_000_000)
+    mode: Literal["sum", "blind"] = "sum"
+    sketch_size: int | None = Field(default=None, ge=64, le=1 << 20)
+    largest_isolation: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _whole(self) -> SecureAggregationPlan:
+        if any((value is not None) != (self.mode == "blind") for value in (self.sketch_size, self.largest_isolation)):
+            raise ValueError("`mode: blind` goes together with sketch_size and largest_isolation")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A plan with sums under masks is written, and hashed, as before there was anything else."""
+        content: dict[str, Any] = serialise(self)
+        if self.mode == "sum":
+            del content["mode"], content["sketch_size"], content["largest_isolation"]
+        return content
 
 
 def taking_part(silos: int, share: float) -> int:
@@ -358,8 +383,25 @@ class RunPlan(StrictModel):
         return Trust(self.privacy.honest, self.secure_aggregation.minimum)
 
     def is_masked(self, round_number: int) -> bool:
-        """Whether silos send that round's updates under masks."""
-        return self.secure_aggregation is not None and round_number < self.secure_aggregation.rounds
+        """Whether silos send that round's updates for a roster: under masks, or sealed."""
+        masks = self.secure_aggregation
+        return masks is not None and round_number < masks.rounds and not (self.is_blind and round_number % 2)
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether the coordinator mixes models that it does not see. A round of training then takes two of the run's
+        rounds: ``2r``, in which it is trained, and ``2r + 1``, in which silos help to open its mixtures."""
+        return self.secure_aggregation is not None and self.secure_aggregation.mode == "blind"
+
+    @property
+    def training_rounds(self) -> int:
+        """How many rounds of training the run has: what methods count."""
+        return self.rounds // self.rounds_each
+
+    @property
+    def rounds_each(self) -> int:
+        """How many of the run's rounds a round of training takes."""
+        return 2 if self.is_blind else 1
 
     @property
     def coordinator_identity(self) -> Identity:
@@ -424,9 +466,7 @@ class RunPlan(StrictModel):
             "seed": message.seed,
             "participation": message.participation,
             "privacy": _privacy_fields(message.privacy) if message.HasField("privacy") else None,
-            "secure_aggregation": {
-                name: getattr(message.secure_aggregation, name) for name in SecureAggregationPlan.model_fields
-            }
+            "secure_aggregation": _masks_fields(message.secure_aggregation)
             if message.HasField("secure_aggregation")
             else None,
         }
@@ -493,6 +533,13 @@ def _training_fields(message: plan_pb2.Training) -> dict[str, Any]:
     fields["augmentation"] = tuple({"kind": step.kind, "amount": step.amount} for step in message.augmentation)
     fields["class_weights"] = message.class_weights or None
     return fields
+
+
+def _masks_fields(message: plan_pb2.SecureAggregation) -> dict[str, Any]:
+    fields = {name: getattr(message, name) for name in SecureAggregationPlan.model_fields}
+    # Where sums are masked, plans do not say them.
+    later = {name: fields[name] or None for name in ("sketch_size", "largest_isolation")}
+    return fields | {"mode": fields["mode"] or "sum"} | later
 
 
 def _privacy_fields(message: plan_pb2.Privacy) -> dict[str, Any]:

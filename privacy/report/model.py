@@ -22,12 +22,13 @@ from medsilo.privacy.budget.loss import PrivacyLoss
 from medsilo.privacy.budget.promise import PrivacyPlan
 from medsilo.privacy.consent.consent import INVENTED_HOSPITALS
 from medsilo.privacy.consent.plan import WeightsPlan
-from medsilo.privacy.exposure import Exposure, expand
+from medsilo.privacy.exposure import BLIND_UPLINK, UNDER_ROSTER, Exposure, expand
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.journal.records import ApprovalRecord, WithdrawalRecord
 from medsilo.privacy.pages.wording import listed, number_of, rounds_and_end
 from medsilo.privacy.report.rehearsed import Rehearsed
 from medsilo.privacy.report.words import (
+    BLIND_MIXTURE,
     NO_DIFFERENTIAL_PRIVACY,
     NO_LIMIT_KNOWN,
     NOISED_RISK,
@@ -179,14 +180,17 @@ class Run:
         """What left, in a few words that follow from the bytes on record, not from the method's name."""
         left = {exposure for exposure, flow in self.left.items() if flow.bytes}
         masked = Exposure.MASKED_UPDATE in left and bool(self.masked_sums)
+        blind = Exposure.SEALED_MODEL in left
+        hidden = ({Exposure.MASKED_UPDATE} if masked else set()) | (BLIND_UPLINK if blind else set())
         plain = classify(
-            left - {Exposure.MASKED_UPDATE} if masked else left,
+            left - hidden,
             {exposure for exposure, flow in self.came_back.items() if flow.bytes},
             last_layer_apart=self.last_layer_apart,
         )
-        if not masked:
+        if not hidden:
             return plain
-        return masked_sums(self.masked_sums.values()) + ("" if plain == NOTHING else f"; without masks: {plain}")
+        kept = BLIND_MIXTURE if blind else masked_sums(self.masked_sums.values())
+        return kept + ("" if plain == NOTHING else f"; without masks: {plain}")
 
     def limit(self, exposure: Exposure) -> str | None:
         """What the plan promises of a class of content, with all that it takes to read the number; None where it has no
@@ -369,14 +373,14 @@ class Report:
 
     def risk(self, exposure: Exposure) -> str:
         """What someone who holds content of a class could still do with it, plain or noised as it was sent."""
-        if exposure == Exposure.MASKED_UPDATE and self._masked_with_anyone():
+        if exposure in UNDER_ROSTER and self._masked_with_anyone():
             return f"{self._risk(exposure)} Here {INVENTED_HOSPITALS}."
         return self._risk(exposure)
 
     def _masked_with_anyone(self) -> bool:
         """Whether a consent of this record let updates leave under masks, and named no audit keys."""
         return any(
-            Exposure.MASKED_UPDATE in expand(record["consent"].get("exposures") or ())
+            UNDER_ROSTER & expand(record["consent"].get("exposures") or ())
             and not (record["consent"].get("secure_aggregation") or {}).get("audit_keys")
             for record in self.consents
         )

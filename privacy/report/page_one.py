@@ -99,7 +99,9 @@ def _what_left(report: Report) -> Answered:
         ]
     if len(runs) > _RUNS_ON_PAGE_ONE:
         points.append(f"{len(runs) - _RUNS_ON_PAGE_ONE} more runs, which stand below")
-    if any(exposure in run.left for run in runs for exposure in (*MODEL, Exposure.MASKED_UPDATE)):
+    if any(
+        exposure in run.left for run in runs for exposure in (*MODEL, Exposure.MASKED_UPDATE, Exposure.SEALED_MODEL)
+    ):
         sentences.append("A model is a set of numbers that training has adjusted to the hospital's images.")
     if report.foreign:
         sentences.append(_DECLARED.format(protocol=listed(sorted(set(report.foreign.values())))))

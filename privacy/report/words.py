@@ -42,6 +42,11 @@ NAME: dict[Exposure, str] = {
     Exposure.MASKED_UPDATE: "Masked updates",
     Exposure.PEER_INITIAL_MODEL: "Starting model made of hospitals' models",
     Exposure.FEATURE_MOMENTS: "Sums of products of features",
+    Exposure.SEALED_MODEL: "Sealed models",
+    Exposure.MODEL_DISTANCES: "Distances between models",
+    Exposure.OPENING_SHARES: "What opens others' mixtures",
+    Exposure.MIXING_WEIGHTS: "Weights of all mixtures",
+    Exposure.SEALED_MIXTURE: "Sealed mixtures",
 }
 """Each class's name in tables and pictures."""
 
@@ -62,6 +67,11 @@ _PHRASE = {
     Exposure.MASKED_UPDATE: "masked updates",
     Exposure.PEER_INITIAL_MODEL: "a starting model made of hospitals' models",
     Exposure.FEATURE_MOMENTS: "sums of products of images' features",
+    Exposure.SEALED_MODEL: "sealed models",
+    Exposure.MODEL_DISTANCES: "distances between models",
+    Exposure.OPENING_SHARES: "what opens others' mixtures",
+    Exposure.MIXING_WEIGHTS: "weights of all mixtures",
+    Exposure.SEALED_MIXTURE: "sealed mixtures",
 }
 
 NOTHING = "nothing about patients"
@@ -111,6 +121,10 @@ def masked_sums(silos: Collection[int]) -> str:
     return f"masked: the coordinator saw only the sum of {count}"
 
 
+BLIND_MIXTURE = "blind mixture: the coordinator learnt how far models lie apart, and the weights; no model"
+"""What blind mixing lets the coordinator see."""
+
+
 RISK: dict[Exposure, str] = {
     Exposure.MODEL_PARAMETERS_EXTRACTOR: "Whoever holds it, and has the skill, can sometimes tell whether a given "
     "image was among those it was trained on, and what a hospital's images have in common. Whole images have been "
@@ -156,6 +170,17 @@ RISK: dict[Exposure, str] = {
     Exposure.FEATURE_MOMENTS: "They are exact sums over the hospital's images: the mean features and their spread, and "
     "how many images of each finding there are, can be read off directly. Sums with and without an image give that "
     "image's features and its finding; of fewer images than there are features, single ones can be worked out.",
+    Exposure.SEALED_MODEL: "By itself it cannot be told from random numbers, as long as learning with errors is as "
+    "hard as is thought. Each other hospital opens a mixture that this hospital's model is part of: what can be tried "
+    "on a model can be tried on that. Hospitals that work with the coordinator can take their own parts out of it. "
+    "Nobody outside the project has reviewed how models are sealed.",
+    Exposure.MODEL_DISTANCES: "The coordinator learns which hospitals' models are alike, so whose patients are. A "
+    "hospital that works with the coordinator can give away a sketch of this hospital's model, for small models the "
+    "model itself.",
+    Exposure.OPENING_SHARES: "Nothing can be read off them but what each hospital opens: its own mixture.",
+    Exposure.MIXING_WEIGHTS: "They show every hospital of the run which hospitals' models are alike.",
+    Exposure.SEALED_MIXTURE: "The hospital that it is made for can try on it what can be tried on a model. The more "
+    "hospitals are mixed, the less it tells about one of them.",
 }
 """What someone who holds content of a class could still do with it, no noise having been added."""
 
@@ -184,6 +209,15 @@ NOISED_RISK: dict[Exposure, str] = {
     Exposure.FEATURE_MOMENTS: "Sums over all training images, with noise: two of them, from before and after one "
     "{unit} was added, do not give its part away beyond that limit. How the images vary as a whole, and how often each "
     "kind of finding occurs, can still be estimated.",
+    **dict.fromkeys(
+        (Exposure.SEALED_MODEL, Exposure.MODEL_DISTANCES, Exposure.OPENING_SHARES),
+        "It follows from a model that was trained with noise: what it tells about one {unit} has that limit even if "
+        "the model were not sealed.",
+    ),
+    **dict.fromkeys(
+        (Exposure.MIXING_WEIGHTS, Exposure.SEALED_MIXTURE),
+        "It is made of models that were trained with noise: what it tells about one {unit} has that limit.",
+    ),
 }
 """The same of content with noise on it, for which a limit is stated; ``{unit}`` is what that limit is of."""
 
@@ -217,6 +251,13 @@ SHORT_RISK = (
         "The sum of several hospitals' models may tell something about the images of all of them together, not whose.",
         "The sum of several hospitals' models tells something about the images of all of them together; about single "
         "images only up to a limit, as each hospital added noise.",
+    ),
+    (
+        (Exposure.SEALED_MODEL,),
+        "The coordinator learnt which hospitals' models are alike. Mixtures of several hospitals' models may tell the "
+        "hospitals that get them something about the images of all of them together.",
+        "The coordinator learnt which hospitals' models are alike. What mixtures of several hospitals' models tell "
+        "about single images has a limit, as each hospital added noise.",
     ),
     (
         (Exposure.LABEL_COUNTS, Exposure.SAMPLE_COUNT, Exposure.LOCAL_METRICS, Exposure.PEER_RATINGS),

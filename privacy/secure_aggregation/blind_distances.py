@@ -73,8 +73,8 @@ def messages(sketched: NDArray[np.float64], keys: Mapping[str, PairKey]) -> dict
     norm = float(np.square(sketched).sum())
     if not norm < LARGEST / 4:
         raise TrainingError(
-            f"the model's squared norm is {norm:.4g}; distances under masks have room for {LARGEST / 4:.4g}. Nothing of "
-            "it was sent; use a smaller learning rate"
+            f"the model's squared norm is {norm:.4g}; distances under masks have room for {LARGEST / 4:.4g}. Nothing "
+            "of it was sent; use a smaller learning rate"
         )
     own = np.rint(sketched * (1 << FRACTION_BITS)).astype(np.int64).view(np.uint64)
     found = {}

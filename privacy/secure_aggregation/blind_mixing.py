@@ -16,6 +16,7 @@ give, and test vectors: ``docs/blind-mixing.md``. No cryptographer has reviewed 
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -69,6 +70,13 @@ class Mix:
     weights: NDArray[np.int64]
     digest: bytes
 
+    @classmethod
+    def of(cls, silos: tuple[str, ...], weights: NDArray[np.int64], roster_sha256: bytes) -> Mix:
+        """Weights for the silos of a roster."""
+        found = hashlib.sha256(b"medsilo/blind/mix/v1\x00" + roster_sha256)
+        found.update("\x00".join(silos).encode() + b"\x00" + weights.astype("<i8").tobytes())
+        return cls(silos, weights, found.digest())
+
     def row(self, silo: str) -> NDArray[np.int64]:
         """The weights of a silo's mixture."""
         return np.asarray(self.weights[self.silos.index(silo)])
@@ -81,24 +89,42 @@ class Mix:
 class Sealer:
     """A silo's part in one attempt at one round: seals its model, helps to open mixtures once, opens its own.
 
-    Its secret is in memory alone. After a crash it is gone with what was sealed under it: nothing that was asked for
-    the earlier attempt can be opened any more, and all seal again.
+    What is sealed under a lost ``seed`` cannot be opened by anybody any more; whoever keeps one makes a sealer of it
+    that opens, and seals nothing: under one secret one model is sealed, once.
 
     Args:
         name: the silo's.
         keys: those that it shares with each other silo of the roster, for this attempt alone.
         context: what the public polynomials are derived from; the same for all, another for each attempt.
+        seed: of the secret, 32 bytes, where it was kept; a fresh one by default.
+        mix: the weights for which shares were given already, where it was kept.
     """
 
-    def __init__(self, name: str, keys: Mapping[str, PairKey], context: bytes) -> None:
+    def __init__(
+        self,
+        name: str,
+        keys: Mapping[str, PairKey],
+        context: bytes,
+        *,
+        seed: bytes | None = None,
+        mix: Mix | None = None,
+    ) -> None:
         self._name = name
         self._keys = dict(keys)
         self._context = context
-        self._secret = ring.stream(secrets.token_bytes(32), DEGREE)
+        self._is_kept = seed is not None
+        self.seed = seed or secrets.token_bytes(32)
+        self._secret = ring.stream(self.seed, DEGREE)
         self._factor = Factor(self._secret)
         self._noise = NoiseSource()
         self._sealed = 0
-        self._mix: Mix | None = None
+        self._mix = mix
+
+    @property
+    def own_row(self) -> NDArray[np.int64]:
+        """The weights of its own mixture, for which it has given shares."""
+        assert self._mix is not None, "the shares for the others come first"
+        return self._mix.row(self._name)
 
     def seal(self, values: NDArray[np.float32], *, what: str) -> Words:
         """A model's next numbers ``[n]``, sealed: ``[n]`` words. Pieces of a model are sealed in order, each but the
@@ -106,15 +132,12 @@ class Sealer:
 
         Raises ``TrainingError`` naming ``what`` for a number that is not finite, or beyond ±``LIMIT``.
         """
+        if self._is_kept:
+            raise ValueError("a secret that was kept seals nothing")
         if self._sealed % DEGREE:
             raise ValueError("a piece of a multiple of 2048 numbers has to come before")
+        check_room(values, what=what)
         wide = values.astype(np.float64)
-        outside = ~(np.abs(wide) < LIMIT)
-        if outside.any():
-            raise TrainingError(
-                f"{what} holds {float(values[outside].flat[0]):g}; a blind mixture has room for ±{LIMIT:.4g}. Nothing "
-                "of it was sent; a smaller learning rate, or images scaled to smaller numbers, keep models smaller"
-            )
         sealed = np.empty(len(values), dtype=np.uint64)
         for start in range(0, len(values), _BLOCK * DEGREE):
             piece = wide[start : start + _BLOCK * DEGREE] * float(1 << FRACTION_BITS)
@@ -161,6 +184,16 @@ class Sealer:
             numbers = ring.to_signed(ring.subtract(piece, _products(factor, self._context, start, len(piece))))
             opened[start : start + len(piece)] = numbers / float(1 << (FRACTION_BITS + WEIGHT_BITS))
         return opened
+
+
+def check_room(values: NDArray[np.float32], *, what: str) -> None:
+    """Raises ``TrainingError`` naming ``what`` for a number that is not finite, or beyond ±``LIMIT``."""
+    outside = ~(np.abs(values.astype(np.float64)) < LIMIT)
+    if outside.any():
+        raise TrainingError(
+            f"{what} holds {float(values[outside].flat[0]):g}; a blind mixture has room for ±{LIMIT:.4g}. Nothing "
+            "of it was sent; a smaller learning rate, or images scaled to smaller numbers, keep models smaller"
+        )
 
 
 def mixtures(sealed: Mapping[str, Words], mix: Mix) -> dict[str, Words]:

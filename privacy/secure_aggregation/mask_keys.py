@@ -35,7 +35,7 @@ from medsilo.privacy.files.configuration import StrictModel, explain
 from medsilo.privacy.identity.certificates import Credentials, fingerprint, identity_named_by, identity_of_certificate
 from medsilo.privacy.identity.envelope import from_message, key_id, seal, to_json, to_message, unseal
 from medsilo.privacy.identity.identity import Identity
-from medsilo.privacy.secure_aggregation.masking import mask, pair_keys
+from medsilo.privacy.secure_aggregation.masking import PairKey, mask, pair_keys
 from medsilo.protos.medsilo.v1 import journal_pb2
 
 MASK_KEY = "application/vnd.medsilo.mask-key+json"
@@ -260,10 +260,14 @@ class Roster:
                     "name (`secure_aggregation: audit_keys:`). Ask that hospital itself for its key; nothing is sent"
                 )
 
+    def pairs(self, own: CertifiedKey, private: X25519PrivateKey) -> dict[str, PairKey]:
+        """A silo's keys with each other one of the roster, by name."""
+        others = {name: key.mask_key for name, key in self.keys.items() if name != own.silo}
+        return dict(zip(others, pair_keys(own.silo, private, others, self.sha256), strict=True))
+
     def mask(self, own: CertifiedKey, private: X25519PrivateKey, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Values that only the sum over the whole roster gives away. One roster masks one vector of each silo."""
-        others = {name: key.mask_key for name, key in self.keys.items() if name != own.silo}
-        return mask(values, pair_keys(own.silo, private, others, self.sha256))
+        return mask(values, self.pairs(own, private).values())
 
     def describe(self) -> dict[str, Any]:
         """The roster as it stands in a journal."""

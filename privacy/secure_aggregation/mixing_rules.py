@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from medsilo.privacy.errors import RefusedError
 from medsilo.privacy.secure_aggregation.blind_mixing import LARGEST_ROW, WEIGHT_BITS, Mix
 
+_TRIES = 1000
+"""For limits below 1, where taking one weight down lets the next one stand out."""
+
 
 @dataclass(frozen=True)
 class MixingRules:
@@ -49,8 +52,8 @@ class MixingRules:
             weights = np.delete(mix.weights[row], row)
             if mix.weights[row, place] and np.count_nonzero(weights) < self.minimum:
                 raise RefusedError(
-                    f"minimum: the mixture of {mix.silos[row]} would hold {np.count_nonzero(weights)} models beside its "
-                    f"own, {own}'s among them; {self.minimum} are the least"
+                    f"minimum: the mixture of {mix.silos[row]} would hold {np.count_nonzero(weights)} models beside "
+                    f"its own, {own}'s among them; {self.minimum} are the least"
                 )
         for colluding in range(1, self.colluders + 1):
             for rows in itertools.combinations(others, colluding):
@@ -61,6 +64,34 @@ class MixingRules:
                         f"largest_isolation: {own}'s model would stand out {found:.3g} times in what {names} get; "
                         f"{self.largest_isolation:g} is the most"
                     )
+
+    def nearest(self, weights: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of whole weights those that no silo refuses by these rules, for one recipient at a time: where a model would
+        stand out, its weight is taken down to what is allowed; where there is no room, all are; where too few models
+        are left, the recipient gets its own alone. What is taken away goes to the recipient's own model."""
+        whole = 1 << WEIGHT_BITS
+        found = np.empty_like(weights)
+        for row, given in enumerate(weights):
+            others = self._allowed(np.delete(given, row))
+            found[row] = np.insert(others, row, whole - others.sum())
+        return found
+
+    def _allowed(self, others: NDArray[np.int64]) -> NDArray[np.int64]:
+        room = (LARGEST_ROW - (1 << WEIGHT_BITS)) // 2
+        size = int(np.abs(others).sum())
+        others = others if size <= room else np.trunc(others * (room / size)).astype(np.int64)
+        for _ in range(_TRIES):
+            place = int(np.abs(others).argmax())
+            most = int(self.largest_isolation * np.linalg.norm(np.delete(others, place).astype(np.float64)))
+            if abs(int(others[place])) <= most:
+                break
+            others = others.copy()
+            others[place] = np.sign(others[place]) * most
+        else:
+            return np.zeros_like(others)
+        if np.count_nonzero(others) < self.minimum:
+            return np.zeros_like(others)
+        return others
 
 
 def isolation(weights: NDArray[np.int64], own: int, recipients: tuple[int, ...]) -> float:

@@ -216,6 +216,12 @@ def _show_plan(plan: RunPlan, needed: tuple[Exposure, ...]) -> None:
         privacy = plan.privacy
         say(f"With differential privacy: ε = {privacy.epsilon:g} at δ = {privacy.delta:g}, per {privacy.unit}.")
     masks = plan.secure_aggregation
+    if masks is not None and masks.mode == "blind":
+        say(
+            "With blind mixtures: the coordinator learns how far hospitals' models lie apart, and no model. A round of "
+            "training takes two of the run's rounds."
+        )
+        return
     say(
         "Without secure aggregation: the coordinator sees this hospital's model."
         if masks is None

@@ -119,7 +119,7 @@ def models_of(folder: Path) -> list[KeptModel]:
         path=folder / MODEL,
         which="last",
         rounds=rounds,
-        planned=plan.rounds,
+        planned=plan.training_rounds,
         validation=progress.last.accuracy if progress.last else None,
         end=early.words(plan.rounds) if early else None,
         trained=rounds > 0 and (early is None or early.rounds > 0),

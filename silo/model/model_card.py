@@ -66,7 +66,7 @@ def _details(found: Evaluation) -> list[Block]:
         f"{plan.model.name}; it takes images of {width} × {height} pixels with {number_of(channels, 'channel')} and "
         f"gives a probability for each of {len(found.class_names)} classes: {listed(list(found.class_names))}.",
         f"Trained by the method {plan.method.name}, for {grouped(found.model.rounds)} of "
-        f"{number_of(plan.rounds, 'round')}, {number_of(plan.training.epochs, 'epoch')} each, with "
+        f"{number_of(plan.training_rounds, 'round')}, {number_of(plan.training.epochs, 'epoch')} each, with "
         f"{plan.training.optimizer} at a learning rate of {plan.training.learning_rate:g}.{_outcome(found.model)}",
         f"File: `{found.model.path.name}`, SHA-256 `{found.model_sha256}`. Plan: `{plan.sha256.hex()}`. Card made on "
         f"{found.made:%Y-%m-%d %H:%M} UTC by Medsilo {version('medsilo')}.",

@@ -136,11 +136,11 @@ def _warnings(found: Evaluation) -> list[str]:
         warnings.append(f"This model was not trained: {why_untrained(found.model)}.")
     elif found.model.end:
         warnings.append(f"The run {found.model.end}.")
-    elif not found.ended or found.model.rounds < found.plan.rounds:
+    elif not found.ended or found.model.rounds < found.plan.training_rounds:
         unfinished = "" if found.ended else "The run has not ended here: "
         warnings.append(
             f"{unfinished}{'t' if unfinished else 'T'}his is the model after {found.model.rounds} of "
-            f"{number_of(found.plan.rounds, 'round')}."
+            f"{number_of(found.plan.training_rounds, 'round')}."
         )
     warnings += caveats(found)
     if found.samples and not found.synthetic:

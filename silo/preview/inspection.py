@@ -13,6 +13,7 @@ import torch
 from medsilo.algorithms.datasets import ImageDataset, largest_group, load_npz
 from medsilo.algorithms.method import Method, local_metrics
 from medsilo.algorithms.models import build, state_of
+from medsilo.algorithms.protection import blind
 from medsilo.algorithms.protection.masked import check_masks, encode_upload, masked_payload
 from medsilo.algorithms.protection.private import DERIVED, NOISED, PUBLIC, RELEASED, mechanism, planned_averages
 from medsilo.algorithms.registry import make
@@ -22,10 +23,12 @@ from medsilo.privacy.budget.accounting import Guarantee, epsilon
 from medsilo.privacy.budget.kept_releases import KeptReleases
 from medsilo.privacy.budget.ledger import Ledger, Spending, Subject
 from medsilo.privacy.consent.consent import Consent, ConsentFile, Missing
-from medsilo.privacy.consent.plan import RunPlan
+from medsilo.privacy.consent.plan import RunPlan, SecureAggregationPlan
 from medsilo.privacy.consent.withdrawal import History
-from medsilo.privacy.exposure import Exposure, attribute, field_exposure
+from medsilo.privacy.exposure import BLIND_UPLINK, UNDER_ROSTER, Exposure, attribute, field_exposure
 from medsilo.privacy.pages.wording import shown
+from medsilo.privacy.secure_aggregation.blind_mixing import Sealer
+from medsilo.privacy.secure_aggregation.masking import PairKey
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.protos.nonces import NONCE_BYTES
 from medsilo.protos.versions import PROTOCOL_VERSION
@@ -114,6 +117,11 @@ class Inspection:
             also = f"In another round, as the method's phases have it, also: {names}. "
         identifier = any(item.exposure is Exposure.DATA_IDENTIFIER and item.leaves for item in self.content)
         once = " (DATA_IDENTIFIER only once, until the images change)" if identifier else ""
+        if self.plan.is_blind and self.plan.secure_aggregation is not None:
+            also += (
+                "A round of training takes two of the run's, in which the update leaves, and then OPENING_SHARES; this "
+                f"is with {self.plan.secure_aggregation.minimum} hospitals, and each more adds to both. "
+            )
         return (
             f"{also}{self.total} bytes in {self.messages} messages a round{once}, after the run is joined, and "
             f"{self.asking} bytes (PROTOCOL, IDENTITY) each time it asks for a task. Each also carries signed receipts "
@@ -161,7 +169,7 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
         )
         for exposure, count in sorted(classes.items(), key=lambda item: list(Exposure).index(item[0]))
     )
-    leaving = method.uploads | {Exposure.MASKED_UPDATE}
+    leaving = method.uploads | BLIND_UPLINK | {Exposure.MASKED_UPDATE}
     other_rounds = tuple(exposure for exposure in plan.required if exposure in leaving - set(classes))
     spent, after = _account(plan, consent.consent, ledger, paid)
     return Inspection(
@@ -195,13 +203,20 @@ def _first_update(
     payload = dict(half.upload())
     if plan.secure_aggregation is not None and plan.is_masked(0):
         check_masks(plan, method)
-        _, numbers = encode_upload(payload, plan.secure_aggregation, plan.secure_aggregation.minimum)
-        payload = dict(masked_payload(payload, numbers))
+        payload = dict(_covered(payload, plan.secure_aggregation))
     if Exposure.LOCAL_METRICS in set(plan.optional) & consent.classes and (
         plan.privacy is None or metrics_budget_of(consent, plan.privacy) is not None
     ):
         payload[Exposure.LOCAL_METRICS] = Part.of({spec.name: torch.zeros(()) for spec in local_metrics(plan)})
     return payload
+
+
+def _covered(payload: Payload, masks: SecureAggregationPlan) -> Payload:
+    """An update as the fewest silos would mask, or seal, it."""
+    if masks.mode == "sum":
+        return masked_payload(payload, encode_upload(payload, masks, masks.minimum)[1])
+    keys = {str(other): PairKey(bytes(32), adds=True) for other in range(masks.minimum - 1)}
+    return blind.encode_upload(payload, Sealer("", keys, b""), keys, masks, b"")
 
 
 def privacy_loss(plan: RunPlan, method: Method, exposure: Exposure, paid: Collection[str] = frozenset()) -> PrivacyLoss:
@@ -212,14 +227,14 @@ def privacy_loss(plan: RunPlan, method: Method, exposure: Exposure, paid: Collec
         return PrivacyLoss(math.inf, "no noise")
     if exposure == Exposure.LOCAL_METRICS and (metrics := plan.privacy.metrics) is not None:
         return PrivacyLoss(epsilon([metrics.event(metrics.releases)], delta=plan.privacy.delta), COUNTED)
-    if exposure == Exposure.MASKED_UPDATE:
+    if exposure in BLIND_UPLINK | UNDER_ROSTER:
         # Masks hide who sent what; what the sum tells is limited by what limits the updates.
         return max((privacy_loss(plan, method, e, paid) for e in method.uploads), key=lambda loss: loss.epsilon)
     by = mechanism(method, exposure)
     if by == PUBLIC:
         return PrivacyLoss(0.0, by)
     if by == RELEASED:
-        (content,) = [one.content for one in planned_averages(method, plan.rounds) if one.exposure == exposure]
+        (content,) = [one.content for one in planned_averages(method, plan.training_rounds) if one.exposure == exposure]
         if content in paid:
             return PrivacyLoss(0.0, PAID)
         release = plan.privacy.release(content)
@@ -233,7 +248,7 @@ def _paid(plan: RunPlan, method: Method, ledger: Ledger | None) -> frozenset[str
     if plan.privacy is None or ledger is None:
         return frozenset()
     kept = KeptReleases(ledger)
-    lasting = {average.content for average in planned_averages(method, plan.rounds) if average.lasting}
+    lasting = {average.content for average in planned_averages(method, plan.training_rounds) if average.lasting}
     return frozenset(one.content for one in plan.privacy.releases if one.content in lasting and kept.find(one))
 
 
@@ -271,7 +286,7 @@ def _messages(silo: str, plan: RunPlan, payload: Payload) -> Iterable[wire.Submi
             silo=silo,
             plan_sha256=plan.sha256,
             parts=manifest(payload),
-            roster_sha256=bytes(32) if Exposure.MASKED_UPDATE in payload else b"",
+            roster_sha256=bytes(32) if UNDER_ROSTER & set(payload) else b"",
             protocol_version=PROTOCOL_VERSION,
         )
     )

@@ -248,7 +248,7 @@ def _train(
 
 def _first_round(plan: RunPlan, method: Method, site: LocalSite, initial: State) -> tuple[Payload, Memory]:
     """What the silo's half would send at the end of the run's first round, and what it would keep."""
-    federation = Federation(site.layout, plan.rounds, plan.seed, (site.name,), plan.model.input_shape)
+    federation = Federation(site.layout, plan.training_rounds, plan.seed, (site.name,), plan.model.input_shape)
     download = method.coordinator_half(federation).downloads(0, [site.name], Downloads()).for_silo(site.name)
     half = method.silo_half(site)
     half.begin(initial)

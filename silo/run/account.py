@@ -49,10 +49,10 @@ def check_promise(plan: RunPlan, method: Method) -> None:
         )
     if Exposure.LOCAL_METRICS in plan.optional and (reason := reporting_refusal(method)) is not None:
         raise RefusedError(f"the plan asks for LOCAL_METRICS, but {reason}")
-    if found.metrics is not None and found.metrics.releases < plan.rounds + 1:
+    if found.metrics is not None and found.metrics.releases < plan.training_rounds + 1:
         raise RefusedError(
-            f"the plan counts {found.metrics.releases} accuracies, but its {plan.rounds} rounds and its end "
-            f"take {plan.rounds + 1}"
+            f"the plan counts {found.metrics.releases} accuracies, but its {plan.training_rounds} rounds and its end "
+            f"take {plan.training_rounds + 1}"
         )
     if found.metrics is not None and found.metrics.deviation is not None:
         cost = epsilon([found.metrics.event(found.metrics.releases)], delta=found.delta)
@@ -62,15 +62,15 @@ def check_promise(plan: RunPlan, method: Method) -> None:
                 f"{found.metrics.releases} accuracies, but with noise of deviation "
                 f"{found.metrics.deviation:g} they cost {shown(cost)}"
             )
-    needed = planned_steps(method, plan.training, plan.rounds, found.sampling_rate)
+    needed = planned_steps(method, plan.training, plan.training_rounds, found.sampling_rate)
     if found.steps < needed:
-        raise RefusedError(f"the plan counts {found.steps} steps, but its {plan.rounds} rounds take {needed}")
-    for average in planned_averages(method, plan.rounds):
-        release, times = found.release(average.content), average.times(plan.rounds)
+        raise RefusedError(f"the plan counts {found.steps} steps, but its {plan.training_rounds} rounds take {needed}")
+    for average in planned_averages(method, plan.training_rounds):
+        release, times = found.release(average.content), average.times(plan.training_rounds)
         if release is None or release.times < times:
             raise RefusedError(
                 f"the plan counts {release.times if release else 0} noised releases of the {average.content}, but its "
-                f"{plan.rounds} rounds take {times}"
+                f"{plan.training_rounds} rounds take {times}"
             )
     cost = epsilon(found.events, delta=found.delta)
     if cost > found.epsilon + _ROUNDING:
@@ -188,16 +188,18 @@ class Account:
             steps = event.releases if isinstance(event, SharedGaussian) else steps
             charged[entry.purpose.round, entry.purpose.phase] = steps
         found: list[Event] = []
-        steps = planned_steps(method, plan.training, plan.rounds, mechanism.sampling_rate) - sum(charged.values())
+        steps = planned_steps(method, plan.training, plan.training_rounds, mechanism.sampling_rate) - sum(
+            charged.values()
+        )
         if steps > 0:
             found.append(mechanism.training(steps))
-        for average in planned_averages(method, plan.rounds):
+        for average in planned_averages(method, plan.training_rounds):
             release = mechanism.release(average.content)
             assert release is not None, "check_promise comes first"
             done = sum(phase == average.content for _, phase in charged)
             if average.lasting:
                 done = self.kept.find(release) is not None
-            if (times := average.times(plan.rounds) - done) > 0:
+            if (times := average.times(plan.training_rounds) - done) > 0:
                 found.append(release.event(times))
         return found
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -23,6 +26,7 @@ from medsilo.privacy.identity.certificates import Credentials
 from medsilo.privacy.journal.records import RefusalRecord
 from medsilo.silo.run.account import Account, budget_of, check_enough, check_promise, metrics_budget_of, sealed_keys
 from medsilo.silo.run.approval import waits
+from medsilo.silo.run.blinding import Blinding
 from medsilo.silo.run.display import Display
 from medsilo.silo.run.masking import Masking
 from medsilo.silo.state.config import SiloConfig
@@ -130,18 +134,21 @@ def _open_counts(
 
 def open_masking(
     plan: RunPlan,
+    kept: Path,
     credentials: Credentials | None,
     audit_key: Ed25519PrivateKey,
     gate: ConsentGate,
     door: Door,
     history: History,
 ) -> Masking | None:
-    """What masks this hospital's updates; None where the plan has no masks."""
+    """What masks, or seals, this hospital's updates; None where the plan has no masks. ``kept``: the file of a sealed
+    model's secret."""
     if plan.secure_aggregation is None:
         return None
     if credentials is None:
         raise RefusedError("masks need certificates, by which hospitals know each other; `insecure: true` has none")
-    return Masking(
+    kind: Callable[..., Masking] = partial(Blinding, kept) if plan.is_blind else Masking
+    return kind(
         plan,
         plan.secure_aggregation,
         credentials=credentials,

@@ -100,7 +100,13 @@ def _train(config: SiloConfig, display: Display, day: Callable[[], date]) -> Out
                 uplink.needed = done is None or plan.sha256.hex() != done.plan_sha256
                 gate, account, counts = agree(config, plan, uplink, gate, dataset, door, history, display)
                 masking = open_masking(
-                    plan, credentials.current if credentials else None, audit_key, gate, door, history
+                    plan,
+                    config.runs / plan.run / "blind.json",
+                    credentials.current if credentials else None,
+                    audit_key,
+                    gate,
+                    door,
+                    history,
                 )
                 with Processes(config, devices, plan, dataset) as processes:
                     participation = Participation(

@@ -9,7 +9,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import Tensor
 
-from medsilo.algorithms.protection.masked import encode_upload, masked_payload, noised_upload, silos_may_change
+from medsilo.algorithms.protection.masked import (
+    digest,
+    encode_upload,
+    masked_payload,
+    noised_upload,
+    silos_may_change,
+)
 from medsilo.algorithms.registry import make
 from medsilo.algorithms.tensors import Payload
 from medsilo.privacy.budget.accounting import WEAK_EPSILON
@@ -60,7 +66,7 @@ class Masking:
         self._may_change = silos_may_change(plan, make(plan.method.name, plan.method.parameters))
         self._key: tuple[int, X25519PrivateKey, CertifiedKey] | None = None
 
-    def statement(self, round_number: int, received_sha256: bytes) -> CertifiedKey:
+    def statement(self, round_number: int, received_sha256: bytes) -> CertifiedKey | None:
         """The statement of this silo's present key for a round; the same until an update was masked with it.
 
         ``received_sha256``: of the models that it was given to train from.
@@ -98,7 +104,6 @@ class Masking:
         if self._key is None or self._key[0] != round_number:
             raise RefusedError(f"no mask key was stated for round {round_number + 1}")
         _, private, own = self._key
-        about: dict[str, Any] = {"run": self._plan.run, "plan_sha256": self._plan.sha256.hex(), "round": round_number}
         try:
             roster = Roster.read(keys, self._occasion(round_number), ca_pem=self._credentials.ca_pem)
             roster.check(own, minimum=self._masks.minimum, audit_keys={})
@@ -109,25 +114,62 @@ class Masking:
                 raise RefusedError(f"it has {len(roster)} silos, and noise is shared out among {MOST_SILOS} at most")
             silos = frozenset(roster.silos)
             wanted = MaskedSum(self._plan.run, self._plan.sha256.hex(), round_number, silos, own.received_sha256)
-            self._check_differences(wanted)
+            self._check_earlier(wanted)
         except RefusedError as error:
-            refusal = f"round {round_number + 1} is not masked for the coordinator's roster: {error}"
-            self._door.note(RefusalRecord(**about, peer=self._plan.coordinator_identity.uri, reason=refusal))
-            refused = RefusedError(refusal)
-            refused.recorded = True
-            raise refused from None
+            raise self._refused(round_number, "masked for the coordinator's roster", error) from None
+        covered = self._cover(round_number, roster, own, private, upload, noised)
+        record = RosterRecord(
+            **self._about(round_number),
+            **roster.describe(),
+            received_sha256=own.received_sha256,
+            statements=roster.statements(),
+        )
+        self._door.note(record)
+        self._earlier.append(wanted)
+        return roster, covered
+
+    def received(self, given: Payload) -> str:
+        """SHA-256 (hex) of what this silo trains its next round from, which must be the same for all of a roster."""
+        return digest(given).hex()
+
+    def opened(self, round_number: int, given: Payload) -> Payload:
+        """What came with a task, as the method knows it."""
+        del round_number
+        return given
+
+    def settled(self, round_number: int) -> None:
+        """A round is trained, and kept."""
+
+    def _cover(
+        self,
+        round_number: int,
+        roster: Roster,
+        own: CertifiedKey,
+        private: X25519PrivateKey,
+        upload: Payload,
+        noised: Mapping[str, Tensor] | None,
+    ) -> Payload:
+        """An update as it may leave for a roster that has been checked."""
+        del round_number
         if self._plan.trust is None:
             _, numbers = encode_upload(upload, self._masks, len(roster))
         else:
             numbers = noised_upload(upload, noised or {})
-        record = RosterRecord(
-            **about, **roster.describe(), received_sha256=own.received_sha256, statements=roster.statements()
-        )
-        self._door.note(record)
-        self._earlier.append(wanted)
-        return roster, masked_payload(upload, roster.mask(own, private, numbers))
+        return masked_payload(upload, roster.mask(own, private, numbers))
 
-    def _check_differences(self, wanted: MaskedSum) -> None:
+    def _refused(self, round_number: int, what: str, error: RefusedError) -> RefusedError:
+        """The error of a refusal that is on record. ``what``: the round is not."""
+        refusal = f"round {round_number + 1} is not {what}: {error}"
+        about = self._about(round_number)
+        self._door.note(RefusalRecord(**about, peer=self._plan.coordinator_identity.uri, reason=refusal))
+        refused = RefusedError(refusal)
+        refused.recorded = True
+        return refused
+
+    def _about(self, round_number: int) -> dict[str, Any]:
+        return {"run": self._plan.run, "plan_sha256": self._plan.sha256.hex(), "round": round_number}
+
+    def _check_earlier(self, wanted: MaskedSum) -> None:
         for before in self._earlier:
             if before.silos == wanted.silos:
                 continue

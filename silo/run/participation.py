@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -30,6 +30,7 @@ from medsilo.privacy.exposure import STARTS, Exposure
 from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey
 from medsilo.protos.medsilo.v1 import coordinator_pb2 as wire
 from medsilo.silo.run.account import Account, sealed_keys
+from medsilo.silo.run.blinding import Blinding
 from medsilo.silo.run.display import Display
 from medsilo.silo.run.masking import Masking
 from medsilo.silo.run.run_state import Measured, RunState
@@ -41,6 +42,8 @@ from medsilo.silo.uplink.uplink import Uplink
 
 if TYPE_CHECKING:
     from medsilo.silo.training.private_count import PrivateCounts
+
+T = TypeVar("T")
 
 
 class Participation:
@@ -79,8 +82,8 @@ class Participation:
             device=processes.device,
             precision=config.precision,
             progress=self._progress,
-            permit=gate.begin_steps,
-            charge=account.charge if account is not None else None,
+            permit=self._in_run(gate.begin_steps),
+            charge=self._in_run(account.charge) if account is not None else None,
             kept=account.kept if account is not None else None,
             place=processes.place,
             features=config.features,
@@ -126,6 +129,8 @@ class Participation:
                 self._send_masked(task)
             elif self._plan.is_masked(task.round):
                 self._train_masked(task.round, payload)
+            elif self._plan.is_blind:
+                self._help_to_open(task.round, payload)
             else:
                 self._train(task.round, payload)
             payload = {}  # as large as the model, and the next one is on its way
@@ -151,6 +156,8 @@ class Participation:
             raise RefusedError(f"the coordinator asks to train round {round_number + 1}, whose mask key it was given")
         start, measured, _ = self._fit(round_number, payload)
         self._save(round_number, start, measured)
+        if self._masking is not None:
+            self._masking.settled(round_number)
 
     def _send_masked(self, task: wire.Task) -> None:
         if (
@@ -163,6 +170,13 @@ class Participation:
         roster, upload = self._masking.mask(task.round, task.roster, self._half.upload(), self._site.noised)
         if self._send(task.round, upload, roster_sha256=roster.sha256):
             self._masking.used()
+
+    def _help_to_open(self, round_number: int, payload: Payload) -> None:
+        """Gives what others need to open their mixtures of what was sealed in the round before."""
+        if not isinstance(self._masking, Blinding) or round_number != self._state.trained_rounds:
+            raise RefusedError(f"the coordinator asks to open mixtures in round {round_number + 1}, which is not due")
+        self._gate.begin_round(round_number)
+        self._send(round_number, self._masking.shares(round_number, _without_start(payload)), measured=False)
 
     def _train(self, round_number: int, payload: Payload) -> None:
         if round_number < self._state.trained_rounds:
@@ -188,10 +202,12 @@ class Participation:
         start = self._begin(payload)
         given = _without_start(payload)
         if self._masking is not None:
-            self._received["round"] = digest(given).hex()
+            self._received["round"] = self._masking.received(given)
+            given = self._masking.opened(round_number, given)
+        trained = round_number // self._plan.rounds_each
         with self._failing_openly():
-            with self._processes.together("train", given, round_number=round_number):
-                self._half.train(round_number, given)
+            with self._processes.together("train", given, round_number=trained):
+                self._half.train(trained, given)
             upload = self._half.upload()
             try:
                 check_finite(upload)
@@ -201,9 +217,9 @@ class Participation:
         self._last = measured or self._last
         self._validated = self._site.validate(self._half.personal())
         if not self._measures_received:
-            self._rounds = round_number + 1
+            self._rounds = trained + 1
         elif given:
-            self._rounds = round_number
+            self._rounds = trained
         return start, measured, upload
 
     @contextmanager
@@ -222,7 +238,7 @@ class Participation:
             trained_rounds=round_number + 1,
             frozen=self._site.frozen(),
             plain=self._site.plain(self._half.personal()),
-            measurements={**start, round_number + 1: measured},
+            measurements={**start, round_number // self._plan.rounds_each + 1: measured},
             received=self._received,
             rounds=self._rounds,
             validation=self._validated,
@@ -232,10 +248,11 @@ class Participation:
         rounds = self._plan.rounds
         if not self._state.finished:
             start = self._begin(payload)
-            given = _without_start(payload)
+            given = {} if self._plan.is_blind else _without_start(payload)
             with self._failing_openly(), self._processes.together("finish", given):
                 self._half.finish(given)
-            done = self.early_end.rounds if self.early_end is not None else rounds
+            # A round of training whose mixtures nobody opened has been trained all the same.
+            done = -(-(self.early_end.rounds if self.early_end is not None else rounds) // self._plan.rounds_each)
             if given and self._measures_received:
                 self._rounds = done
             last = {done: self._measure(rounds)} if payload or not self._state.measured else {}
@@ -251,6 +268,8 @@ class Participation:
                 validation=self._site.validate(self._half.personal()),
                 early_end=self.early_end,
             )
+            if self._masking is not None:
+                self._masking.settled(rounds)
             self._last = last.get(done) or self._last
         self._send(rounds, {})
 
@@ -283,12 +302,14 @@ class Participation:
         *,
         before_last: Callable[[], object] = lambda: None,
         roster_sha256: bytes = b"",
+        measured: bool = True,
     ) -> bool:
-        """Sends a round's update; returns whether the coordinator took it."""
+        """Sends a round's update, with what was ``measured`` where it may leave; returns whether the coordinator took
+        it."""
         self._gate.begin_round(round_number)
         taken = True
         try:
-            self._submit(round_number, upload, before_last, roster_sha256)
+            self._submit(round_number, upload, before_last, roster_sha256, measured=measured)
         except LateError as late:
             self._display.notice(f"{late}; going on with the next task")
             taken = False
@@ -297,10 +318,16 @@ class Participation:
         return taken
 
     def _submit(
-        self, round_number: int, upload: Payload, before_last: Callable[[], object], roster_sha256: bytes
+        self,
+        round_number: int,
+        upload: Payload,
+        before_last: Callable[[], object],
+        roster_sha256: bytes,
+        *,
+        measured: bool,
     ) -> None:
-        measured = self._measurement() if Exposure.LOCAL_METRICS in self._gate.allowed() else {}
-        payload = {**upload, **measured}
+        extra = self._measurement() if measured and Exposure.LOCAL_METRICS in self._gate.allowed() else {}
+        payload = {**upload, **extra}
         send = partial(
             self._uplink.submit, self._plan, round_number, before_last=before_last, roster_sha256=roster_sha256
         )
@@ -308,7 +335,7 @@ class Participation:
             send(payload)
         except ConsentError:
             # What is optional may have been taken out of the consent since; the rest goes without it.
-            if not measured or Exposure.LOCAL_METRICS in self._gate.allowed():
+            if not extra or Exposure.LOCAL_METRICS in self._gate.allowed():
                 raise
             send(upload)
 
@@ -331,6 +358,10 @@ class Participation:
         values = (last.accuracy, last.loss) if self._plan.privacy is None else (last.shared,)
         named = {spec.name: torch.tensor(value) for spec, value in zip(local_metrics(self._plan), values, strict=True)}
         return {Exposure.LOCAL_METRICS: Part.of(named)}
+
+    def _in_run(self, count: Callable[..., T]) -> Callable[..., T]:
+        """What is counted by rounds of training, counted by those of the run in which they are trained."""
+        return lambda trained, *rest: count(trained * self._plan.rounds_each, *rest)
 
     def _progress(self, progress: Progress) -> None:
         self._gate.check(())

@@ -175,6 +175,8 @@ def check_divisible(plan: RunPlan, method: Method) -> None:
     """Raises ``ConfigurationError`` for a run whose training cannot be divided among processes, with the reason."""
     if plan.privacy is not None:
         reason = "trains with differential privacy, whose samples and noise one process alone may draw and charge for"
+    elif plan.is_blind:
+        reason = "has blind mixtures, for which one process alone trains, seals and opens"
     elif method.own_steps:
         reason = f"trains by {method.name}, which takes steps of its own that every process would only repeat"
     else:

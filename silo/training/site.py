@@ -105,7 +105,7 @@ class LocalSite:
         self.num_samples = self.num_units = len(dataset.train)
         self.num_classes = plan.model.classes
         self.training = plan.training
-        self.rounds = plan.rounds
+        self.rounds = plan.training_rounds
         self._device, self._precision = device, precision
         self._model = model.to(device)
         self._seed = plan.seed

@@ -201,9 +201,10 @@ class Uplink:
         is already trained here are not fetched again.
         """
 
-        from medsilo.algorithms.registry import make  # with PyTorch
+        from medsilo.algorithms.protection.blind import given_alike  # with PyTorch
+        from medsilo.algorithms.registry import make
 
-        common = make(plan.method.name, plan.method.parameters).common
+        common = given_alike(plan, make(plan.method.name, plan.method.parameters))
 
         def ask(attempt: int) -> tuple[wire.Task, Payload] | None:
             self._keep_step(plan, attempt)

@@ -30,6 +30,11 @@ class ExposureClass(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EXPOSURE_CLASS_MASKED_UPDATE: _ClassVar[ExposureClass]
     EXPOSURE_CLASS_PEER_INITIAL_MODEL: _ClassVar[ExposureClass]
     EXPOSURE_CLASS_FEATURE_MOMENTS: _ClassVar[ExposureClass]
+    EXPOSURE_CLASS_SEALED_MODEL: _ClassVar[ExposureClass]
+    EXPOSURE_CLASS_MODEL_DISTANCES: _ClassVar[ExposureClass]
+    EXPOSURE_CLASS_OPENING_SHARES: _ClassVar[ExposureClass]
+    EXPOSURE_CLASS_MIXING_WEIGHTS: _ClassVar[ExposureClass]
+    EXPOSURE_CLASS_SEALED_MIXTURE: _ClassVar[ExposureClass]
 EXPOSURE_CLASS_UNSPECIFIED: ExposureClass
 EXPOSURE_CLASS_PROTOCOL: ExposureClass
 EXPOSURE_CLASS_IDENTITY: ExposureClass
@@ -53,6 +58,11 @@ EXPOSURE_CLASS_PUBLIC_DATA: ExposureClass
 EXPOSURE_CLASS_MASKED_UPDATE: ExposureClass
 EXPOSURE_CLASS_PEER_INITIAL_MODEL: ExposureClass
 EXPOSURE_CLASS_FEATURE_MOMENTS: ExposureClass
+EXPOSURE_CLASS_SEALED_MODEL: ExposureClass
+EXPOSURE_CLASS_MODEL_DISTANCES: ExposureClass
+EXPOSURE_CLASS_OPENING_SHARES: ExposureClass
+EXPOSURE_CLASS_MIXING_WEIGHTS: ExposureClass
+EXPOSURE_CLASS_SEALED_MIXTURE: ExposureClass
 EXPOSURE_FIELD_NUMBER: _ClassVar[int]
 exposure: _descriptor.FieldDescriptor
 SINCE_FIELD_NUMBER: _ClassVar[int]

@@ -172,11 +172,17 @@ class Release(_message.Message):
     def __init__(self, content: _Optional[str] = ..., bound: _Optional[float] = ..., noise_multiplier: _Optional[float] = ..., times: _Optional[int] = ...) -> None: ...
 
 class SecureAggregation(_message.Message):
-    __slots__ = ("minimum", "fraction_bits", "rounds")
+    __slots__ = ("minimum", "fraction_bits", "rounds", "mode", "sketch_size", "largest_isolation")
     MINIMUM_FIELD_NUMBER: _ClassVar[int]
     FRACTION_BITS_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    SKETCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    LARGEST_ISOLATION_FIELD_NUMBER: _ClassVar[int]
     minimum: int
     fraction_bits: int
     rounds: int
-    def __init__(self, minimum: _Optional[int] = ..., fraction_bits: _Optional[int] = ..., rounds: _Optional[int] = ...) -> None: ...
+    mode: str
+    sketch_size: int
+    largest_isolation: float
+    def __init__(self, minimum: _Optional[int] = ..., fraction_bits: _Optional[int] = ..., rounds: _Optional[int] = ..., mode: _Optional[str] = ..., sketch_size: _Optional[int] = ..., largest_isolation: _Optional[float] = ...) -> None: ...

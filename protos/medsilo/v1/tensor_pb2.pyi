@@ -26,7 +26,7 @@ class PartManifest(_message.Message):
     def __init__(self, exposure_class: _Optional[_Union[_exposure_pb2.ExposureClass, str]] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ...) -> None: ...
 
 class TensorChunk(_message.Message):
-    __slots__ = ("nonce", "initial_model", "model_parameters_extractor", "model_parameters_classifier", "running_statistics", "classifier_gradient", "data_identifier", "prototypes", "sample_count", "label_counts", "local_metrics", "derived_accuracy", "peer_derived", "model_gradient", "parameter_mask", "peer_ratings", "peer_models", "public_data", "masked_update", "peer_initial_model", "feature_moments")
+    __slots__ = ("nonce", "initial_model", "model_parameters_extractor", "model_parameters_classifier", "running_statistics", "classifier_gradient", "data_identifier", "prototypes", "sample_count", "label_counts", "local_metrics", "derived_accuracy", "peer_derived", "model_gradient", "parameter_mask", "peer_ratings", "peer_models", "public_data", "masked_update", "peer_initial_model", "feature_moments", "sealed_model", "model_distances", "opening_shares", "mixing_weights", "sealed_mixture")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     INITIAL_MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_PARAMETERS_EXTRACTOR_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,11 @@ class TensorChunk(_message.Message):
     MASKED_UPDATE_FIELD_NUMBER: _ClassVar[int]
     PEER_INITIAL_MODEL_FIELD_NUMBER: _ClassVar[int]
     FEATURE_MOMENTS_FIELD_NUMBER: _ClassVar[int]
+    SEALED_MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DISTANCES_FIELD_NUMBER: _ClassVar[int]
+    OPENING_SHARES_FIELD_NUMBER: _ClassVar[int]
+    MIXING_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    SEALED_MIXTURE_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     initial_model: bytes
     model_parameters_extractor: bytes
@@ -69,4 +74,9 @@ class TensorChunk(_message.Message):
     masked_update: bytes
     peer_initial_model: bytes
     feature_moments: bytes
-    def __init__(self, nonce: _Optional[bytes] = ..., initial_model: _Optional[bytes] = ..., model_parameters_extractor: _Optional[bytes] = ..., model_parameters_classifier: _Optional[bytes] = ..., running_statistics: _Optional[bytes] = ..., classifier_gradient: _Optional[bytes] = ..., data_identifier: _Optional[bytes] = ..., prototypes: _Optional[bytes] = ..., sample_count: _Optional[bytes] = ..., label_counts: _Optional[bytes] = ..., local_metrics: _Optional[bytes] = ..., derived_accuracy: _Optional[bytes] = ..., peer_derived: _Optional[bytes] = ..., model_gradient: _Optional[bytes] = ..., parameter_mask: _Optional[bytes] = ..., peer_ratings: _Optional[bytes] = ..., peer_models: _Optional[bytes] = ..., public_data: _Optional[bytes] = ..., masked_update: _Optional[bytes] = ..., peer_initial_model: _Optional[bytes] = ..., feature_moments: _Optional[bytes] = ...) -> None: ...
+    sealed_model: bytes
+    model_distances: bytes
+    opening_shares: bytes
+    mixing_weights: bytes
+    sealed_mixture: bytes
+    def __init__(self, nonce: _Optional[bytes] = ..., initial_model: _Optional[bytes] = ..., model_parameters_extractor: _Optional[bytes] = ..., model_parameters_classifier: _Optional[bytes] = ..., running_statistics: _Optional[bytes] = ..., classifier_gradient: _Optional[bytes] = ..., data_identifier: _Optional[bytes] = ..., prototypes: _Optional[bytes] = ..., sample_count: _Optional[bytes] = ..., label_counts: _Optional[bytes] = ..., local_metrics: _Optional[bytes] = ..., derived_accuracy: _Optional[bytes] = ..., peer_derived: _Optional[bytes] = ..., model_gradient: _Optional[bytes] = ..., parameter_mask: _Optional[bytes] = ..., peer_ratings: _Optional[bytes] = ..., peer_models: _Optional[bytes] = ..., public_data: _Optional[bytes] = ..., masked_update: _Optional[bytes] = ..., peer_initial_model: _Optional[bytes] = ..., feature_moments: _Optional[bytes] = ..., sealed_model: _Optional[bytes] = ..., model_distances: _Optional[bytes] = ..., opening_shares: _Optional[bytes] = ..., mixing_weights: _Optional[bytes] = ..., sealed_mixture: _Optional[bytes] = ...) -> None: ...

@@ -66,7 +66,7 @@ class Attempt:
         self.sealed = {name: silo.seal(self.models[name], what=name) for name, silo in self.silos.items()}
         self.mix = Mix(names, some_weights(len(names)), b"digest")
 
-    def opened(self, mix_of: Mapping[str, Mix] = {}) -> dict[str, NDArray[np.float32]]:  # noqa: B006 never changed
+    def opened(self, mix_of: Mapping[str, Mix] = {}) -> dict[str, NDArray[np.float32]]:
         """What every silo opens; ``mix_of``: what some silos are told instead of the weights that are used."""
         shares = [silo.shares(mix_of.get(name, self.mix)) for name, silo in self.silos.items()]
         mixed = mixtures(self.sealed, self.mix)

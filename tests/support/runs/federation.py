@@ -309,7 +309,7 @@ class Federation:
         public = config.open_public(config.build_model())
         cpu = torch.device("cpu")
         simulation = Simulation(plan, method, self.shards, device=cpu, public=public, weights=config.weights)
-        for _ in range(plan.rounds):
+        for _ in range(plan.training_rounds):
             simulation.step()
         simulation.finish()
         halves = simulation.silos.items()

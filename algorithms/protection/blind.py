@@ -1,0 +1,237 @@
+"""What a method's statement ``under_blind`` comes to: an upload that the coordinator can mix and not read, the weights
+that it mixes by, mixtures, and their opening.
+
+A method can where all that its coordinator makes of a round's models is mixtures, one for each silo, by weights made of
+the distances between them. Its silos' halves notice nothing: they are given their mixture as ever. A round of training
+takes two of the run's rounds (``RunPlan.is_blind``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from medsilo.algorithms.declarations import Blind
+from medsilo.algorithms.method import Method, SiloWeights
+from medsilo.algorithms.tensors import MemorySource, Part, Payload, TensorSpec, Workspace
+from medsilo.algorithms.tensors.stack import columns_of
+from medsilo.privacy.consent.plan import RunPlan, SecureAggregationPlan
+from medsilo.privacy.errors import ConfigurationError, RefusedError
+from medsilo.privacy.exposure import BLIND_DOWNLINK, BLIND_UPLINK, MODEL, Exposure
+from medsilo.privacy.secure_aggregation import ring
+from medsilo.privacy.secure_aggregation.blind_distances import Message, messages, sketch, squared_distance
+from medsilo.privacy.secure_aggregation.blind_mixing import (
+    FRACTION_BITS,
+    LIMIT,
+    WEIGHT_BITS,
+    Mix,
+    Sealer,
+    check_room,
+    mixtures,
+    share_of,
+    whole_weights,
+)
+from medsilo.privacy.secure_aggregation.masking import PairKey
+from medsilo.privacy.secure_aggregation.mixing_rules import MixingRules
+
+Parts = Mapping[Exposure, Sequence[TensorSpec]]
+_BLOCK = 64 * ring.DEGREE
+
+
+def blind_method(method: Method) -> Blind:
+    """How a method's weights are made; raises ``ConfigurationError`` with the reason if its mixtures cannot be
+    blind."""
+    stated = method.under_blind
+    if isinstance(stated, Blind):
+        return stated
+    raise ConfigurationError(
+        f"{method.name} cannot run with blind mixtures: {stated}. Use another method, or a run without `mode: blind`"
+    )
+
+
+def required() -> tuple[Exposure, ...]:
+    """What a silo must consent to where mixtures are blind."""
+    asked = {Exposure.PROTOCOL, Exposure.IDENTITY} | BLIND_UPLINK | BLIND_DOWNLINK
+    return tuple(exposure for exposure in Exposure if exposure in asked)
+
+
+def given_alike(plan: RunPlan, method: Method) -> frozenset[Exposure]:
+    """What all silos of a round are given alike, so that two can hold it against each other."""
+    return method.common | ({Exposure.MIXING_WEIGHTS} if plan.is_blind else frozenset())
+
+
+def check_plan(plan: RunPlan, masks: SecureAggregationPlan, method: Method) -> None:
+    """Raises ``ConfigurationError`` for a plan with blind mixtures that does not hold together."""
+    blind_method(method)
+    if method.downloads_last:
+        raise ConfigurationError(
+            f"{method.name} needs what comes of the last round, which is not built where it is blind"
+        )
+    if plan.rounds % 2 or masks.rounds != plan.rounds:
+        raise ConfigurationError(
+            "a round of training with blind mixtures takes two of the run's rounds, all of them blind"
+        )
+    if masks.fraction_bits != FRACTION_BITS:
+        raise ConfigurationError(f"blind mixtures are of multiples of 2^-{FRACTION_BITS}, and of no other fractions")
+    if plan.participation < 1:
+        raise ConfigurationError("blind mixtures need all silos in every round: use `participation: 1`")
+
+
+def rules_of(masks: SecureAggregationPlan) -> MixingRules:
+    """What the coordinator has promised of its weights."""
+    assert masks.largest_isolation is not None
+    return MixingRules(minimum=masks.minimum - 1, largest_isolation=masks.largest_isolation)
+
+
+def upload_parts(parts: Parts, masks: SecureAggregationPlan, silos: int) -> dict[Exposure, tuple[TensorSpec, ...]]:
+    """Names and shapes of an update, whose parts are these where it is not blind, among so many silos."""
+    count = sum(spec.nbytes // 4 for specs in parts.values() for spec in specs)
+    size = min(count, masks.sketch_size or 0)
+    return {
+        Exposure.SEALED_MODEL: (TensorSpec("words", (count,), "I64"),),
+        Exposure.MODEL_DISTANCES: (
+            TensorSpec("hidden", (silos - 1, size), "I64"),
+            TensorSpec("scalar", (silos - 1,), "I64"),
+        ),
+    }
+
+
+def share_parts(silos: int) -> dict[Exposure, tuple[TensorSpec, ...]]:
+    """Names and shapes of what a silo sends so that others can open their mixtures."""
+    return {Exposure.OPENING_SHARES: (TensorSpec("shares", (silos - 1, ring.DEGREE), "I64"),)}
+
+
+def encode_upload(
+    upload: Payload, sealer: Sealer, keys: Mapping[str, PairKey], masks: SecureAggregationPlan, context: bytes
+) -> Payload:
+    """A method's update as it travels: sealed, and what gives its distance to each other silo's, sorted by their names.
+
+    ``keys``: those that the silo shares with each other, for this attempt alone; ``context``: the roster's hash. Raises
+    ``TrainingError`` for numbers without room, naming the tensor.
+    """
+    for exposure in _mixed(upload):
+        for name, tensor in upload[exposure].tensors().items():
+            if tensor.dtype != torch.float32:
+                raise RefusedError(f"tensor {name} is {tensor.dtype}; only float32 can be mixed")
+            check_room(tensor.numpy().reshape(-1), what=f"tensor {name}")
+    pieces = [t.numpy().reshape(-1) for e in _mixed(upload) for t in upload[e].tensors().values()]
+    values = np.concatenate(pieces)
+    sealed = np.empty(len(values), dtype=np.uint64)
+    for start in range(0, len(values), _BLOCK):
+        sealed[start : start + _BLOCK] = sealer.seal(values[start : start + _BLOCK], what="the model")
+    sketched = sketch(values, size=masks.sketch_size or 0, context=context)
+    sent = messages(sketched, keys)
+    hidden = np.stack([sent[silo].hidden for silo in sorted(sent)])
+    scalar = np.array([sent[silo].scalar for silo in sorted(sent)], dtype=np.uint64)
+    return {
+        Exposure.SEALED_MODEL: _part({"words": sealed}),
+        Exposure.MODEL_DISTANCES: _part({"hidden": hidden, "scalar": scalar}),
+    }
+
+
+def weigh(uploads: Mapping[str, Payload], method: Method, masks: SecureAggregationPlan) -> tuple[Payload, SiloWeights]:
+    """Of all silos' updates (by name, sorted) the weights of their mixtures: as all are told, and for people to look
+    at. They are the nearest to the method's own that keep to the plan's ``largest_isolation`` and ``minimum``."""
+    silos = tuple(uploads)
+    sent = {silo: _messages(uploads[silo], [other for other in silos if other != silo]) for silo in silos}
+    squared = torch.zeros(len(silos), len(silos), dtype=torch.float64)
+    for row, one in enumerate(silos):
+        for column, other in enumerate(silos[:row]):
+            found = squared_distance(sent[other][one], sent[one][other])
+            squared[row, column] = squared[column, row] = max(found, 0.0)
+    weights = blind_method(method).weights(method, squared)
+    whole = rules_of(masks).nearest(whole_weights(weights.numpy()))
+    told = SiloWeights(silos, torch.from_numpy(whole / (1 << WEIGHT_BITS)))
+    return {Exposure.MIXING_WEIGHTS: Part.of({"weights": torch.from_numpy(whole)})}, told
+
+
+def read_weights(payload: Payload, silos: Sequence[str]) -> NDArray[np.int64]:
+    """The weights ``[N, N]`` that came for these silos; raises ``RefusedError`` for anything else."""
+    part = payload.get(Exposure.MIXING_WEIGHTS)
+    if set(payload) != {Exposure.MIXING_WEIGHTS} or part is None:
+        raise RefusedError("the coordinator sends no weights of mixtures")
+    if part.specs != (TensorSpec("weights", (len(silos), len(silos)), "I64"),):
+        raise RefusedError(f"the coordinator's weights are not those of {len(silos)} silos")
+    return np.asarray(part.tensors()["weights"].numpy())
+
+
+def shares_payload(shares: Mapping[str, ring.Words]) -> Payload:
+    """A silo's shares for the others as they travel, sorted by their names."""
+    return {Exposure.OPENING_SHARES: _part({"shares": np.stack([shares[silo] for silo in sorted(shares)])})}
+
+
+def mix_sealed(
+    sealed: Mapping[str, Payload], shares: Mapping[str, Payload], weights: NDArray[np.int64], workspace: Workspace
+) -> dict[str, Payload]:
+    """What each silo is given: its mixture of all sealed models, and what it opens that with; by name, sorted."""
+    silos = tuple(sorted(sealed))
+    mix = Mix.of(silos, weights, b"")
+    given = [_shares(shares[silo], [other for other in silos if other != silo]) for silo in silos]
+    sources = [sealed[silo][Exposure.SEALED_MODEL].source for silo in silos]
+    (spec,) = sealed[silos[0]][Exposure.SEALED_MODEL].specs
+    columns = columns_of(len(silos))
+
+    def blocks() -> Iterator[Tensor]:
+        for start in range(0, spec.nbytes, 8 * columns):
+            stop = min(start + 8 * columns, spec.nbytes)
+            rows = {s: _words(source.read(start, stop)) for s, source in zip(silos, sources, strict=True)}
+            mixed = mixtures(rows, mix)
+            yield torch.from_numpy(np.stack([mixed[silo] for silo in silos]).view(np.int64))
+        yield torch.from_numpy(np.stack([share_of(silo, given) for silo in silos]).view(np.int64))
+
+    parts = workspace.write((spec, TensorSpec("share", (ring.DEGREE,), "I64")), len(silos), blocks())
+    return {silo: {Exposure.SEALED_MIXTURE: part} for silo, part in zip(silos, parts, strict=True)}
+
+
+def open_mixture(payload: Payload, sealer: Sealer, specs: tuple[TensorSpec, ...]) -> Payload:
+    """A silo's mixture as its method knows it, of tensors of these names and shapes. Raises ``RefusedError`` where it
+    does not open: then not all silos went by the same roster and weights, or something was changed on the way."""
+    count = sum(spec.nbytes for spec in specs) // 4
+    part = payload.get(Exposure.SEALED_MIXTURE)
+    expected = (TensorSpec("words", (count,), "I64"), TensorSpec("share", (ring.DEGREE,), "I64"))
+    if set(payload) != {Exposure.SEALED_MIXTURE} or part is None or part.specs != expected:
+        raise RefusedError("the coordinator sends no sealed mixture of the model's size")
+    found = {name: _words(tensor.numpy().tobytes()) for name, tensor in part.tensors().items()}
+    opened = sealer.open(found["words"], found["share"])
+    room = LIMIT * float(np.abs(sealer.own_row).sum()) / (1 << WEIGHT_BITS)
+    if not (np.abs(opened) <= room).all():
+        raise RefusedError(
+            "the mixture does not open: not all silos went by the same roster and weights, or it was changed on the way"
+        )
+    return {Exposure.PEER_DERIVED: Part(specs, MemorySource([torch.from_numpy(opened)]))}
+
+
+def mixed_specs(upload: Payload) -> tuple[TensorSpec, ...]:
+    """Names and shapes of an update's tensors in the order in which they are mixed."""
+    return tuple(spec for exposure in _mixed(upload) for spec in upload[exposure].specs)
+
+
+def _mixed(upload: Payload) -> list[Exposure]:
+    """The classes of an update that are mixed, in the one order that all silos use."""
+    if other := set(upload) - set(MODEL):
+        raise RefusedError(f"{', '.join(sorted(other))} cannot be mixed blindly")
+    return [exposure for exposure in MODEL if exposure in upload]
+
+
+def _part(words: Mapping[str, NDArray[np.uint64]]) -> Part:
+    return Part.of({name: torch.from_numpy(array.view(np.int64)) for name, array in words.items()})
+
+
+def _words(data: bytes | memoryview) -> ring.Words:
+    """Numbers as they came, which need not be below q."""
+    return np.frombuffer(data, dtype="<u8") % np.uint64(ring.Q)
+
+
+def _messages(upload: Payload, others: Sequence[str]) -> dict[str, Message]:
+    found = upload[Exposure.MODEL_DISTANCES].tensors()
+    hidden, scalar = (found[name].numpy().view(np.uint64) for name in ("hidden", "scalar"))
+    return {silo: Message(hidden[place], int(scalar[place])) for place, silo in enumerate(others)}
+
+
+def _shares(upload: Payload, others: Sequence[str]) -> dict[str, ring.Words]:
+    rows = upload[Exposure.OPENING_SHARES].tensors()["shares"].numpy()
+    return {silo: _words(rows[place].tobytes()) for place, silo in enumerate(others)}

@@ -1,0 +1,207 @@
+"""A silo's part in blind mixtures in one run: it seals its models, helps to open mixtures once, and opens its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from torch import Tensor
+
+from medsilo.algorithms.protection.blind import (
+    encode_upload,
+    mixed_specs,
+    open_mixture,
+    read_weights,
+    rules_of,
+    shares_payload,
+)
+from medsilo.algorithms.protection.masked import digest
+from medsilo.algorithms.tensors import Payload, TensorSpec
+from medsilo.privacy.consent.withdrawal import MaskedSum
+from medsilo.privacy.errors import RefusedError
+from medsilo.privacy.files.canonical import write_canonical
+from medsilo.privacy.files.durable import fsync_folder, write_atomically
+from medsilo.privacy.secure_aggregation.blind_mixing import Mix, Sealer
+from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey, Roster
+from medsilo.privacy.secure_aggregation.masking import PairKey
+from medsilo.privacy.secure_aggregation.mixing_rules import MixingRules
+from medsilo.silo.run.masking import Masking
+
+
+@dataclass(frozen=True)
+class KeptSeal:
+    """What it takes to help with, and open, the mixtures of one attempt at a round, and no more.
+
+    Attributes:
+        round: of the run, in which a model was sealed.
+        context: the roster's hash.
+        seed: of the secret.
+        keys: shared with each other silo, for this attempt alone.
+        specs: the sealed tensors, in their order.
+        weights: those for which shares were given, or are about to be; None before.
+    """
+
+    round: int
+    context: bytes
+    seed: bytes
+    keys: Mapping[str, PairKey]
+    specs: tuple[TensorSpec, ...]
+    weights: tuple[tuple[int, ...], ...] | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> KeptSeal | None:
+        """None where there is none that can be read: then what was sealed is lost."""
+        try:
+            content = json.loads(path.read_bytes())
+            weights = content["weights"]
+            return cls(
+                round=content["round"],
+                context=bytes.fromhex(content["context"]),
+                seed=bytes.fromhex(content["seed"]),
+                keys={name: PairKey(bytes.fromhex(key), adds) for name, (key, adds) in content["keys"].items()},
+                specs=tuple(TensorSpec(name, tuple(shape)) for name, shape in content["specs"]),
+                weights=None if weights is None else tuple(tuple(row) for row in weights),
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def write(self, path: Path) -> None:
+        """Durably, for this silo's account alone."""
+        content: dict[str, Any] = {
+            "round": self.round,
+            "context": self.context.hex(),
+            "seed": self.seed.hex(),
+            "keys": {name: [pair.key.hex(), pair.adds] for name, pair in self.keys.items()},
+            "specs": [[spec.name, list(spec.shape)] for spec in self.specs],
+            "weights": self.weights,
+        }
+        write_atomically(path, write_canonical(content), mode=0o600)
+
+    def silos(self, own: str) -> tuple[str, ...]:
+        """The roster's silos, sorted."""
+        return tuple(sorted({own, *self.keys}))
+
+    def mix(self, own: str) -> Mix | None:
+        """The weights as all must have been told them."""
+        if self.weights is None:
+            return None
+        return Mix.of(self.silos(own), np.array(self.weights, dtype=np.int64), self.context)
+
+
+class Blinding(Masking):
+    """Seals where ``Masking`` masks.
+
+    The coordinator does not go back behind a round that has ended, so the secret under which a model was sealed has to
+    outlive a crash: it is in ``path`` (0600) from before the model leaves until its mixture has been trained from. A
+    silo that is asked to seal the same model again (somebody has lost his key) takes a fresh secret, and forgets the
+    one before; after it has given shares for one set of weights, which is on disk before, it neither seals that model
+    again nor gives shares for others.
+    """
+
+    def __init__(self, path: Path, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._path = path
+        self._kept = KeptSeal.read(path)
+        self._name = self._credentials.identity.name
+
+    def statement(self, round_number: int, received_sha256: bytes) -> CertifiedKey | None:
+        """As in ``Masking``; None for a round whose mixtures this silo has helped to open."""
+        if self._has_helped(round_number):
+            return None
+        return super().statement(round_number, received_sha256)
+
+    def shares(self, round_number: int, given: Payload) -> Payload:
+        """What others need of this silo to open their mixtures by the weights that came.
+
+        Raises ``RefusedError``, which is a record too, for weights that break a rule of this silo's, or are others than
+        those before.
+        """
+        kept = self._sealed_in(round_number - 1)
+        try:
+            weights = read_weights(given, kept.silos(self._name))
+            mix = Mix.of(kept.silos(self._name), weights, kept.context)
+            for rules in self._rules():
+                rules.check(mix, self._name)
+            sealer = Sealer(self._name, kept.keys, kept.context, seed=kept.seed, mix=kept.mix(self._name))
+            shares = sealer.shares(mix)
+        except RefusedError as error:
+            raise self._refused(round_number, "opened by the coordinator's weights", error) from None
+        if kept.weights is None:
+            self._keep(replace(kept, weights=tuple(tuple(row) for row in weights.tolist())))
+        return shares_payload(shares)
+
+    def received(self, given: Payload) -> str:
+        """Each silo is given a mixture of its own: the same for all are the weights, and what they were for."""
+        del given
+        mix = self._kept.mix(self._name) if self._kept is not None else None
+        return digest({}).hex() if mix is None else mix.digest.hex()
+
+    def opened(self, round_number: int, given: Payload) -> Payload:
+        """This silo's mixture, opened; nothing in the first round."""
+        if round_number == 0:
+            if given:
+                raise RefusedError("the coordinator sends a mixture before there is any model")
+            return {}
+        kept = self._sealed_in(round_number - 2)
+        mix = kept.mix(self._name)
+        if mix is None:
+            raise RefusedError(f"round {round_number + 1} is to begin, and nobody asked this silo to open the last one")
+        sealer = Sealer(self._name, kept.keys, kept.context, seed=kept.seed, mix=mix)
+        return open_mixture(given, sealer, kept.specs)
+
+    def settled(self, round_number: int) -> None:
+        """A round is trained, and kept: what opened its beginning goes."""
+        if self._kept is not None and self._kept.round < round_number:
+            self._path.unlink(missing_ok=True)
+            fsync_folder(self._path.parent)
+            self._kept = None
+
+    def _cover(
+        self,
+        round_number: int,
+        roster: Roster,
+        own: CertifiedKey,
+        private: X25519PrivateKey,
+        upload: Payload,
+        noised: Mapping[str, Tensor] | None,
+    ) -> Payload:
+        del noised  # that is shared out in sums alone
+        keys = roster.pairs(own, private)
+        sealer = Sealer(self._name, keys, roster.sha256)
+        sealed = encode_upload(upload, sealer, keys, self._masks, roster.sha256)
+        self._keep(KeptSeal(round_number, roster.sha256, sealer.seed, keys, mixed_specs(upload)))
+        return sealed
+
+    def _check_earlier(self, wanted: MaskedSum) -> None:
+        if self._has_helped(wanted.round):
+            raise RefusedError(
+                "this silo has helped to open mixtures of that round's models: of the same models sealed once more, "
+                "others could be opened, and two may give one model away"
+            )
+        super()._check_earlier(wanted)
+
+    def _has_helped(self, round_number: int) -> bool:
+        return self._kept is not None and self._kept.round == round_number and self._kept.weights is not None
+
+    def _sealed_in(self, round_number: int) -> KeptSeal:
+        if self._kept is None or self._kept.round != round_number:
+            raise RefusedError(f"this silo has sealed no model in round {round_number + 1}, or what opens it is lost")
+        return self._kept
+
+    def _rules(self) -> list[MixingRules]:
+        """The plan's, and those of all consents that hold."""
+        demanded = [consent.secure_aggregation for consent in self._consents()]
+        return [rules_of(self._masks)] + [
+            MixingRules(minimum=one.minimum - 1, largest_isolation=one.largest_isolation, colluders=one.colluders)
+            for one in demanded
+            if one is not None
+        ]
+
+    def _keep(self, kept: KeptSeal) -> None:
+        kept.write(self._path)
+        self._kept = kept

@@ -1,0 +1,41 @@
+"""Plans with blind mixtures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.support.runs.federation import Federation
+from tests.support.runs.masked import Make
+
+BLIND = [
+    "PROTOCOL",
+    "IDENTITY",
+    "SEALED_MODEL",
+    "MODEL_DISTANCES",
+    "OPENING_SHARES",
+    "MIXING_WEIGHTS",
+    "SEALED_MIXTURE",
+]
+EXACT = 1 << 18
+"""A sketch that is larger than the tests' models: distances are right up to rounding."""
+ANY = 1000.0
+"""An isolation that no method's weights come to: they stay as they are."""
+
+
+def blind(
+    make: Make, *, run: dict[str, Any] | None = None, isolation: float = ANY, sketch: int = EXACT, **options: Any
+) -> Federation:
+    settings = {
+        "rounds": 2,
+        "ask_for": [],
+        "secure_aggregation": {
+            "mode": "blind",
+            "minimum": 3,
+            "sketch_size": sketch,
+            "largest_isolation": isolation,
+        },
+    }
+    one = make(run={**settings, **(run or {})}, exposures=BLIND, **options)
+    for name in one.silos:
+        one.write_consent(name, secure_aggregation={"minimum": 3, "largest_isolation": isolation})
+    return one
