@@ -98,7 +98,7 @@ def status(config: Config, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps(content, indent=2))
         return
-    where = content["end"] or f"round {content['round'] or 0} of {settings.run.rounds}"
+    where = content["end"] or f"round {content['round'] or 0} of {settings.run.exchanges}"
     table = Table(title=f"run {run} · {content['method']} · {where}", title_justify="left")
     compared = any(silo["changes"] for silo in silos)
     columns = ("silo", "state", "rounds delivered", "rounds late")

@@ -302,6 +302,12 @@ class RunConfig(StrictModel):
     privacy: PrivacyConfig | None = None
     secure_aggregation: SecureAggregationConfig | None = None
 
+    @property
+    def exchanges(self) -> int:
+        """The plan's rounds: with blind mixtures two for each round of training."""
+        masks = self.secure_aggregation
+        return 2 * self.rounds if masks is not None and masks.mode == "blind" else self.rounds
+
     @model_validator(mode="after")
     def _measured_nowhere(self) -> RunConfig:
         if self.privacy is not None and bool(self.ask_for) != (self.privacy.metrics_epsilon is not None):
@@ -533,8 +539,7 @@ class CoordinatorConfig(PartyConfig):
         if run.max_update_norm is not None and not method.uploads & set(MODEL):
             raise self._wrong("run.max_update_norm", f"is for models, and {method.name} sends none; leave it out")
         masks = run.secure_aggregation.plan(method, run.rounds) if run.secure_aggregation is not None else None
-        is_blind = masks is not None and masks.mode == "blind"
-        given = BLIND_DOWNLINK if is_blind else method.downlink
+        given = BLIND_DOWNLINK if masks is not None and masks.mode == "blind" else method.downlink
         if run.privacy is not None and run.ask_for and (reason := reporting_refusal(method)) is not None:
             raise self._wrong("run.ask_for", reason)
         model_plan = self.model_plan()
@@ -548,7 +553,7 @@ class CoordinatorConfig(PartyConfig):
                 method=MethodPlan(name=method.name, parameters=method.parameters()),
                 model=model_plan,
                 training=training,
-                rounds=2 * run.rounds if is_blind else run.rounds,
+                rounds=run.exchanges,
                 seed=run.seed,
                 required=needed,
                 optional=tuple(sorted(expand(run.ask_for) - set(needed))),

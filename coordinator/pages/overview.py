@@ -53,7 +53,7 @@ class Overview:
             "opened_at": states[-1].opened_at[:19].replace("T", " ") if states else None,
             "accuracy": {name: [[number, value] for number, value in points] for name, points in measured.items()},
             "curves": (
-                curves(measured, planned=config.run.rounds, identifier="curves") if any(measured.values()) else ""
+                curves(measured, planned=config.run.exchanges, identifier="curves") if any(measured.values()) else ""
             ),
             "received": _classes(received, config.silos),
             "sent": _classes(sent, config.silos),

@@ -41,7 +41,7 @@ def status_of(config: CoordinatorConfig, store: Store, rounds: Sequence[RoundSta
                 if withdrawn
                 else None,
                 "missing": list(member.missing) if member else [],
-                "rounds_delivered": sum(p.delivered_at is not None and p.round < config.run.rounds for p in own),
+                "rounds_delivered": sum(p.delivered_at is not None and p.round < config.run.exchanges for p in own),
                 "rounds_late": sum(p.late for p in own),
                 "late": [p.round + 1 for p in own if p.late],
                 "changes": [
@@ -54,11 +54,11 @@ def status_of(config: CoordinatorConfig, store: Store, rounds: Sequence[RoundSta
     return {
         "run": run,
         "method": config.run.method["name"],
-        "round": None if current is None else min(current.number + 1, config.run.rounds),
-        "rounds": config.run.rounds,
+        "round": None if current is None else min(current.number + 1, config.run.exchanges),
+        "rounds": config.run.exchanges,
         "opened_at": current.opened_at if current else None,
         "finished": finished,
-        "end": (early.words(config.run.rounds) if early else "ended") if finished else None,
+        "end": (early.words(config.run.exchanges) if early else "ended") if finished else None,
         "waiting_for": _waiting_for(config, members, current, withdrawals),
         "silos": silos,
         "refusals": [vars(refusal) for refusal in store.refusals(LAST_REFUSALS)],

@@ -1,20 +1,184 @@
-"""Blind mixtures of real daemons: each hospital gets a mixture of its own, of models that the coordinator never sees."""
+"""Blind mixtures of real daemons: each hospital opens a mixture of its own, of models that the coordinator never
+sees."""
 
 from __future__ import annotations
 
-import pytest
+import json
+from typing import Any
 
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from medsilo.algorithms.models import Layout, build
+from medsilo.coordinator.config import CoordinatorConfig
+from medsilo.privacy.budget.ledger import ledgers
+from medsilo.privacy.secure_aggregation.blind_mixing import FRACTION_BITS
 from tests.support.runs.blind import blind
+from tests.support.runs.checks import assert_both_sides_agree, assert_journals_sound, assert_signed
+from tests.support.runs.federation import PATIENCE, Federation, without_signatures
 from tests.support.runs.masked import Make
+from tests.support.runs.traces import traces
+
+SMOOTH = {"epochs": 1, "batch_size": 30, "optimizer": "sgd", "learning_rate": 0.1}
+"""Adam makes whole steps of the least differences."""
+NEAR = 3e-4
+"""Weights are multiples of 2^-10 and models' numbers some 0.1 apart; what errors add is a tenth of that."""
+
+
+def models_of(one: Federation) -> dict[str, dict[str, torch.Tensor]]:
+    return {name: load_file(one.run_folder(name) / "model.safetensors") for name in one.silos}
+
+
+def furthest(found: dict[str, dict[str, torch.Tensor]], expected: dict[str, dict[str, torch.Tensor]]) -> float:
+    return max(float((found[n][key] - expected[n][key]).abs().max()) for n in found for key in found[n])
+
+
+def assert_models_are_the_plain_runs(one: Federation) -> None:
+    expected = one.simulate()
+    assert furthest(models_of(one), expected) < NEAR
+    # Without mixtures they would be others.
+    settings = one.coordinator_config["run"]
+    alone = {**settings, "method": {"name": "local"}}
+    del alone["secure_aggregation"]
+    one.write("coordinator.yaml", {**one.coordinator_config, "run": alone})
+    assert furthest(one.simulate(), expected) > 5 * NEAR
+    one.write("coordinator.yaml", one.coordinator_config)
+
+
+def assert_all_counted(one: Federation) -> None:
+    """A round of training takes two of the run's."""
+    status = one.status()
+    assert status["finished"]
+    rounds = 2 * one.coordinator_config["run"]["rounds"]
+    assert [silo["rounds_delivered"] for silo in status["silos"]] == [rounds] * len(one.silos)
+
+
+def sent(one: Federation, name: str, number: int) -> list[dict[str, Any]]:
+    return [r for r in one.messages(name, "sent") if r["rpc"] == "SubmitUpdate" and r["round"] == number]
+
+
+def classes_of(records: list[dict[str, Any]]) -> set[str]:
+    return {c for r in records for c in r["classes"]} - {"PROTOCOL", "IDENTITY"}
+
+
+def needles_of(one: Federation, name: str) -> list[bytes]:
+    """Stretches of a hospital's model, which it has sent last: as numbers, and in fixed point unsealed."""
+    layout = Layout.of(build(CoordinatorConfig.read(one.folder / "coordinator.yaml").plan().model, seed=1))
+    start = load_file(one.folder / "state" / "coordinator" / "runs" / "test" / "initial.safetensors")
+    model = load_file(one.run_folder(name) / "model.safetensors")
+    first = {spec.name: next(key for key in start if key.endswith(spec.name)) for spec in layout.parameters}
+    plain, before = (
+        np.concatenate([state[names[spec.name]].numpy().reshape(-1) for spec in layout.parameters])
+        for state, names in ((model, {name: name for name in first}), (start, first))
+    )
+    changed = [i for i in range(0, len(plain) - 8, 8) if (plain[i : i + 8] != before[i : i + 8]).all()]
+    fixed = np.rint(plain.astype(np.float64) * (1 << FRACTION_BITS)).astype(np.int64)
+    places = (changed[len(changed) // 3], changed[-1])
+    return [numbers[i : i + 8].tobytes() for i in places for numbers in (plain, fixed)]
 
 
 @pytest.mark.parametrize("method", ["diversifed", "fedamp"])
-def test_models_are_those_of_the_plain_run(federation: Make, method: str) -> None:
-    one = blind(federation, run={"method": {"name": method}})
-    one.run_to_the_end()
-    expected = one.simulate()
-    from safetensors.torch import load_file
+def test_models_are_the_plain_runs_and_the_coordinator_has_none_of_them(federation: Make, method: str) -> None:
+    one = blind(federation, run={"method": {"name": method}, "training": SMOOTH}, coordinator={"keep_rounds": 10})
+    coordinator = one.start("coordinator", "serve", "--config", "coordinator.yaml")
+    one.wait_to_say("coordinator", "listening")
+    one.finish(*[one.start_silo(name) for name in one.silos])
+    assert traces(one, coordinator, needles_of(one, "hospital1")) == (0, 0)
+    coordinator.terminate()
+    one.finish(coordinator)
 
+    assert_all_counted(one)
+    assert_journals_sound(one)
+    assert_both_sides_agree(one)
+    assert_signed(one)
+    assert_models_are_the_plain_runs(one)
+    shown = set()
     for name in one.silos:
-        for key, tensor in load_file(one.run_folder(name) / "model.safetensors").items():
-            print(name, key, (tensor - expected[name][key]).abs().max())
+        assert classes_of(sent(one, name, 0)) == classes_of(sent(one, name, 2)) == {"SEALED_MODEL", "MODEL_DISTANCES"}
+        assert classes_of(sent(one, name, 1)) == classes_of(sent(one, name, 3)) == {"OPENING_SHARES"}
+        assert [r["round"] for r in one.records(name) if r["kind"] == "roster"] == [0, 2]
+        assert not (one.run_folder(name) / "blind.json").exists(), "what opened the last mixture is gone"
+        came = [r for r in one.messages(name, "received") if r["round"] == 1 and r.get("content")]
+        shown |= {r["content"]["sha256"] for r in came if r["content"]["class"] == "MIXING_WEIGHTS"}
+    assert len(shown) == 1, "all have on record that they were shown the same weights"
+    inspected = json.loads(one.command("silo", "inspect", "--config", "hospital1.yaml", "--json"))
+    assert inspected["bytes_per_round"] == sum(without_signatures(record) for record in sent(one, "hospital1", 0))
+    assert one.command("silo", "audit", "verify", "--config", "hospital1.yaml")
+    for party, config in (("silo", "hospital1.yaml"), ("coordinator", "coordinator.yaml")):
+        told = one.command(party, "report", "--config", config, "--format", "json")
+        said = "blind mixture: the coordinator learnt how far models lie apart, and the weights; no model"
+        assert said in " ".join(told.lower().split()), told
+
+
+def test_the_same_search_finds_models_in_a_plain_run(federation: Make) -> None:
+    one = federation(run={"rounds": 1, "training": SMOOTH, "ask_for": []})
+    coordinator = one.start("coordinator", "serve", "--config", "coordinator.yaml")
+    one.wait_to_say("coordinator", "listening")
+    one.finish(*[one.start_silo(name) for name in one.silos])
+    assert traces(one, coordinator, needles_of(one, "hospital1"))[1] > 0
+    coordinator.terminate()
+    one.finish(coordinator)
+
+
+def test_kills_between_sealing_and_opening_change_nothing(federation: Make) -> None:
+    one = blind(federation, run={"method": {"name": "fedamp"}, "training": SMOOTH})
+    coordinator = one.start("coordinator", "serve", "--config", "coordinator.yaml")
+    one.wait_to_say("coordinator", "listening")
+    others = [one.start_silo(name) for name in ("hospital1", "hospital2")]
+    # Sealed and not sent; then weights are agreed to, and nothing has been sent of what opens mixtures.
+    for dies_in in ("0", "1", "2", "3"):
+        third = one.start("dying_silo", dies_in, "train", "--config", "hospital3.yaml")
+        one.wait_for("the third hospital's end", lambda third=third: third.poll() is not None)
+        if dies_in in "12":
+            coordinator.kill()
+            coordinator.wait(PATIENCE)
+            coordinator = one.start("coordinator", "serve", "--config", "coordinator.yaml")
+    one.finish(*others, one.start_silo("hospital3"))
+    coordinator.terminate()
+    one.finish(coordinator)
+    assert_all_counted(one)
+    assert_journals_sound(one)
+    assert_models_are_the_plain_runs(one)
+    for name in one.silos:
+        rosters = [r for r in one.records(name) if r["kind"] == "roster"]
+        assert {r["round"] for r in rosters} == {0, 2}
+        assert len({r["roster_sha256"] for r in rosters}) == len(rosters) > 2, "what was sealed again was for another"
+
+
+@pytest.mark.parametrize("what", ["unit", "two"])
+def test_weights_that_show_a_model_or_differ_open_nothing(federation: Make, what: str) -> None:
+    one = blind(federation, run={"method": {"name": "fedamp"}, "training": SMOOTH})
+    one.start("showing", what, "serve", "--config", "coordinator.yaml")
+    one.wait_to_say("coordinator", "listening")
+    silos = [one.start_silo(name) for name in one.silos]
+    for silo in silos:
+        one.ends_with(silo, 6)
+    for name in one.silos:
+        (refusal,) = [r for r in one.records(name) if r["kind"] == "refusal"]
+        if what == "unit":
+            assert "is not opened by the coordinator's weights: minimum: the mixture of" in refusal["reason"]
+            assert not classes_of(sent(one, name, 1)), "nobody has helped"
+        else:
+            assert "the mixture does not open: not all silos went by the same roster and weights" in refusal["reason"]
+        assert [r["round"] for r in one.records(name) if r["kind"] == "roster"] == [0], "nothing was trained of it"
+
+
+def test_with_differential_privacy_each_round_of_training_is_paid_for_once(federation: Make) -> None:
+    privacy = {"epsilon": 4.0, "delta": 1e-5, "clipping_norm": 1.0, "sampling_rate": 0.25}
+    one = blind(federation, run={"privacy": privacy})
+    one.run_to_the_end()
+    assert_all_counted(one)
+    assert_journals_sound(one)
+    for name in one.silos:
+        (account,) = ledgers(one.folder / "state" / name / "ledger")
+        charges = [entry.describe() for entry in account.entries()]
+        assert [charge["round"] for charge in charges] == [0, 2]
+        for charge in charges:
+            assert sent(one, name, charge["round"])[0]["ledger"] == [charge]
+            assert not sent(one, name, charge["round"] + 1)[0]["ledger"]
+        assert one.command("silo", "audit", "verify", "--config", f"{name}.yaml")
+    one.command("silo", "report", "--config", "hospital1.yaml", "--format", "json")
+    report = json.loads((one.folder / "state/hospital1/report/report.json").read_text())
+    assert 0 < report["privacy_loss"]["epsilon"] <= 4.001

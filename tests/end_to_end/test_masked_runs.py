@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 from safetensors.torch import load_file
@@ -26,37 +23,15 @@ from tests.support.runs.checks import (
     assert_models_are_nearly,
     assert_signed,
 )
-from tests.support.runs.federation import Federation, Process, without_signatures
+from tests.support.runs.federation import Federation, without_signatures
 from tests.support.runs.masked import Make, masked
+from tests.support.runs.traces import memory_of, traces
 
 PLAIN = ["PROTOCOL", "IDENTITY", "MODEL_PARAMETERS", "SAMPLE_COUNT", "PEER_DERIVED"]
 
 
-def memory_of(process: Process) -> Iterator[bytes]:
-    """The readable memory of a process, one mapping a time."""
-    with Path(f"/proc/{process.pid}/mem").open("rb", buffering=0) as memory:
-        for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
-            place = re.match(r"([0-9a-f]+)-([0-9a-f]+) rw", line)
-            if place is None:  # what it cannot write is code and libraries
-                continue
-            start, stop = int(place[1], 16), int(place[2], 16)
-            try:
-                memory.seek(start)
-                yield memory.read(stop - start)
-            except OSError:
-                continue
-
-
 def answered(one: Federation, name: str) -> set[tuple[int, str]]:
     return {(r["round"], r["rpc"]) for r in one.messages(name, "received")}
-
-
-def traces(one: Federation, process: Process, needles: list[bytes]) -> tuple[int, int]:
-    """In how many places of the coordinator's memory, and of its files, any of these bytes stand."""
-    found = sum(needle in stretch for stretch in memory_of(process) for needle in needles)
-    files = [path for path in (one.folder / "state" / "coordinator").rglob("*") if path.is_file()]
-    assert any(path.name == "records.jsonl" for path in files), "the journal is searched as well"
-    return found, sum(needle in path.read_bytes() for path in files for needle in needles)
 
 
 def needles_of(one: Federation, name: str) -> list[bytes]:
