@@ -183,6 +183,14 @@ class Blinding(Masking):
                 "this silo has helped to open mixtures of that round's models: of the same models sealed once more, "
                 "others could be opened, and two may give one model away"
             )
+        for before in self._earlier:
+            same = (before.run, before.plan_sha256, before.round) == (wanted.run, wanted.plan_sha256, wanted.round)
+            if not same and before.received_sha256 == wanted.received_sha256:
+                raise RefusedError(
+                    f"this silo has trained in round {before.round + 1} of run {before.run} from the same models: a "
+                    "second mixture of what comes of them may give one away. A run with another `seed` begins with "
+                    "others"
+                )
         super()._check_earlier(wanted)
 
     def _has_helped(self, round_number: int) -> bool:

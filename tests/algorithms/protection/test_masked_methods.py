@@ -12,6 +12,7 @@ from medsilo.algorithms.declarations import Sums
 from medsilo.algorithms.families.sharing import count_part
 from medsilo.algorithms.method import CoordinatorHalf, Federation, Method, Round
 from medsilo.algorithms.models import Layout, build
+from medsilo.algorithms.protection.blind import blind_method
 from medsilo.algorithms.protection.masked import (
     WEIGHT,
     check_masks,
@@ -103,6 +104,18 @@ def test_every_method_is_either_a_sum_or_refused_with_the_reason() -> None:
         masked_rounds(make("pfedsim", {"warmup_share": 0.0}), 7)
 
 
+def test_every_methods_mixtures_are_blind_or_refused_with_the_reason() -> None:
+    for name in METHODS:
+        method = make(name, {})
+        if name in ("diversifed", "fedamp"):
+            weights = blind_method(method).weights(method, torch.tensor([[0.0, 2, 9], [2, 0, 5], [9, 5, 0]]).double())
+            torch.testing.assert_close(weights.sum(dim=1), torch.ones(3, dtype=torch.float64))
+        else:
+            with pytest.raises(ConfigurationError, match=f"{name} cannot run with blind mixtures: .{{20,}}") as told:
+                blind_method(method)
+            assert "no one has stated" not in str(told.value)
+
+
 def test_a_method_that_nobody_has_thought_about_is_refused() -> None:
     """Also where it changes one that somebody has."""
 
@@ -111,6 +124,8 @@ def test_a_method_that_nobody_has_thought_about_is_refused() -> None:
 
     with pytest.raises(ConfigurationError, match="newcomer cannot run with secure aggregation: no one has stated"):
         masked_rounds(Newcomer(), 7)
+    with pytest.raises(ConfigurationError, match="newcomer cannot run with blind mixtures: no one has stated"):
+        blind_method(Newcomer())
 
 
 def test_consent_to_masked_runs_is_to_the_sum_and_not_to_models() -> None:

@@ -364,6 +364,23 @@ class TestMasks:
         (line,) = self.missing(tmp_path, make_plan(secure_aggregation=some), minimum=3)
         assert line.startswith("updates without masks from round 3 on")
 
+    def test_blind_mixtures_are_held_against_a_demand(self, tmp_path: Path) -> None:
+        blind = SecureAggregationPlan(
+            mode="blind", minimum=3, fraction_bits=38, rounds=4, sketch_size=2048, largest_isolation=2.5
+        )
+        plan = make_plan(secure_aggregation=blind).model_copy(update={"rounds": 4})
+        assert RunPlan.from_message(plan.to_message()) == plan
+        more, isolated = self.missing(tmp_path, plan, minimum=4)
+        assert more == "mixtures of 3 hospitals (`secure_aggregation: minimum: 3`)"
+        assert isolated == (
+            "mixtures out of which a model stands 2.5 times (`secure_aggregation: largest_isolation: 2.5`)"
+        )
+        assert self.missing(tmp_path, plan, largest_isolation=2.5) == []
+
+    def test_what_a_plan_says_of_masked_sums_is_hashed_as_before_there_were_blind_mixtures(self) -> None:
+        content = json.loads(make_plan(secure_aggregation=self.MASKS).canonical())
+        assert content["secure_aggregation"] == {"minimum": 3, "fraction_bits": 32, "rounds": 5}
+
     @pytest.mark.parametrize("wrong", [{"minimum": 2}, {"audit_keys": {"b": "ab"}}, {"audit_keys": {"B!": "ab" * 32}}])
     def test_a_demand_that_makes_no_sense_is_no_consent(self, tmp_path: Path, wrong: dict[str, Any]) -> None:
         with pytest.raises(ConfigurationError, match="secure_aggregation"):
@@ -388,6 +405,9 @@ class TestMasks:
             ({}, {"participation": 0.5}, "may have only 2 silos"),
             ({}, {"secure_aggregation": {"minimum": 2}}, "greater than or equal to 3"),
             ({}, {"secure_aggregation": {"fraction_bits": 60}}, "less than or equal to 48"),
+            ({}, {"secure_aggregation": {"sketch_size": 4096}}, "`mode: sum` has no sketch_size"),
+            ({}, {"secure_aggregation": {"mode": "blind", "fraction_bits": 32}}, "`mode: blind` has no fraction_bits"),
+            ({}, {"secure_aggregation": {"mode": "blind"}, "quorum": 3}, "needs all silos in every round"),
         ],
     )
     def test_a_coordinator_that_cannot_keep_to_it_does_not_start(

@@ -297,6 +297,27 @@ class TestRules:
         ):
             MixingRules(colluders=2).check(mix, "a")
 
+    @pytest.mark.parametrize("limit", [0.4, 1.0, 3.0])
+    @pytest.mark.parametrize("silos", [3, 4, 9])
+    def test_weights_that_are_taken_down_to_the_rules_are_refused_by_nobody(self, silos: int, limit: float) -> None:
+        """Whatever a method wants: models that stand out, rows without room, mixtures of too few."""
+        rules, names = MixingRules(largest_isolation=limit), tuple("abcdefghi"[:silos])
+        generator = np.random.default_rng(silos)
+        for scale in (0.001, 0.05, 0.4, 3.0):
+            wanted = generator.normal(0, scale, (silos, silos)) ** 3
+            wanted[0] = 0
+            wanted[0, 1] = 0.9
+            np.fill_diagonal(wanted, 0)
+            np.fill_diagonal(wanted, 1 - wanted.sum(axis=1))
+            found = rules.nearest(whole_weights(wanted))
+            for name in names:
+                rules.check(Mix(names, found, b""), name)
+            assert found[0].tolist() == [1024] + [0] * (silos - 1), "of one model alone nothing is given"
+
+    def test_weights_that_no_rule_is_against_stay_as_they_are(self) -> None:
+        weights = whole_weights(np.full((5, 5), 0.2))
+        assert (MixingRules().nearest(weights) == weights).all()
+
     @pytest.mark.parametrize("others", [2, 3, 9])
     def test_isolation_in_an_even_mixture(self, others: int) -> None:
         weights = np.full((others + 1, others + 1), 1024)

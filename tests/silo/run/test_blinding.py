@@ -1,0 +1,300 @@
+"""A silo's part in blind mixtures: what it helps to open once, what it refuses, and that it knows it when it was
+started anew."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from medsilo.algorithms.protection.blind import check_plan, mix_sealed, upload_parts, weigh
+from medsilo.algorithms.registry import make
+from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload
+from medsilo.algorithms.tensors.files import FileWorkspace, Spares
+from medsilo.algorithms.tensors.transfer import check_parts
+from medsilo.privacy.consent.consent import Consent
+from medsilo.privacy.consent.plan import RunPlan
+from medsilo.privacy.consent.withdrawal import History
+from medsilo.privacy.door.door import Door
+from medsilo.privacy.errors import ConfigurationError, RefusedError
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.identity.authority import create_authority, issue
+from medsilo.privacy.identity.certificates import load_credentials
+from medsilo.privacy.identity.identity import Identity
+from medsilo.privacy.identity.keys import create_keys, load_audit_key
+from medsilo.privacy.journal.journal import Journal, read_records
+from medsilo.silo.run.blinding import Blinding
+
+NAMES = ("a", "b", "c", "d")
+RECEIVED = b"m" * 32
+METHOD = make("fedamp", {"sigma": 1000.0, "step_size": 400.0})
+PLAN = RunPlan.model_validate(
+    {
+        "federation": "test",
+        "coordinator": "coordinator",
+        "run": "r",
+        "method": {"name": "fedamp", "parameters": METHOD.parameters()},
+        "model": {"name": "mlp-64", "input_shape": (1, 16, 16), "classes": 3},
+        "training": {},
+        "rounds": 4,
+        "seed": 1,
+        "required": ["SEALED_MODEL"],
+        "secure_aggregation": {
+            "mode": "blind",
+            "minimum": 3,
+            "fraction_bits": 38,
+            "rounds": 4,
+            "sketch_size": 8192,
+            "largest_isolation": 1.0,
+        },
+    }
+)
+assert PLAN.secure_aggregation is not None
+MASKS = PLAN.secure_aggregation
+
+
+def model_of(name: str) -> Payload:
+    values = torch.from_numpy(np.random.default_rng(ord(name)).normal(0, 0.1, 5000).astype(np.float32))
+    return {
+        Exposure.MODEL_PARAMETERS_CLASSIFIER: Part.of({"w": values[:3000].reshape(30, 100)}),
+        Exposure.MODEL_PARAMETERS_EXTRACTOR: Part.of({"v": values[3000:]}),
+    }
+
+
+class Everything:
+    def check(self, classes: Any) -> None: ...
+
+    held = nullcontext
+
+
+class Hospitals:
+    """Four of them in one process, and what a coordinator makes of what they send."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.consents: dict[str, dict[str, Any]] = {name: {} for name in NAMES}
+        self._journals: dict[str, Journal] = {}
+        create_authority(folder / "ca", "test")
+        for name in NAMES:
+            request = create_keys(folder / name, Identity("test", "silo", name)).request
+            issue(folder / "ca", name, request, folder / name / "tls.pem")
+        self.silos = {name: self.started(name) for name in NAMES}
+
+    def started(self, name: str, plan: RunPlan = PLAN) -> Blinding:
+        """A hospital, again after an earlier process has ended."""
+        if (old := self._journals.pop(name, None)) is not None:
+            old.close()
+        place = self.folder / name
+        audit_key = load_audit_key(place / "audit.key")
+        history = History.read(place / "journal")
+        self._journals[name] = Journal(place / "journal", key=audit_key, origin=f"medsilo/test/silo/{name}")
+        identity = Identity("test", "silo", name)
+        assert plan.secure_aggregation is not None
+        return Blinding(
+            place / f"{plan.run}.json",
+            plan,
+            plan.secure_aggregation,
+            credentials=load_credentials(
+                ca=self.folder / "ca" / "ca.pem",
+                certificate=place / "tls.pem",
+                key=place / "tls.key",
+                expected=identity,
+            ),
+            audit_key=audit_key,
+            consents=lambda: [Consent.model_validate(self.consents[name])],
+            door=Door(self._journals[name], identity=identity.uri, federation="test", gate=Everything()),
+            earlier=history.masked,
+        )
+
+    def seal(self, number: int = 0) -> dict[str, Payload]:
+        stated = [silo.statement(number, RECEIVED) for silo in self.silos.values()]
+        self.roster = [key.to_message() for key in stated if key is not None]
+        sealed = {name: silo.mask(number, self.roster, model_of(name))[1] for name, silo in self.silos.items()}
+        for payload in sealed.values():
+            parts = {exposure: part.specs for exposure, part in model_of("a").items()}
+            check_parts({e: part.specs for e, part in payload.items()}, upload_parts(parts, MASKS, len(NAMES)))
+        return sealed
+
+    def refusals(self, name: str) -> list[str]:
+        return [r["reason"] for r in read_records(self.folder / name / "journal") if r["kind"] == "refusal"]
+
+    def close(self) -> None:
+        for journal in self._journals.values():
+            journal.close()
+
+
+@pytest.fixture
+def hospitals(tmp_path: Path) -> Iterator[Hospitals]:
+    found = Hospitals(tmp_path)
+    yield found
+    found.close()
+
+
+def told(weights: Any) -> Payload:
+    return {Exposure.MIXING_WEIGHTS: Part.of({"weights": torch.as_tensor(np.asarray(weights), dtype=torch.int64)})}
+
+
+def weights_in(payload: Payload) -> np.ndarray:
+    found: np.ndarray = payload[Exposure.MIXING_WEIGHTS].tensors()["weights"].numpy()
+    return found
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_each_silo_opens_the_mixture_that_all_saw_the_weights_of(
+    hospitals: Hospitals, tmp_path: Path, restarted: bool
+) -> None:
+    """Also a silo that was started anew after it had sealed its model, and after it had helped."""
+    sealed = hospitals.seal()
+    weights, shown = weigh(sealed, METHOD, MASKS)
+    for name in NAMES if restarted else ():
+        hospitals.silos[name] = hospitals.started(name)
+    shares = {name: silo.shares(1, weights) for name, silo in hospitals.silos.items()}
+    for name in NAMES if restarted else ():
+        hospitals.silos[name] = hospitals.started(name)
+        again = hospitals.silos[name].shares(1, weights)[Exposure.OPENING_SHARES]
+        assert again.tensors()["shares"].equal(shares[name][Exposure.OPENING_SHARES].tensors()["shares"])
+    spares = Spares(tmp_path / "spare", most=4)
+    mixed = mix_sealed(sealed, shares, weights_in(weights), FileWorkspace(tmp_path / "results", spares))
+    models = torch.stack(
+        [
+            torch.cat([t.reshape(-1) for e in Exposure if e in m for t in m[e].tensors().values()])
+            for m in map(model_of, NAMES)
+        ]
+    )
+    expected = shown.weights @ models.double()
+    assert len({silo.received({}) for silo in hospitals.silos.values()}) == 1, "what the next roster is checked by"
+    assert shown.weights.diagonal().max() < 0.9, "models are mixed"
+    for place, name in enumerate(NAMES):
+        silo = hospitals.silos[name]
+        opened = silo.opened(2, mixed[name])[Exposure.PEER_DERIVED]
+        assert [spec.name for spec in opened.specs] == ["v", "w"]
+        found = torch.cat([t.reshape(-1) for t in opened.tensors().values()])
+        assert float((found - expected[place]).abs().max()) < 2e-4
+        path = hospitals.folder / name / "r.json"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        silo.settled(2)
+        assert not path.exists()
+
+
+def test_the_methods_weights_are_what_is_made_of_distances_alone(hospitals: Hospitals) -> None:
+    weights, shown = weigh(hospitals.seal(), METHOD, MASKS)
+    models = torch.stack([model_of(n)[Exposure.MODEL_PARAMETERS_CLASSIFIER].tensors()["w"].reshape(-1) for n in NAMES])
+    rest = torch.stack([model_of(n)[Exposure.MODEL_PARAMETERS_EXTRACTOR].tensors()["v"] for n in NAMES])
+    whole = torch.cat([models, rest], dim=1).double()
+    squared = torch.cdist(whole, whole).square()
+    expected = METHOD.under_blind.weights(METHOD, squared)  # type: ignore[union-attr]
+    assert float((shown.weights - expected).abs().max()) <= 3.1 / 1024
+    assert (weights_in(weights) == (shown.weights * 1024).numpy()).all()
+
+
+def test_after_it_has_helped_a_silo_helps_with_no_other_weights_and_seals_no_more(hospitals: Hospitals) -> None:
+    weights, _ = weigh(hospitals.seal(), METHOD, MASKS)
+    hospitals.silos["a"].shares(1, weights)
+    others = weights_in(weights).copy()
+    others[0] += np.array([-3, 1, 1, 1])
+    for why in ("has helped to open mixtures of that round's models", "no mask key was stated"):
+        silo = hospitals.silos["a"]
+        with pytest.raises(RefusedError, match="the same models are asked for by other weights"):
+            silo.shares(1, told(others))
+        assert silo.statement(0, RECEIVED) is None, "no key is stated for that round again"
+        with pytest.raises(RefusedError, match=why):
+            silo.mask(0, hospitals.roster, model_of("a"))
+        hospitals.silos["a"] = hospitals.started("a")
+    assert len(hospitals.refusals("a")) == 3
+
+
+def test_a_model_that_is_sealed_again_before_has_nothing_to_do_with_the_first(hospitals: Hospitals) -> None:
+    first = hospitals.seal()
+    for silo in hospitals.silos.values():
+        silo.used()
+    second = hospitals.seal()
+    for name in NAMES:
+        one, other = (s[name][Exposure.SEALED_MODEL].tensors()["words"] for s in (first, second))
+        assert not (one == other).any()
+    # What was sealed first, nobody can open any more.
+    weights, _ = weigh(second, METHOD, MASKS)
+    shares = {name: silo.shares(1, weights) for name, silo in hospitals.silos.items()}
+    mixed = mix_sealed(first, shares, weights_in(weights), MemoryWorkspace())
+    with pytest.raises(RefusedError, match="the mixture does not open"):
+        hospitals.silos["b"].opened(2, mixed["b"])
+
+
+@pytest.mark.parametrize(
+    ("consent", "change", "rule"),
+    [
+        ({}, [[1024, 0, 0, 0]], "minimum: the mixture of b"),
+        ({}, [[900, 100, 12, 12]], "largest_isolation: a's model would stand out 53 times in what b get"),
+        ({"minimum": 4}, [[341, 341, 342, 0]], "minimum: the mixture of b would hold 2 models"),
+        ({"largest_isolation": 0.5}, None, "largest_isolation: a's model would stand out"),
+        ({"colluders": 2, "largest_isolation": 1.0}, [[256] * 4, [250, 256, 256, 262]], "in what b, c get"),
+        ({}, [[1, 1, 1, 1]], "a row of weights has to add up to 1024"),
+    ],
+)
+def test_weights_that_break_a_rule_are_refused_by_its_name(
+    hospitals: Hospitals, consent: dict[str, Any], change: list[list[int]] | None, rule: str
+) -> None:
+    hospitals.seal()
+    weights = np.full((4, 4), 256)
+    for row, numbers in enumerate(change or ()):
+        weights[1 + row] = numbers
+    hospitals.consents["a"] = {"secure_aggregation": consent} if consent else {}
+    if consent:
+        hospitals.consents["d"] = {}
+    with pytest.raises(RefusedError, match=rule) as refused:
+        hospitals.silos["a"].shares(1, told(weights))
+    assert refused.value.recorded
+    (reason,) = hospitals.refusals("a")
+    assert rule in reason
+    assert "round 2 is not opened by the coordinator's weights" in reason
+
+
+def test_what_is_not_weights_or_not_the_round_before_is_refused(hospitals: Hospitals) -> None:
+    silo = hospitals.silos["a"]
+    with pytest.raises(RefusedError, match="has sealed no model in round 1"):
+        silo.shares(1, told(np.full((4, 4), 256)))
+    hospitals.seal()
+    for wrong in ({}, told(np.full((3, 3), 300)), {**told(np.full((4, 4), 256)), **model_of("b")}):
+        with pytest.raises(RefusedError, match="weights"):
+            silo.shares(1, wrong)
+    with pytest.raises(RefusedError, match="nobody asked this silo to open the last one"):
+        silo.opened(2, {})
+    with pytest.raises(RefusedError, match="a mixture before there is any model"):
+        silo.opened(0, model_of("b"))
+
+
+def test_from_the_same_models_a_silo_seals_in_one_run_alone(hospitals: Hospitals) -> None:
+    """A second run that begins as the first would give a second mixture of the same models."""
+    hospitals.seal()
+    plan = PLAN.model_copy(update={"run": "again"})
+    silos = {name: hospitals.started(name, plan) for name in NAMES}
+    stated = [silo.statement(0, RECEIVED) for silo in silos.values()]
+    with pytest.raises(RefusedError, match="has trained in round 1 of run r from the same models"):
+        silos["a"].mask(0, [key.to_message() for key in stated if key is not None], model_of("a"))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"rounds": 3}, "takes two of the run's rounds"),
+        ({"participation": 0.9}, "need all silos"),
+        ({"secure_aggregation": MASKS.model_copy(update={"rounds": 2})}, "all of them blind"),
+        ({"secure_aggregation": MASKS.model_copy(update={"fraction_bits": 32})}, "multiples of 2"),
+    ],
+)
+def test_a_plan_with_blind_mixtures_that_does_not_hold_together_is_refused(change: dict[str, Any], why: str) -> None:
+    check_plan(PLAN, MASKS, METHOD)
+    plan = PLAN.model_copy(update=change)
+    assert plan.secure_aggregation is not None
+    with pytest.raises(ConfigurationError, match=why):
+        check_plan(plan, plan.secure_aggregation, METHOD)
+
+
+def test_rounds_of_a_blind_run() -> None:
+    assert [PLAN.is_masked(number) for number in range(5)] == [True, False, True, False, False]
+    assert (PLAN.training_rounds, PLAN.rounds_each) == (2, 2)
