@@ -160,7 +160,7 @@ class Blind:
 UNSTATED_PRIVACY = "no one has stated how its content is protected"
 UNSTATED_SUMS = "no one has stated that the coordinator needs no more than a sum"
 UNSTATED_BLIND = "no one has stated that the coordinator needs no more than distances between models"
-ONE_MEAN = "its coordinator makes one mean for all, which it can of masked updates (`mode: sum`)"
+ONE_MEAN = "its coordinator makes one mean for all, which it can of masked updates"
 
 # Reasons that several methods give.
 OWN_LOSS = "its loss is its own, and single images' gradients of it have no bound here"

@@ -168,13 +168,15 @@ def privacy_tables() -> str:
 
 
 def masks_table() -> str:
-    """Which methods run masked, and why the others do not."""
-    found: dict[str, list[str]] = {}
+    """Which methods run masked, and with blind mixtures, and why the others do not."""
+    found: dict[tuple[str, str], list[str]] = {}
     for name, method in METHODS.items():
         stated = method.under_masks
-        said = f"refused: {stated}" if isinstance(stated, str) else _rounds(method)
-        found.setdefault(said, []).append(name)
-    return _rows(("method", "masked in"), [(", ".join(names), said) for said, names in found.items()])
+        masked = f"refused: {stated}" if isinstance(stated, str) else _rounds(method)
+        found.setdefault((masked, _blind(method)), []).append(name)
+    return _rows(
+        ("method", "masked in", "blind mixtures"), [(", ".join(names), *said) for said, names in found.items()]
+    )
 
 
 def consents(method: type[Method]) -> str:
@@ -197,6 +199,11 @@ def _rounds(method: type[Method]) -> str:
     return "all rounds" if method.under_masks.rounds(method(), 100) == 100 else "its first rounds alone"
 
 
+def _blind(method: type[Method]) -> str:
+    stated = method.under_blind
+    return f"refused: {stated}" if isinstance(stated, str) else "yes"
+
+
 def _conditions(stated: Protected) -> str:
     return "; ".join(
         " or ".join(f"`{one.name}: {_default(value)}`" for value in one.values) for one in stated.conditions
@@ -204,14 +211,15 @@ def _conditions(stated: Protected) -> str:
 
 
 def _protection(method: type[Method]) -> str:
-    """How a method stands under differential privacy and under masks."""
+    """How a method stands under differential privacy, under masks and where mixtures are blind."""
     private, masked = method.under_privacy, method.under_masks
     if isinstance(private, str):
         privacy = f"refused, since {private}"
     else:
         privacy = f"runs with {conditions}" if (conditions := _conditions(private)) else "runs"
     masks = f"refused, since {masked}" if isinstance(masked, str) else _rounds(method)
-    return f"*Under differential privacy:* {privacy}. *Under masks:* {masks}."
+    blind = _blind(method).replace("refused: ", "refused, since ")
+    return f"*Under differential privacy:* {privacy}. *Under masks:* {masks}. *Blind mixtures:* {blind}."
 
 
 def _rows(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
