@@ -171,7 +171,10 @@ class Sealer:
         return found
 
     def open(self, mixture: Words, share: Words) -> NDArray[np.float32]:
-        """This silo's mixture: of ``Σ_j W_ij c_j`` and the sum of the others' shares the numbers, ``[n]`` float32."""
+        """This silo's mixture: of ``Σ_j W_ij c_j`` and the sum of the others' shares the numbers, ``[n]`` float32.
+
+        Raises ``RefusedError`` where what comes out is no mixture of models: shares and seals are not of one attempt.
+        """
         assert self._mix is not None, "the shares for the others come first"
         mix = self._mix
         secret = ring.add(share, ring.scaled(self._secret, mix.weight(self._name, self._name)))
@@ -183,6 +186,12 @@ class Sealer:
             piece = mixture[start : start + _BLOCK * DEGREE]
             numbers = ring.to_signed(ring.subtract(piece, _products(factor, self._context, start, len(piece))))
             opened[start : start + len(piece)] = numbers / float(1 << (FRACTION_BITS + WEIGHT_BITS))
+        # What does not open is spread over all the ring: its middle size is twice what any model's number may have.
+        if np.median(np.abs(opened)) > LIMIT:
+            raise RefusedError(
+                f"the mixture for {self._name} does not open: what the other silos gave, what they had sealed and the "
+                "weights do not belong together"
+            )
         return opened
 
 
