@@ -4,6 +4,7 @@ veto."""
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -116,6 +117,16 @@ class TestRing:
         first = bytes.fromhex("dc95c078a2408989ad48a21492842087")
         assert ring.words(bytes(32), 2).tobytes() == first
         assert ring.words(bytes(32), 4)[2:].tobytes() == ring.words(bytes(32), 2, start=2).tobytes()
+
+    def test_the_pages_numbers(self) -> None:
+        """docs/blind-mixing.md, "Numbers to check against": the product is held by whole numbers, the rest by itself."""
+        public = ring.public_polynomials(b"medsilo", 0, 2)
+        secret = ring.stream(bytes(range(32)), ring.DEGREE)
+        product = ring.Factor(secret).times(public)
+        assert [int(n) for n in product[0]] == _product([int(n) for n in public[0]], [int(n) for n in secret])
+        page = (Path(__file__).parents[3] / "docs" / "blind-mixing.md").read_text()
+        for numbers in (public[0][:3], public[1][-1:], secret[:2], product[0][:2], product[1][-1:]):
+            assert ", ".join(str(int(n)) for n in numbers) in page
 
 
 class TestMixture:
