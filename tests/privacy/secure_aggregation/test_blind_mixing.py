@@ -119,7 +119,7 @@ class TestRing:
         assert ring.words(bytes(32), 4)[2:].tobytes() == ring.words(bytes(32), 2, start=2).tobytes()
 
     def test_the_pages_numbers(self) -> None:
-        """docs/blind-mixing.md, "Numbers to check against": the product is held by whole numbers, the rest by itself."""
+        """docs/blind-mixing.md, "Numbers to check against": the product is held by whole numbers."""
         public = ring.public_polynomials(b"medsilo", 0, 2)
         secret = ring.stream(bytes(range(32)), ring.DEGREE)
         product = ring.Factor(secret).times(public)
