@@ -1,4 +1,4 @@
-"""What a round costs a hospital whose model is a linear layer on kept features: CPU seconds.
+"""What a round costs a hospital of whose model a linear layer on kept features is trained: CPU seconds.
 
 In simulation: hospitals one after the other, FedAvg: training, upload, average and measurement of each round, divided
 by hospitals and rounds; features are made in a round before the first that counts. The same of `preset: head` (ε = 1),
@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=28)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--models", nargs="+", default=MODELS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     found = {
@@ -142,7 +143,7 @@ def planned(model: str, size: int, rounds: int) -> RunPlan:
         coordinator="coordinator",
         run="benchmark",
         method=MethodPlan(name="fedavg", parameters={}),
-        model=ModelPlan(name=model, input_shape=(3, size, size), classes=CLASSES),
+        model=ModelPlan(name=model, input_shape=(3, size, size), classes=CLASSES, train="head"),
         training=TrainingPlan(epochs=1, batch_size=50, optimizer="sgd", learning_rate=0.5),
         rounds=rounds,
         seed=1,

@@ -193,8 +193,8 @@ def _deviation(epsilon: float, delta: float, releases: int) -> float:
 
 
 _NO_HEAD = (
-    "head is for models of which one linear layer is trained, on features that are fixed; of {} more is trained. Use a "
-    "model whose other parameters need no gradients, or leave the preset out"
+    "head is for models of which one linear layer is trained, on features that are fixed; of {} more is trained. Say "
+    "`train: head` under `run.model`, or leave the preset out"
 )
 
 

@@ -25,11 +25,14 @@ from typer.main import get_command
 from typer.models import Context
 
 from medsilo.algorithms.declarations import Protected, Sums
+from medsilo.algorithms.families.sharing import COUNT
 from medsilo.algorithms.method import Method
+from medsilo.algorithms.models import Layout, build
 from medsilo.algorithms.registry import METHODS
 from medsilo.coordinator.cli import app as coordinator_app
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.privacy.consent.consent import Consent
+from medsilo.privacy.consent.plan import ModelPlan
 from medsilo.privacy.errors import MedsiloError
 from medsilo.privacy.exposure import MODEL, Exposure
 from medsilo.silo.cli import app as silo_app
@@ -58,6 +61,7 @@ def main() -> None:
         "methods.md": consent_table,
         "differential-privacy.md": privacy_tables,
         "secure-aggregation.md": masks_table,
+        "own-data-and-models.md": trained_table,
     }
     texts = {DOCS / "reference" / name: make().rstrip() + "\n" for name, make in pages.items()}
     texts[DOCS / "bundle.schema.json"] = bundle_schema() + "\n"
@@ -70,6 +74,22 @@ def main() -> None:
                 path.write_text(text, encoding="utf-8")
     if "--check" in sys.argv and stale:
         sys.exit(f"not what the code says any more: {', '.join(stale)}; run `python docs/generate.py`")
+
+
+def trained_table() -> str:
+    """Bytes of tensors in an update of FedAvg, by what of the network is trained."""
+    kinds: list[tuple[str, Any]] = [("all", "all"), ("head", "head"), ("last: 2", {"last": 2})]
+    kinds.append(("lora: {rank: 4}", {"lora": {"rank": 4}}))
+    header = ("network", *(f"`{title}`" for title, _ in kinds))
+    rows = []
+    for name in ("diversifed-cnn", "lenet5", "resnet8", "torchvision:resnet18", "torchvision:mobilenet_v2"):
+        sizes = []
+        for _, train in kinds:
+            layout = Layout.of(build(ModelPlan(name=name, input_shape=(3, 28, 28), classes=9, train=train)))
+            sizes.append(sum(spec.nbytes for spec in (*layout.parameters, COUNT)))
+        shown = [f"{size:,} (1/{sizes[0] / size:,.0f})" for size in sizes[1:]]
+        rows.append((f"`{name}`", f"{sizes[0]:,}", *shown))
+    return _rows(header, rows)
 
 
 def configuration() -> str:

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from medsilo.algorithms.fedavg import FedAvg
-from medsilo.algorithms.models import build, frozen_names, plain_state, whole_state
+from medsilo.algorithms.models import Layout, build, frozen_names, plain_state, whole_state
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.silo.model.prediction import load_model
 from tests.support.network.proxy import Proxy
@@ -23,8 +23,10 @@ from tests.support.runs.checks import (
     assert_journals_have_what_was_on_the_wire,
     assert_journals_sound,
     assert_models_are,
+    assert_models_are_nearly,
 )
 from tests.support.runs.federation import Federation
+from tests.support.runs.masked import masked
 
 Make = Callable[..., Federation]
 PIECE = 32
@@ -110,3 +112,17 @@ def test_both_sides_journals_have_what_was_on_the_wire_of_a_head(federation: Mak
         sizes = [r["classes"].get("MODEL_PARAMETERS_EXTRACTOR", 0) for r in one.messages(silo, "sent")]
         assert len(updates) == 2
         assert sum(sizes) < 2 * (4 * (120 * 84 + 84) + 100)
+
+
+@pytest.mark.parametrize("train", ["head", {"lora": {"rank": 2}}], ids=["head", "lora"])
+def test_masks_hide_the_trained_part_alone(federation: Make, train: Any) -> None:
+    model = {"name": "lenet5", "input_shape": [3, 28, 28], "classes": 9, "train": train}
+    one = masked(federation, run={"model": model})
+    one.run_to_the_end()
+    assert_journals_sound(one)
+    assert_models_are_nearly(one, one.simulate())
+    layout = Layout.of(build(CoordinatorConfig.read(one.folder / "coordinator.yaml").plan().model, seed=1))
+    numbers = sum(spec.nbytes // 4 for spec in layout.parameters) + 1
+    for silo in one.silos:
+        sent = sum(r["classes"].get("MASKED_UPDATE", 0) for r in one.messages(silo, "sent"))
+        assert 2 * 8 * numbers <= sent < 2 * 8 * numbers + 1000

@@ -60,4 +60,11 @@ def train(config: SiloConfig, plan: RunPlan) -> None:
     state = state_of(site.model)
     kept = RunState(config.runs / plan.run, plan, "hospital1", dataset)
     measured = {0: start, 1: site.measure(state)}
-    kept.save({PERSONAL: state}, trained_rounds=1, measurements=measured, finished=True)
+    kept.save(
+        {PERSONAL: state},
+        trained_rounds=1,
+        frozen=site.frozen(),
+        plain=site.plain(state),
+        measurements=measured,
+        finished=True,
+    )
