@@ -110,7 +110,8 @@ def encode_upload(
 ) -> Payload:
     """A method's update as it travels: sealed, and what gives its distance to each other silo's, sorted by their names.
 
-    ``keys``: those that the silo shares with each other, for this attempt alone; ``context``: the roster's hash. Raises
+    ``keys``: those that the silo shares with each other, for this attempt alone; ``context``: the plan's hash, so that
+    all sketches of a run are of the same sums. Raises
     ``TrainingError`` for numbers without room, naming the tensor.
     """
     for exposure in _mixed(upload):

@@ -31,7 +31,7 @@ from medsilo.privacy.errors import TrainingError
 from medsilo.privacy.secure_aggregation import ring
 from medsilo.privacy.secure_aggregation.masking import PairKey
 
-SIZE = 2048
+SIZE = 512
 """How many numbers a sketch has, unless the plan says otherwise."""
 FRACTION_BITS = 20
 LARGEST = float(1 << (62 - 2 * FRACTION_BITS))

@@ -26,7 +26,7 @@ class MixingRules:
 
     Attributes:
         minimum: in each mixture, how many models beside the recipient's own, at least 2: a recipient takes its own part
-            out.
+            out. Those with less than a tenth of the largest weight do not count.
         largest_isolation: how far a silo's model may stand out of what recipients get; see ``isolation``. 1 is a
             mixture of two models besides the recipient's, in equal parts.
         colluders: for so many recipients together the same has to hold, whatever they do with their mixtures.
@@ -44,16 +44,20 @@ class MixingRules:
             raise RefusedError(
                 f"weights of shape {mix.weights.shape} are not those of {count} silos with {own} in them"
             )
+        if mix.weights.dtype != np.int64 or (np.abs(mix.weights.astype(np.float64)) > LARGEST_ROW).any():
+            raise RefusedError(f"weights have to be whole numbers of at most {LARGEST_ROW}")
         if (mix.weights.sum(axis=1) != whole).any() or (np.abs(mix.weights).sum(axis=1) > LARGEST_ROW).any():
             raise RefusedError(f"a row of weights has to add up to {whole}, and its sizes to {LARGEST_ROW} at most")
         place = mix.silos.index(own)
         others = [row for row in range(count) if row != place]
-        for row in others:
-            weights = np.delete(mix.weights[row], row)
-            if mix.weights[row, place] and np.count_nonzero(weights) < self.minimum:
+        for row in range(count):
+            models = _counted(np.delete(mix.weights[row], row))
+            # Its own mixture, too: what a coordinator makes of that comes back in its next model.
+            concerned = models > 0 if row == place else mix.weights[row, place] != 0
+            if concerned and models < self.minimum:
                 raise RefusedError(
-                    f"minimum: the mixture of {mix.silos[row]} would hold {np.count_nonzero(weights)} models beside "
-                    f"its own, {own}'s among them; {self.minimum} are the least"
+                    f"minimum: the mixture of {mix.silos[row]} would hold {models} models beside its own (of at least "
+                    f"a tenth of the largest weight); {self.minimum} are the least"
                 )
         for colluding in range(1, self.colluders + 1):
             for rows in itertools.combinations(others, colluding):
@@ -64,6 +68,12 @@ class MixingRules:
                         f"largest_isolation: {own}'s model would stand out {found:.3g} times in what {names} get; "
                         f"{self.largest_isolation:g} is the most"
                     )
+        for other in others:
+            if (found := isolation(mix.weights, other, (place,))) > self.largest_isolation * (1 + 1e-9):
+                raise RefusedError(
+                    f"largest_isolation: {mix.silos[other]}'s model would stand out {found:.3g} times in what {own} "
+                    f"itself gets; {self.largest_isolation:g} is the most"
+                )
 
     def nearest(self, weights: NDArray[np.int64]) -> NDArray[np.int64]:
         """Of whole weights those that no silo refuses by these rules, for one recipient at a time: where a model would
@@ -89,9 +99,15 @@ class MixingRules:
             others[place] = np.sign(others[place]) * most
         else:
             return np.zeros_like(others)
-        if np.count_nonzero(others) < self.minimum:
+        if _counted(others) < self.minimum:
             return np.zeros_like(others)
         return others
+
+
+def _counted(others: NDArray[np.int64]) -> int:
+    """How many models stand in a mixture with at least a tenth of the weight of the one that stands there most."""
+    sizes = np.abs(others)
+    return int(np.count_nonzero(sizes * 10 >= sizes.max(initial=0)) if sizes.any() else 0)
 
 
 def isolation(weights: NDArray[np.int64], own: int, recipients: tuple[int, ...]) -> float:
@@ -113,7 +129,7 @@ def isolation(weights: NDArray[np.int64], own: int, recipients: tuple[int, ...])
         return 0.0
     # The largest (yᵀm)² / ‖yᵀR‖² is mᵀ (R Rᵀ)⁺ m, unless some y sees m and nothing else.
     left, sizes, _ = np.linalg.svd(rest, full_matrices=True)
-    kept = sizes > 1e-9 * max(1.0, float(np.abs(rows).max()))
+    kept = sizes > 1e-6 * max(1.0, float(np.abs(rows).max()))
     parts = left.T @ mine
     unseen = parts[len(sizes) :] if len(sizes) < len(mine) else parts[:0]
     hidden = np.concatenate([parts[: len(sizes)][~kept], unseen])

@@ -22,6 +22,7 @@ from medsilo.algorithms.protection.blind import (
 )
 from medsilo.algorithms.protection.masked import digest
 from medsilo.algorithms.tensors import Payload, TensorSpec
+from medsilo.privacy.consent.consent import LARGEST_SKETCH
 from medsilo.privacy.consent.withdrawal import MaskedSum
 from medsilo.privacy.errors import RefusedError
 from medsilo.privacy.files.canonical import write_canonical
@@ -171,9 +172,10 @@ class Blinding(Masking):
         noised: Mapping[str, Tensor] | None,
     ) -> Payload:
         del noised  # that is shared out in sums alone
+        self._check_sketch(round_number, upload)
         keys = roster.pairs(own, private)
         sealer = Sealer(self._name, keys, roster.sha256)
-        sealed = encode_upload(upload, sealer, keys, self._masks, roster.sha256)
+        sealed = encode_upload(upload, sealer, keys, self._masks, self._plan.sha256)
         self._keep(KeptSeal(round_number, roster.sha256, sealer.seed, keys, mixed_specs(upload)))
         return sealed
 
@@ -209,6 +211,20 @@ class Blinding(Masking):
             for one in demanded
             if one is not None
         ]
+
+    def _check_sketch(self, round_number: int, upload: Payload) -> None:
+        """A hospital that works with the coordinator learns the sketch."""
+        numbers = sum(spec.nbytes for spec in mixed_specs(upload)) // 4
+        size = min(numbers, self._masks.sketch_size or 0)
+        demanded = [consent.secure_aggregation for consent in self._consents()]
+        for most in (LARGEST_SKETCH if one is None else one.largest_sketch for one in demanded or [None]):
+            if size > most * numbers:
+                error = RefusedError(
+                    f"largest_sketch: distances are to be taken of {size} numbers of a model of {numbers}, and "
+                    f"{most:g} of them is the most (`sketch_size:` at the coordinator, or `secure_aggregation: "
+                    "largest_sketch:` in the consent)"
+                )
+                raise self._refused(round_number, "sealed", error)
 
     def _keep(self, kept: KeptSeal) -> None:
         kept.write(self._path)

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from medsilo.privacy.errors import RefusedError, TrainingError
-from medsilo.privacy.secure_aggregation import blind_distances, blind_mixing, ring
+from medsilo.privacy.secure_aggregation import blind_mixing, ring
 from medsilo.privacy.secure_aggregation.blind_distances import LARGEST, messages, sketch, squared_distance
 from medsilo.privacy.secure_aggregation.blind_mixing import (
     ERROR,
@@ -283,7 +283,7 @@ class TestRules:
         [
             ([1024, 0, 0, 0], "minimum"),  # silo b is to get a's model itself
             ([2048, -1024, 0, 0], "minimum"),
-            ([1000, 8, 8, 8], "largest_isolation"),
+            ([1000, 8, 8, 8], "minimum"),
             ([600, 300, 100, 24], "largest_isolation"),
             ([300, 300, 300, 300], "a row of weights has to add up to 1024"),
             ([4096, -1024, -1024, -1024], "a row of weights"),
@@ -294,6 +294,24 @@ class TestRules:
         weights[1] = row
         with pytest.raises(RefusedError, match=rule):
             MixingRules().check(Mix(NAMES, weights, b""), "a")
+
+    def test_a_silos_own_mixture_is_held_to_the_same_rules(self) -> None:
+        """A coordinator that gives it one model whole reads that model's owner's next moves off what it trains then."""
+        weights = whole_weights(np.full((4, 4), 0.25))
+        weights[0] = [0, 1024, 0, 0]
+        with pytest.raises(RefusedError, match="minimum: the mixture of a would hold 1 models"):
+            MixingRules().check(Mix(NAMES, weights, b""), "a")
+
+    @pytest.mark.parametrize(
+        "weights",
+        [
+            np.array([[0.25] * 4] * 4) * 1024,  # no whole numbers
+            np.array([[1, -(2**63), -(2**63), 1023], *[[256] * 4] * 3], dtype=np.int64),  # sums that wrap
+        ],
+    )
+    def test_weights_that_are_no_small_whole_numbers_are_refused(self, weights: NDArray[np.int64]) -> None:
+        with pytest.raises(RefusedError, match="weights have to be whole numbers of at most 4096"):
+            MixingRules().check(Mix(NAMES, weights, b""), "b")
 
     def test_two_recipients_whose_difference_is_one_model_are_refused_where_two_may_collude(self) -> None:
         names = ("a", "b", "c", "d", "e", "f")
@@ -351,7 +369,6 @@ def test_a_recipient_that_colludes_leaves_errors_as_wide_as_learning_with_errors
     2^61 / 2^54.3 is what the published table asks for at 128 bits, n = 2048 and uniform secrets."""
     assert ERROR / (2**0.5 * LARGEST_ROW) > 2 ** (61 - 54.3)
     assert ring.DEGREE == 2048
-    assert blind_distances.SIZE == 2048
 
 
 def _product(one: list[int], other: list[int]) -> list[int]:

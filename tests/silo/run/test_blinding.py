@@ -78,7 +78,9 @@ class Hospitals:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.consents: dict[str, dict[str, Any]] = {name: {} for name in NAMES}
+        self.consents: dict[str, dict[str, Any]] = {
+            name: {"secure_aggregation": {"largest_sketch": 1}} for name in NAMES
+        }
         self._journals: dict[str, Journal] = {}
         create_authority(folder / "ca", "test")
         for name in NAMES:
@@ -221,7 +223,7 @@ def test_a_model_that_is_sealed_again_before_has_nothing_to_do_with_the_first(ho
     weights, _ = weigh(second, METHOD, MASKS)
     shares = {name: silo.shares(1, weights) for name, silo in hospitals.silos.items()}
     mixed = mix_sealed(first, shares, weights_in(weights), MemoryWorkspace())
-    with pytest.raises(RefusedError, match="the mixture does not open"):
+    with pytest.raises(RefusedError, match="the mixture for b does not open"):
         hospitals.silos["b"].opened(2, mixed["b"])
 
 
@@ -229,7 +231,7 @@ def test_a_model_that_is_sealed_again_before_has_nothing_to_do_with_the_first(ho
     ("consent", "change", "rule"),
     [
         ({}, [[1024, 0, 0, 0]], "minimum: the mixture of b"),
-        ({}, [[900, 100, 12, 12]], "largest_isolation: a's model would stand out 53 times in what b get"),
+        ({}, [[600, 300, 100, 24]], "largest_isolation: a's model would stand out 5.83 times in what b get"),
         ({"minimum": 4}, [[341, 341, 342, 0]], "minimum: the mixture of b would hold 2 models"),
         ({"largest_isolation": 0.5}, None, "largest_isolation: a's model would stand out"),
         ({"colluders": 2, "largest_isolation": 1.0}, [[256] * 4, [250, 256, 256, 262]], "in what b, c get"),
@@ -298,3 +300,13 @@ def test_a_plan_with_blind_mixtures_that_does_not_hold_together_is_refused(chang
 def test_rounds_of_a_blind_run() -> None:
     assert [PLAN.is_masked(number) for number in range(5)] == [True, False, True, False, False]
     assert (PLAN.training_rounds, PLAN.rounds_each) == (2, 2)
+
+
+def test_a_sketch_that_would_be_the_model_is_refused_by_the_rules_name(hospitals: Hospitals) -> None:
+    """What a hospital that works with the coordinator learns of the others."""
+    hospitals.consents = {name: {} for name in NAMES}
+    with pytest.raises(
+        RefusedError, match=r"largest_sketch: distances are to be taken of 5000 numbers of a model of 5000"
+    ):
+        hospitals.seal()
+    assert any("largest_sketch" in reason for name in NAMES for reason in hospitals.refusals(name))

@@ -37,5 +37,5 @@ def blind(
     }
     one = make(run={**settings, **(run or {})}, exposures=BLIND, **options)
     for name in one.silos:
-        one.write_consent(name, secure_aggregation={"minimum": 3, "largest_isolation": isolation})
+        one.write_consent(name, secure_aggregation={"minimum": 3, "largest_isolation": isolation, "largest_sketch": 1})
     return one
