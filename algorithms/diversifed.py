@@ -18,7 +18,10 @@ keeps attraction of what is close and repulsion of what is far, but as shares of
 
     z_i = w_i + α Σ_j a_ij (w_j − w_i),   a_i = softmax_j(−d_i) − ρ softmax_j(d_i),   d_ij = D_ij / (τ mean_k D_ik).
 
-A silo's a_ij sum to 1 − ρ, their sizes to at most 1 + ρ, and d has no unit: scaling all models scales z.
+A silo's a_ij sum to 1 − ρ, their sizes to at most 1 + ρ, and d has no unit: scaling all models scales z. Where models
+lie about equally far apart, all a_ij are nearly the same, and z is nearly the mean: the bounded form is then
+mean-regularised learning (``mrmtl``), whose coordinator needs a sum and no single model. So it was wherever we measured
+it (docs/results/diversifed-on-fashion-mnist.md#mean): prefer ``mrmtl``.
 """
 
 from __future__ import annotations

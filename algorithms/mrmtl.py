@@ -28,6 +28,7 @@ needs the curvature, which no released number tells, and is not here.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -52,6 +53,7 @@ from medsilo.algorithms.method import (
 )
 from medsilo.algorithms.models import state_of
 from medsilo.algorithms.tensors import Payload, Stack, combine
+from medsilo.privacy.errors import TrainingError
 from medsilo.privacy.exposure import MODEL, Exposure
 
 _FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)
@@ -87,11 +89,16 @@ class MRMTLSilo(TetheredSilo):
         weights = [float(self.memory[_CHOSEN]["weight"])] if _CHOSEN in self.memory else []
         if not weights or round_number & (round_number - 1) == 0:
             weights = [factor * self.method.proximal_weight for factor in _FACTORS]
-        found = [self._trained(round_number, weight, centre) for weight in weights]
-        # A loss that is not a number is never the least.
-        best = min(range(len(found)), key=lambda one: (found[one][0] != found[one][0], found[one][0]))
-        self.memory[_CHOSEN] = {"weight": torch.tensor(weights[best], dtype=torch.float64)}
-        self.memory[PERSONAL] = found[best][1]
+        found: list[tuple[float, State, float]] = []
+        for weight in weights:
+            try:
+                found.append((*self._trained(round_number, weight, centre), weight))
+            except TrainingError:
+                # Too strong a pull for the plan's step size; some weaker one is not.
+                if weight == weights[-1] and not found:
+                    raise
+        _, self.memory[PERSONAL], best = min(found, key=lambda one: (math.isnan(one[0]), one[0]))
+        self.memory[_CHOSEN] = {"weight": torch.tensor(best, dtype=torch.float64)}
 
     def finish(self, download: Payload) -> None:
         """With ``choice: home`` takes the best mixture of the silo's own model and the last mean."""
@@ -101,7 +108,7 @@ class MRMTLSilo(TetheredSilo):
         own = self.memory[PERSONAL]
         mixed = [own | {name: torch.lerp(centre[name], own[name], share) for name in centre} for share in _SHARES]
         losses = [self.site.validation_loss(state) for state in mixed]
-        known = [(loss, number) for number, loss in enumerate(losses) if loss is not None and loss == loss]
+        known = [(loss, number) for number, loss in enumerate(losses) if loss is not None and not math.isnan(loss)]
         if known:
             self.memory[PERSONAL] = mixed[min(known)[1]]
 

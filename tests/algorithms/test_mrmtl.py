@@ -140,6 +140,15 @@ def test_a_silo_chooses_in_rounds_that_are_powers_of_two_and_keeps_its_choice_be
     assert [trainings.count(number) for number in range(10)] == [1, 5, 5, 1, 5, 1, 1, 1, 5, 1]
 
 
+def test_a_pull_too_strong_for_the_step_size_is_not_chosen() -> None:
+    """η λ is 0.05 · 4,000 at the strongest, and models grow two hundredfold in a step."""
+    half = half_of(MRMTL(proximal_weight=400.0, choice="validation"), shard("a", seed=1, train=200))
+    half.train(0, {})
+    half.train(1, given(0.1))
+    assert float(half.memory["choice"]["weight"]) == pytest.approx(40.0)
+    assert all(torch.isfinite(tensor).all() for tensor in half.personal().values())
+
+
 def with_validation(data: ImageDataset) -> ImageDataset:
     """Its validation images have the classes in another order, so that no model of its own does well on them."""
     split = shard("v", seed=8).train
