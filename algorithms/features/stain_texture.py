@@ -133,8 +133,8 @@ class StainDirections(StainTexture):
     """``StainTexture`` along the 24 principal directions that its features have over the public tiles, each widened
     half-way to the spread of the first, together scaled to norm 1; and a last number, 1.
 
-    With a fifth of the numbers it says less. Of products of two features there are 325 and not 7,626, which makes
-    ridge's upload small; under noise it is as good as ``StainTexture`` at ε = 0.5, and behind it above
+    With a fifth of the numbers it says less. Of products of two features there are 325 and not 7,626, so that ridge's
+    upload is small; under noise it gains 6 points on some patients and loses one or two on others
     (docs/results/coloncells-ridge.md). No image's features are longer than √2, up to float32's rounding.
     """
 
