@@ -173,7 +173,7 @@ def test_each_patients_spending_is_listed_by_the_shards_own_numbers_and_nowhere_
     told = console.export_text()
     for figure in (found[0].spent, found[0].alone, found[1].spent):
         assert shown(figure.epsilon) in told
-    assert "unit patient" in told
+    assert "unit patient" in " ".join(told.split())
     nameless = ImageDataset("h", "a test", False, ("a", "b"), ImageSplit(pixels, labels), None, loaded.test)
     save_npz(config.shard, nameless)
     with pytest.raises(DataError, match="whose the images are"):
