@@ -44,7 +44,6 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--size", type=int, default=28)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--models", nargs="+", default=MODELS)
     options = parser.parse_args()

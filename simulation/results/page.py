@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.pages.wording import shown
 from medsilo.simulation.execution import DIRECTIONS
 from medsilo.simulation.experiment import ExperimentConfig, Published
 from medsilo.simulation.results.table import Against, Section, Spread, at_the_end, written_size
@@ -153,6 +154,12 @@ def _promises(section: Section) -> list[str]:
                 f"clipping norm {plan.clipping_norm:g}; noise such that all releases of a run keep to ε together."
             )
             found[text] = None
+            if plan.honest is not None:
+                text = (
+                    f"{row.label}: noise is shared out, and ε = {plan.epsilon:g} presumes {plan.honest} honest "
+                    f"hospitals in each sum; by a hospital's own share alone it is {shown(plan.alone.epsilon)}."
+                )
+                found[text] = None
     return [
         *found,
         "",
