@@ -21,6 +21,7 @@ import math
 from dataclasses import dataclass
 
 from medsilo.privacy.budget.accounting import Unit
+from medsilo.privacy.consent.consent import TrainingConsent
 from medsilo.privacy.consent.plan import TrainingPlan
 
 STEPS = 96
@@ -28,6 +29,8 @@ REACH = 1.5
 SHARED_REACH = 2.5
 """The same where noise is shared out, and steps fall."""
 LONGEST = 2000.0
+LARGEST_RATE = TrainingConsent().learning_rate
+"""Beyond it, hospitals would have to say that they take larger ones."""
 MOMENTUM = 0.9
 SAMPLING_RATE = 1.0
 CLIPPING_NORM: dict[Unit, float] = {"image": 1.0, "patient": 0.25}
@@ -102,10 +105,11 @@ def training(known: Known) -> TrainingPlan:
     each = epochs(known.rounds, shared_out=known.honest > 1)
     # Where noise is shared out, steps fall from the first, which is said, to a T-th of it.
     first = 2 * known.steps / (known.steps + 1) if known.honest > 1 else 1.0
+    rate = first * (1 - MOMENTUM) * way(known) / (each * known.rounds)
     return TrainingPlan(
         epochs=each,
         optimizer="sgd",
-        learning_rate=float(f"{first * (1 - MOMENTUM) * way(known) / (each * known.rounds):.3g}"),
+        learning_rate=float(f"{min(rate, LARGEST_RATE):.3g}"),
         momentum=MOMENTUM,
         keep_optimizer_state=True,
     )

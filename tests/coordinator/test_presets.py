@@ -190,15 +190,16 @@ def test_with_shared_noise_a_round_is_one_falling_step_as_far_as_the_lesser_nois
     check_promise(plan, make("fedavg", {}))
     check_masks(plan, make("fedavg", {}))
     for changes in ({}, {"units": 7}, {"epsilon": 2.0}, {"rounds": 20}, {"units": 7, "honest": 3}):
-        one = shared(tmp_path, **{"units": 50, **changes})
+        one = shared(tmp_path, **{"units": 15, **changes})
         assert one.privacy is not None
         assert one.privacy.honest is not None
         sizes = [one.training.learning_rate * (one.rounds - t) / one.rounds for t in range(one.rounds)]
         mean = sum(sizes) / len(sizes) / (1 - one.training.momentum)
         # Of all six hospitals' shares, divided by the number of all units.
         share = one.privacy.noise_multiplier * one.privacy.clipping_norm / math.sqrt(one.privacy.honest)
-        noise = mean * math.sqrt(one.rounds) * share / (changes.get("units", 50) * math.sqrt(6))
+        noise = mean * math.sqrt(one.rounds) * share / (changes.get("units", 15) * math.sqrt(6))
         assert noise == pytest.approx(2.5, rel=0.01)
+    assert shared(tmp_path, unit="image", rounds=2).training.learning_rate == 10, "what a consent takes by default"
     fewer = found.model_copy(update={"noise_multiplier": 0.75 * found.noise_multiplier})
     with pytest.raises(RefusedError, match="cost"):
         check_promise(plan.model_copy(update={"privacy": fewer}), make("fedavg", {}))
