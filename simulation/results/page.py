@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.pages.wording import shown
 from medsilo.simulation.execution import DIRECTIONS
 from medsilo.simulation.experiment import ExperimentConfig, Published
-from medsilo.simulation.results.table import Against, Section, Spread, at_the_end, written_size
+from medsilo.simulation.results.table import Against, Row, Section, Spread, at_the_end, written_size
 
 
 def markdown(
@@ -77,7 +78,7 @@ def _section(config: ExperimentConfig, section: Section, pictures: Sequence[tupl
     if section.setting in config.published and info["data"] != config.published_on:
         lines += [f"The published numbers of the experiment are for {config.published_on}; none stands here.", ""]
     if any(row.privacy for row in section.rows):
-        lines += [*_promises(section), ""]
+        lines += [*_promises(section), "", *_epsilon_table(section), ""]
     lines += _accuracy_table(config, section)
     missing = [v.label for v in config.variants() if v.label not in {row.label for row in section.rows}]
     if missing:
@@ -95,6 +96,31 @@ def _section(config: ExperimentConfig, section: Section, pictures: Sequence[tupl
     for title, name in pictures:
         lines += [f"![{title}]({name})", ""]
     return lines
+
+
+def _epsilon_table(section: Section) -> list[str]:
+    """A line a method, a column an ε: accuracy at the end, and the mean accuracy of classes."""
+    found: dict[str, dict[float, Row]] = {}
+    for row in section.rows:
+        found.setdefault(row.base, {})[row.privacy.epsilon if row.privacy else math.inf] = row
+    places = sorted({epsilon for rows in found.values() for epsilon in rows})
+
+    def cell(row: Row | None) -> str:
+        if row is None:
+            return "–"
+        figures = ((row.final, row.alone_without_noise), (row.of_classes, row.alone_without_noise_of_classes))
+        return " / ".join(
+            "–" if spread is None else f"**{spread[0]:.1f}**" if against and against.clear else f"{spread[0]:.1f}"
+            for spread, against in figures
+        )
+
+    header = ["method", *("∞ (no noise)" if math.isinf(epsilon) else f"ε = {epsilon:g}" for epsilon in places)]
+    return [
+        "At the end: accuracy / mean accuracy of classes; bold what is above alone without noise by more than both "
+        "standard deviations over seeds taken together.",
+        "",
+        *_table(header, ([base, *(cell(rows.get(epsilon)) for epsilon in places)] for base, rows in found.items())),
+    ]
 
 
 def _accuracy_table(config: ExperimentConfig, section: Section) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -55,7 +55,8 @@ class Row:
     keep after the run's end, which stands for both others where a method's models are made there, ``of_classes`` their
     mean accuracy of classes (None where a run did not measure it); ``wins`` on how many seeds ``last`` is above
     separate training's (``_separate``), of ``compared``. ``alone``: against separate training under the
-    same promise; ``alone_without_noise``: against that without privacy; None where the experiment has none of that
+    same promise; ``alone_without_noise``: against that without privacy, and
+    ``alone_without_noise_of_classes`` the same by mean accuracy of classes; None where the experiment has none of that
     model.
     ``megabytes`` is the mean over seeds of ``FinishedRun.megabytes``. ``base`` is the label without what of its privacy
     is swept over, ``privacy`` what the runs' plan promised each silo.
@@ -77,6 +78,7 @@ class Row:
     of_classes: Spread | None = None
     alone: Against | None = None
     alone_without_noise: Against | None = None
+    alone_without_noise_of_classes: Against | None = None
 
     def total(self, direction: str) -> float:
         """MB per silo for the whole run, all classes together."""
@@ -235,15 +237,24 @@ def _row(
         base=variants[label].base,
         privacy=_privacy(label, list(mine.values())),
         of_classes=None if np.isnan(of_classes).any() else _spread(of_classes),
-        alone=_against(mine, same),
-        alone_without_noise=_against(mine, noiseless),
+        alone=_against(mine, same, "accuracy"),
+        alone_without_noise=_against(mine, noiseless, "accuracy"),
+        alone_without_noise_of_classes=_against(mine, noiseless, "of_classes"),
     )
 
 
-def _against(mine: Mapping[int, FinishedRun], others: Mapping[int, FinishedRun | None]) -> Against | None:
-    """None where there is nothing else to be held against."""
-    pairs = [(run.final, other.final) for s, run in mine.items() if (other := others.get(s)) and other is not run]
-    if not pairs:
+def _against(
+    mine: Mapping[int, FinishedRun],
+    others: Mapping[int, FinishedRun | None],
+    yardstick: Literal["accuracy", "of_classes"],
+) -> Against | None:
+    """None where there is nothing else to be held against, or it was not measured."""
+
+    def of(run: FinishedRun) -> float:
+        return run.final if yardstick == "accuracy" else run.final_of_classes
+
+    pairs = [(of(run), of(other)) for s, run in mine.items() if (other := others.get(s)) and other is not run]
+    if not pairs or np.isnan(pairs).any():
         return None
     differences = [one - other for one, other in pairs]
     mean, _ = difference = _spread(differences)
@@ -303,12 +314,16 @@ _PRIVATE_COLUMNS = (
     "above_alone_without_noise_mean",
     "above_alone_without_noise_std",
     "above_alone_without_noise_clearly",
+    "of_classes_above_alone_without_noise_mean",
+    "of_classes_above_alone_without_noise_std",
+    "of_classes_above_alone_without_noise_clearly",
 )
 
 
 def accuracy_rows(sections: Sequence[Section]) -> list[tuple[Any, ...]]:
     """A row a method and section. Accuracies are in percent, as in ``Row``; ``published`` is None where nothing was;
-    ``epsilon`` is infinite without differential privacy; ``above_…`` are ``Against.difference`` and ``clear``."""
+    ``epsilon`` is infinite without differential privacy; ``…above_…`` are ``Against.difference`` and
+    ``clear``."""
     width = len(accuracy_columns(sections))
     rows: list[tuple[Any, ...]] = []
     for section in sections:
@@ -317,10 +332,10 @@ def accuracy_rows(sections: Sequence[Section]) -> list[tuple[Any, ...]]:
             promised = (
                 (row.privacy.epsilon, row.privacy.delta, row.privacy.unit) if row.privacy else (math.inf, *2 * (None,))
             )
-            under, without = row.alone, row.alone_without_noise
+            against = (row.alone_without_noise, row.alone_without_noise_of_classes)
             above = (
-                *(under.difference if under else (None, None)),
-                *((*without.difference, without.clear) if without else 3 * (None,)),
+                *(row.alone.difference if row.alone else (None, None)),
+                *(cell for one in against for cell in ((*one.difference, one.clear) if one else 3 * (None,))),
             )
             cells = (section.data, section.synthetic, section.setting, row.label, len(row.seeds), *row.best, *row.last)
             cells = (*cells, *row.final, *(row.of_classes or (None, None)), published, *promised, *above)

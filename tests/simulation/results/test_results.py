@@ -332,6 +332,9 @@ def test_a_presets_runs_stand_beside_a_hospital_alone_with_noise_and_without(tmp
     assert joined.alone_without_noise.difference == pytest.approx((7.0, np.std([6, 7, 8])))
     assert (joined.alone_without_noise.wins, joined.alone_without_noise.compared) == (3, 3)
     assert joined.alone_without_noise.clear
+    assert joined.alone_without_noise_of_classes is not None
+    assert joined.alone_without_noise_of_classes.difference == (0, 0)
+    assert not joined.alone_without_noise_of_classes.clear
     assert free.alone == free.alone_without_noise
     assert free.alone is not None
     assert (free.alone.wins, free.alone.clear) == (2, False)  # two seeds of three, by less than they differ
@@ -341,6 +344,9 @@ def test_a_presets_runs_stand_beside_a_hospital_alone_with_noise_and_without(tmp
     assert rows["local-epsilon=inf"].alone_without_noise is None
     assert "| 50.00 ± 0.00 | **+11.00 ± 0.82** | **+7.00 ± 0.82** | 1 |" in page
     assert "| 50.00 ± 0.00 | +0.00 ± 4.32 | +0.00 ± 4.32 | ∞ (no noise) |" in page
+    assert "| method | ε = 1 | ∞ (no noise) |" in page
+    assert "| local | 62.0 / 50.0 | 66.0 / 50.0 |" in page
+    assert "| fedavg | **73.0** / 50.0 | 66.0 / 50.0 |" in page
     (written,) = [
         row
         for row in csv.DictReader((tmp_path / "out" / "made.csv").read_text().splitlines())
