@@ -63,6 +63,8 @@ NOT_RUN = {
     "silo report --config hospital1-flower": "the same",
     "simulation run --config configs/experiments/coloncells-": "needs real images and hours",
     "simulation results --config configs/experiments/coloncells-": "needs the finished runs of these",
+    "simulation run --config configs/experiments/heads-": "needs real images and an hour",
+    "simulation results --config configs/experiments/heads-": "needs the finished runs of these",
     "simulation run --config configs/experiments/fashion-": "needs real images and hours",
     "simulation results --config configs/experiments/fashion-": "needs the finished runs of these",
 }
