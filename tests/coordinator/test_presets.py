@@ -9,6 +9,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from pydantic import ValidationError
@@ -17,6 +18,7 @@ from torch import nn
 from medsilo.algorithms.models import ARCHITECTURES
 from medsilo.algorithms.protection.masked import check_masks
 from medsilo.algorithms.registry import make
+from medsilo.coordinator import presets
 from medsilo.coordinator.config import CoordinatorConfig, PrivacyConfig, RunConfig
 from medsilo.privacy.budget.accounting import GaussianRelease, epsilon
 from medsilo.privacy.consent.plan import RunPlan, TrainingPlan, Trust
@@ -104,6 +106,23 @@ def test_the_noise_in_the_averaged_model_is_the_same_whatever_the_setting(tmp_pa
 def test_who_is_alone_is_given_shorter_steps(tmp_path: Path) -> None:
     alone, together = (planned(tmp_path, method={"name": name}).training for name in ("local", "fedavg"))
     assert together.learning_rate == pytest.approx(alone.learning_rate * math.sqrt(6), rel=0.01)
+
+
+@pytest.mark.parametrize(("rounds", "most"), [(12, 0.026), (5, 0.041), (200, 0.011)])
+def test_no_correlation_of_the_noise_would_take_more_than_this_off_the_last_model(rounds: int, most: float) -> None:
+    """Independent noise leaves ‖w‖·√T in Σ wₜ·gₜ, no other of the same cost less than Σ wₜ (Cauchy and Schwarz)."""
+    each = presets.epochs(rounds)
+    steps = each * rounds
+    averaged = math.ceil(presets.AVERAGED_SHARE * each)
+    model, memory = np.zeros(steps), np.zeros(steps)  # how much of each step's gradient is in them
+    for round_number in range(rounds):
+        models = []
+        for step in range(each):
+            memory = presets.MOMENTUM * memory + np.eye(1, steps, round_number * each + step)[0]
+            model = model + memory
+            models.append(model)
+        model = np.mean(models[-averaged:], axis=0)
+    assert 0 < 1 - model.sum() / np.linalg.norm(model) / math.sqrt(steps) <= most
 
 
 @pytest.mark.parametrize(
