@@ -478,10 +478,16 @@ def folder_name(text: str) -> str:
 
 def _flat(entry: Mapping[str, Any]) -> dict[str, Any]:
     """What a method entry gives besides name, label and privacy; keys inside others stand beside them."""
+    training = entry.get("training")
+    besides = ("name", "label", "weights", "training", "privacy")
+    given = {key: value for key, value in entry.items() if key not in besides}
+    return {**_leaves(given), **_leaves(training if isinstance(training, dict) else {})}
+
+
+def _leaves(entry: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in entry.items():
-        if key not in ("name", "label", "weights", "privacy"):
-            found |= _flat(value) if isinstance(value, dict) else {key: value}
+        found |= _leaves(value) if isinstance(value, dict) else {key: value}
     return found
 
 

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from pydantic import TypeAdapter
 
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit, image_hashes
 from medsilo.algorithms.models import build, state_of
 from medsilo.privacy.budget.accounting import epsilon
-from medsilo.privacy.consent.plan import ModelPlan
+from medsilo.privacy.consent.plan import ModelPlan, Train
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.silo.data.settings import ByPatient, Dirichlet, PooledDirichlet, PracticalGroups, Setting
 from medsilo.silo.data.sharding import cut
@@ -309,3 +310,39 @@ def test_public_images_that_are_not_there_are_refused() -> None:
     setting = PracticalGroups(groups=(1, 1, 1), train_per_silo=60, test_per_silo=10)
     with pytest.raises(ConfigurationError, match="give the silos fewer images"):
         cut_public(dataset, setting, cut(dataset, setting, seed=1), seed=1, per_class=49)
+
+
+def test_what_is_trained_is_swept_over_and_named_in_labels() -> None:
+    config = ExperimentConfig.model_validate(
+        {
+            "name": "e",
+            "data": "synthetic",
+            "setting": {"kind": "practical"},
+            "model": "lenet5",
+            "train": "head",
+            "rounds": 1,
+            "seeds": [1],
+            "methods": [
+                {"name": "fedavg"},
+                {"name": "fedavg", "label": "part", "train": ["all", {"last": 2}, {"lora": {"rank": 4}}]},
+            ],
+        }
+    )
+    of: TypeAdapter[Train] = TypeAdapter(Train)
+    found = {variant.label: of.dump_python(variant.train) for variant in config.variants()}
+    assert found == {
+        "fedavg": "head",
+        "part-train=all": "all",
+        "part-last=2": {"last": 2},
+        "part-rank=4": {"lora": {"rank": 4}},
+    }
+    images = generate_tissue(seed=1, train=9, test=9)
+    plans = [run.plan(images) for run in runs(config, ("synthetic",), Path("runs"))]
+    assert [plan.model.train for plan in plans] == [variant.train for variant in config.variants()]
+
+
+def test_another_part_in_a_method_is_refused_in_a_sentence() -> None:
+    fields = {"name": "e", "data": "synthetic", "setting": {"kind": "practical"}, "rounds": 1, "seeds": [1]}
+    config = ExperimentConfig.model_validate({**fields, "methods": [{"name": "fedavg", "train": "tail"}]})
+    with pytest.raises(ConfigurationError, match="train: should be all, head,"):
+        list(config.variants())
