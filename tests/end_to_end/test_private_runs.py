@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dp_accounting import GaussianDpEvent
+from dp_accounting.pld import PLDAccountant
 
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit, save_npz
 from medsilo.privacy.budget.accounting import DiscreteLaplace, GaussianRelease, SampledGaussian, epsilon
@@ -55,6 +57,31 @@ def run_again(one: Federation, name: str) -> None:
     one.coordinator_config["run"]["name"] = name
     one.write("coordinator.yaml", one.coordinator_config)
     one.processes.clear()
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_ridge_is_charged_as_one_gaussian_release(federation: Make, masks: bool) -> None:
+    one = private(
+        federation,
+        "ridge",
+        exposures=("PROTOCOL", "IDENTITY", "FEATURE_MOMENTS", "MASKED_UPDATE", "PEER_DERIVED"),
+        run={
+            "model": {"name": "stain-texture", "input_shape": [3, 28, 28], "classes": 9},
+            "rounds": 1,
+            **({"secure_aggregation": {}} if masks else {}),
+        },
+    )
+    one.run_to_the_end()
+    assert_journals_sound(one)
+    for name in one.silos:
+        (entry,) = ledger(one, name).entries()
+        assert isinstance(entry.event, GaussianRelease)
+        assert entry.event.releases == 1
+        accountant = PLDAccountant().compose(GaussianDpEvent(entry.event.noise_multiplier))
+        assert ledger(one, name).guarantee(1e-5).epsilon == pytest.approx(accountant.get_epsilon(1e-5), abs=0.01)
+        assert 3.9 < accountant.get_epsilon(1e-5) <= 4.0
+        left = {exposure for record in one.messages(name, "sent") for exposure in record["classes"]}
+        assert left == {"PROTOCOL", "IDENTITY", "MASKED_UPDATE" if masks else "FEATURE_MOMENTS"}
 
 
 @pytest.mark.parametrize(
