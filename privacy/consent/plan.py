@@ -485,7 +485,7 @@ class RunPlan(StrictModel):
 def _check_shared_noise(honest: int, plan: RunPlan) -> None:
     """Raises ``ValueError`` for a plan whose noise is shared out, though it is not made for that."""
     masks, training = plan.secure_aggregation, plan.training
-    if masks is None or masks.rounds < plan.rounds:
+    if masks is None or masks.mode == "blind" or masks.rounds < plan.rounds:
         raise ValueError("noise can be shared out (`privacy: honest`) under masks alone, in every round")
     if honest >= masks.minimum:
         raise ValueError(

@@ -120,12 +120,6 @@ class Sealer:
         self._sealed = 0
         self._mix = mix
 
-    @property
-    def own_row(self) -> NDArray[np.int64]:
-        """The weights of its own mixture, for which it has given shares."""
-        assert self._mix is not None, "the shares for the others come first"
-        return self._mix.row(self._name)
-
     def seal(self, values: NDArray[np.float32], *, what: str) -> Words:
         """A model's next numbers ``[n]``, sealed: ``[n]`` words. Pieces of a model are sealed in order, each but the
         last of a multiple of 2048 numbers.

@@ -502,6 +502,15 @@ class TestTrust:
         (line,) = file.missing_for(self.PLAN, day=date(2030, 1, 1)).lines()
         assert line.endswith("(`trusts: {honest: 4 of 6}`)")
 
+    def test_in_a_blind_mixture_noise_is_not_shared_out(self) -> None:
+        """A sum holds all shares of it; a mixture holds some, by weights."""
+        masks = SecureAggregationPlan(
+            mode="blind", minimum=6, fraction_bits=38, rounds=5, sketch_size=2048, largest_isolation=1
+        )
+        plan = self.PLAN.model_copy(update={"secure_aggregation": masks})
+        with pytest.raises(RefusedError, match="under masks alone, in every round"):
+            RunPlan.from_message(plan.to_message())
+
     def test_noise_in_full_needs_no_trust(self, tmp_path: Path) -> None:
         assert self.PLAN.privacy is not None
         plan = self.PLAN.model_copy(update={"privacy": self.PLAN.privacy.model_copy(update={"honest": None})})
