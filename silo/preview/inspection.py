@@ -110,18 +110,18 @@ class Inspection:
     @property
     def besides(self) -> str:
         """What leaves beside one round's content, in words."""
+        names = ", ".join(exposure.value for exposure in self.other_rounds)
         if not self.other_rounds:
             also = ""
+        elif self.plan.is_blind and self.plan.secure_aggregation is not None:
+            also = (
+                f"A round of training takes two of the run's: first this, then {names}. With more than "
+                f"{self.plan.secure_aggregation.minimum} hospitals both are larger. "
+            )
         else:
-            names = ", ".join(exposure.value for exposure in self.other_rounds)
             also = f"In another round, as the method's phases have it, also: {names}. "
         identifier = any(item.exposure is Exposure.DATA_IDENTIFIER and item.leaves for item in self.content)
         once = " (DATA_IDENTIFIER only once, until the images change)" if identifier else ""
-        if self.plan.is_blind and self.plan.secure_aggregation is not None:
-            also += (
-                "A round of training takes two of the run's, in which the update leaves, and then OPENING_SHARES; this "
-                f"is with {self.plan.secure_aggregation.minimum} hospitals, and each more adds to both. "
-            )
         return (
             f"{also}{self.total} bytes in {self.messages} messages a round{once}, after the run is joined, and "
             f"{self.asking} bytes (PROTOCOL, IDENTITY) each time it asks for a task. Each also carries signed receipts "

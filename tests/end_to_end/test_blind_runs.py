@@ -15,7 +15,7 @@ from medsilo.algorithms.models import Layout, build
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.privacy.budget.ledger import ledgers
 from medsilo.privacy.secure_aggregation.blind_mixing import FRACTION_BITS
-from tests.support.runs.blind import blind
+from tests.support.runs.blind import BLIND, blind
 from tests.support.runs.checks import assert_both_sides_agree, assert_journals_sound, assert_signed
 from tests.support.runs.federation import PATIENCE, Federation, without_signatures
 from tests.support.runs.masked import Make
@@ -163,6 +163,29 @@ def test_weights_that_show_a_model_or_differ_open_nothing(federation: Make, what
         else:
             assert f"the mixture for {name} does not open" in refusal["reason"]
         assert [r["round"] for r in one.records(name) if r["kind"] == "roster"] == [0], "nothing was trained of it"
+
+
+def test_a_part_of_a_model_is_mixed_by_bounded_weights_and_accuracies_go_with_it(federation: Make) -> None:
+    model = {"name": "lenet5", "input_shape": [3, 28, 28], "classes": 9, "train": {"last": 2}}
+    method = {"name": "diversifed", "variant": "bounded"}
+    run = {"method": method, "model": model, "training": SMOOTH, "ask_for": ["LOCAL_METRICS"]}
+    one = blind(federation, run=run, isolation=1.0, sketch=64)
+    for name in one.silos:
+        one.write_consent(name, exposures=[*BLIND, "LOCAL_METRICS"], secure_aggregation={"minimum": 3})
+    one.run_to_the_end()
+    assert_all_counted(one)
+    assert_journals_sound(one)
+    for name in one.silos:
+        assert [classes_of(sent(one, name, number)) for number in range(4)] == [
+            {"SEALED_MODEL", "MODEL_DISTANCES", "LOCAL_METRICS"},
+            {"OPENING_SHARES"},
+        ] * 2
+        measured = json.loads((one.run_folder(name) / "results.json").read_text())["measured"]
+        assert [one["rounds"] for one in measured] == [0, 1, 2], "of training"
+    start = load_file(one.folder / "state" / "coordinator" / "runs" / "test" / "initial.safetensors")
+    found = models_of(one)["hospital1"]
+    same = [name for name in found if found[name].equal(start[next(key for key in start if key.endswith(name))])]
+    assert 0 < len(same) < len(found), "what is frozen stays as it was"
 
 
 def test_with_differential_privacy_each_round_of_training_is_paid_for_once(federation: Make) -> None:
