@@ -180,8 +180,9 @@ class Sealer:
             piece = mixture[start : start + _BLOCK * DEGREE]
             numbers = ring.to_signed(ring.subtract(piece, _products(factor, self._context, start, len(piece))))
             opened[start : start + len(piece)] = numbers / float(1 << (FRACTION_BITS + WEIGHT_BITS))
-        # What does not open is spread over all the ring: its middle size is twice what any model's number may have.
-        if np.median(np.abs(opened)) > LIMIT:
+        # What does not open is spread over all the ring, four times as wide as models' numbers.
+        sizes, room = np.abs(opened), LIMIT * float(np.abs(mix.row(self._name)).sum()) / (1 << WEIGHT_BITS)
+        if (sizes > room * (1 + 1e-6)).any() or np.median(sizes) > LIMIT:
             raise RefusedError(
                 f"the mixture for {self._name} does not open: what the other silos gave, what they had sealed and the "
                 "weights do not belong together"
