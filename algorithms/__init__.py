@@ -1,1 +1,1 @@
-"""The federated methods, one file each, both halves side by side."""
+"""The federated methods, one file each, both sides side by side."""

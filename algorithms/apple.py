@@ -33,9 +33,9 @@ from medsilo.algorithms.families.peers import PeerCoordinator, peer_models
 from medsilo.algorithms.families.sharing import model_upload
 from medsilo.algorithms.method import (
     PERSONAL,
-    CoordinatorHalf,
+    CoordinatorSide,
     Method,
-    SiloHalf,
+    SiloSide,
     State,
     derive_seed,
     subset,
@@ -49,7 +49,7 @@ _PEERS = "peers"
 _RELATIONSHIPS = "relationships"
 
 
-class AppleSilo(SiloHalf):
+class AppleSilo(SiloSide):
     """Its personal model is the combination; its core goes up."""
 
     method: Apple
@@ -194,8 +194,8 @@ class Apple(Method):
     """
 
     name: ClassVar[str] = "apple"
-    silo: ClassVar[type[SiloHalf]] = AppleSilo
-    coordinator: ClassVar[type[CoordinatorHalf]] = AppleCoordinator
+    silo: ClassVar[type[SiloSide]] = AppleSilo
+    coordinator: ClassVar[type[CoordinatorSide]] = AppleCoordinator
     sends: ClassVar[str] = "model"
     gets: ClassVar[str] = "**other silos' models as they are**"
     uploads: ClassVar[frozenset[Exposure]] = frozenset(MODEL)

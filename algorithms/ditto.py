@@ -13,7 +13,7 @@ from medsilo.algorithms.method import (
     PERSONAL,
     TRAINED,
     Correction,
-    SiloHalf,
+    SiloSide,
     subset,
 )
 from medsilo.algorithms.models import state_of
@@ -56,7 +56,7 @@ class Ditto(FedAvg):
     """
 
     name: ClassVar[str] = "ditto"
-    silo: ClassVar[type[SiloHalf]] = DittoSilo
+    silo: ClassVar[type[SiloSide]] = DittoSilo
     sends: ClassVar[str] = "model, number of images; the personal one stays"
     downloads_last: ClassVar[bool] = False
     measures_received: ClassVar[bool] = False

@@ -35,7 +35,7 @@ from torch import Tensor
 from medsilo.algorithms.declarations import MIXTURES, Blind, NonNegative, Positive, Protected, Range, Sums
 from medsilo.algorithms.families.tethered import SAME, Tethered, pairwise_distances, squared_distances
 from medsilo.algorithms.method import (
-    CoordinatorHalf,
+    CoordinatorSide,
     Downloads,
     Round,
     SiloWeights,
@@ -44,7 +44,7 @@ from medsilo.algorithms.tensors import Payload, Stack, combine
 from medsilo.privacy.exposure import MODEL, Exposure
 
 
-class DiversiFedCoordinator(CoordinatorHalf):
+class DiversiFedCoordinator(CoordinatorSide):
     """Computes each participant's z from this round's uploads; the others of the round are its a(i)."""
 
     method: DiversiFed
@@ -81,7 +81,7 @@ class DiversiFed(Tethered):
     """
 
     name: ClassVar[str] = "diversifed"
-    coordinator: ClassVar[type[CoordinatorHalf]] = DiversiFedCoordinator
+    coordinator: ClassVar[type[CoordinatorSide]] = DiversiFedCoordinator
     gets: ClassVar[str] = "its own mixture of all models: drawn to similar, pushed from dissimilar ones"
     under_privacy: ClassVar[Protected | str] = Protected()
     under_masks: ClassVar[Sums | str] = MIXTURES

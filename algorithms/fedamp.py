@@ -20,7 +20,7 @@ from torch import Tensor
 from medsilo.algorithms.declarations import MIXTURES, Blind, NonNegative, Positive, Protected, Sums
 from medsilo.algorithms.families.tethered import Tethered, pairwise_distances, squared_distances
 from medsilo.algorithms.method import (
-    CoordinatorHalf,
+    CoordinatorSide,
     Downloads,
     Round,
     SiloWeights,
@@ -29,7 +29,7 @@ from medsilo.algorithms.tensors import Stack, combine
 from medsilo.privacy.exposure import MODEL, Exposure
 
 
-class FedAMPCoordinator(CoordinatorHalf):
+class FedAMPCoordinator(CoordinatorSide):
     """Computes u from every silo's last model, and for every silo: one that was absent keeps its place."""
 
     method: FedAMP
@@ -67,7 +67,7 @@ class FedAMP(Tethered):
     """
 
     name: ClassVar[str] = "fedamp"
-    coordinator: ClassVar[type[CoordinatorHalf]] = FedAMPCoordinator
+    coordinator: ClassVar[type[CoordinatorSide]] = FedAMPCoordinator
     gets: ClassVar[str] = "its own mixture of similar models"
     under_privacy: ClassVar[Protected | str] = Protected()
     under_masks: ClassVar[Sums | str] = MIXTURES

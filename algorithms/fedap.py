@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from medsilo.algorithms.declarations import MIXTURES, Blind, Protected, Share, Sums
 from medsilo.algorithms.method import (
     PERSONAL,
-    CoordinatorHalf,
+    CoordinatorSide,
     Downloads,
     Federation,
     Method,
     Round,
-    SiloHalf,
+    SiloSide,
     Site,
     State,
     load_parameters,
@@ -89,7 +89,7 @@ class Normalisation:
         )
 
 
-class FedAPSilo(SiloHalf):
+class FedAPSilo(SiloSide):
     """Its personal model is the one that it trained last."""
 
     def __init__(self, method: FedAP, site: Site) -> None:
@@ -125,7 +125,7 @@ class FedAPSilo(SiloHalf):
         return payload
 
 
-class FedAPCoordinator(CoordinatorHalf):
+class FedAPCoordinator(CoordinatorSide):
     """Averages in the warm-up, then mixes by distance.
 
     ``memory["wanted"]`` names the silos whose last download asks for statistics; ``memory["statistics"]`` holds each
@@ -211,8 +211,8 @@ class FedAP(Method):
     """
 
     name: ClassVar[str] = "fedap"
-    silo: ClassVar[type[SiloHalf]] = FedAPSilo
-    coordinator: ClassVar[type[CoordinatorHalf]] = FedAPCoordinator
+    silo: ClassVar[type[SiloSide]] = FedAPSilo
+    coordinator: ClassVar[type[CoordinatorSide]] = FedAPCoordinator
     sends: ClassVar[str] = "model; once: means and variances of features"
     gets: ClassVar[str] = "its own mixture"
     uploads: ClassVar[frozenset[Exposure]] = frozenset({*MODEL, Exposure.RUNNING_STATISTICS})

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from medsilo.algorithms.declarations import Count, Protected, Sums
 from medsilo.algorithms.families.partial_sharing import PartialSharing, PartialSharingSilo
-from medsilo.algorithms.method import PERSONAL, SiloHalf
+from medsilo.algorithms.method import PERSONAL, SiloSide
 from medsilo.algorithms.models import state_of
 from medsilo.algorithms.tensors import Payload
 
@@ -46,7 +46,7 @@ class FedBABU(PartialSharing):
     """
 
     name: ClassVar[str] = "fedbabu"
-    silo: ClassVar[type[SiloHalf]] = FedBABUSilo
+    silo: ClassVar[type[SiloSide]] = FedBABUSilo
     sends: ClassVar[str] = "extractor, number of images"
     downloads_last: ClassVar[bool] = True
     made_at_end: ClassVar[bool] = True

@@ -29,11 +29,11 @@ from medsilo.algorithms.declarations import MIXTURES, Blind, Positive, Protected
 from medsilo.algorithms.families.sharing import model_upload
 from medsilo.algorithms.method import (
     PERSONAL,
-    CoordinatorHalf,
+    CoordinatorSide,
     Downloads,
     Method,
     Round,
-    SiloHalf,
+    SiloSide,
     load_parameters,
 )
 from medsilo.algorithms.models import state_of
@@ -47,7 +47,7 @@ _TOLERANCE = 1e-12
 """Overlaps are ratios of whole numbers: the last bit of the threshold must not part a silo from its equals."""
 
 
-class FedCACSilo(SiloHalf):
+class FedCACSilo(SiloSide):
     """Its personal model is the one that it trained last."""
 
     method: FedCAC
@@ -83,7 +83,7 @@ class FedCACSilo(SiloHalf):
         return {**payload, Exposure.PARAMETER_MASK: Part.of(self.memory[_MASK])}
 
 
-class FedCACCoordinator(CoordinatorHalf):
+class FedCACCoordinator(CoordinatorSide):
     """Averages over all, and over each silo's collaborators."""
 
     method: FedCAC
@@ -134,8 +134,8 @@ class FedCAC(Method):
     """
 
     name: ClassVar[str] = "fedcac"
-    silo: ClassVar[type[SiloHalf]] = FedCACSilo
-    coordinator: ClassVar[type[CoordinatorHalf]] = FedCACCoordinator
+    silo: ClassVar[type[SiloSide]] = FedCACSilo
+    coordinator: ClassVar[type[CoordinatorSide]] = FedCACCoordinator
     sends: ClassVar[str] = "model, mask of the parameters that matter to it"
     gets: ClassVar[str] = "average, and a mixture of silos with similar masks"
     uploads: ClassVar[frozenset[Exposure]] = frozenset({*MODEL, Exposure.PARAMETER_MASK})

@@ -29,13 +29,13 @@ from medsilo.algorithms.method import (
     ONE_FOR_ALL,
     PERSONAL,
     TRAINED,
-    CoordinatorHalf,
+    CoordinatorSide,
     Downloads,
     Federation,
     Method,
     Objective,
     Round,
-    SiloHalf,
+    SiloSide,
     Site,
     State,
     load_parameters,
@@ -76,7 +76,7 @@ class Shift(nn.Module):
         return (inputs[0] + self.vector, *inputs[1:])
 
 
-class FedDBESilo(SiloHalf):
+class FedDBESilo(SiloSide):
     """FedAvg's silo with a shift of its own; the shift stays."""
 
     method: FedDBE
@@ -160,7 +160,7 @@ class FedDBESilo(SiloHalf):
         self.memory[_SHIFT] = {_SHIFT: shift.vector.detach().to("cpu", copy=True)}
 
 
-class FedDBECoordinator(CoordinatorHalf):
+class FedDBECoordinator(CoordinatorSide):
     """Averages models by numbers of images; keeps the consensus of the first round."""
 
     method: FedDBE
@@ -210,8 +210,8 @@ class FedDBE(Method):
     """
 
     name: ClassVar[str] = "feddbe"
-    silo: ClassVar[type[SiloHalf]] = FedDBESilo
-    coordinator: ClassVar[type[CoordinatorHalf]] = FedDBECoordinator
+    silo: ClassVar[type[SiloSide]] = FedDBESilo
+    coordinator: ClassVar[type[CoordinatorSide]] = FedDBECoordinator
     sends: ClassVar[str] = "model, number of images; once: mean features"
     gets: ClassVar[str] = "average; once: mean of mean features"
     uploads: ClassVar[frozenset[Exposure]] = frozenset({*MODEL, Exposure.SAMPLE_COUNT, Exposure.RUNNING_STATISTICS})

@@ -28,12 +28,12 @@ from medsilo.algorithms.declarations import MIXTURES, Average, Blind, Condition,
 from medsilo.algorithms.families.sharing import Buffers, check_linear, model_upload, received_tensors, upload_specs
 from medsilo.algorithms.method import (
     PERSONAL,
-    CoordinatorHalf,
+    CoordinatorSide,
     Downloads,
     Federation,
     Method,
     Round,
-    SiloHalf,
+    SiloSide,
     SiloWeights,
     Site,
 )
@@ -48,7 +48,7 @@ _BATCH = 1024
 Normalisation = Literal["clamp", "softmax", "minmax"]
 
 
-class FedDFQSilo(SiloHalf):
+class FedDFQSilo(SiloSide):
     """Loads the mixed extractor, tries the others' gradients on its classifier, trains everything."""
 
     method: FedDFQ
@@ -160,7 +160,7 @@ class FedDFQSilo(SiloHalf):
         return head - steps[best] if means[best] < 0 else head
 
 
-class FedDFQCoordinator(CoordinatorHalf):
+class FedDFQCoordinator(CoordinatorSide):
     """Keeps identifiers; mixes extractors and passes on gradients."""
 
     by_silo: ClassVar[tuple[str, ...]] = (_IDENTIFIER,)
@@ -267,8 +267,8 @@ class FedDFQ(Method):
     """
 
     name: ClassVar[str] = "feddfq"
-    silo: ClassVar[type[SiloHalf]] = FedDFQSilo
-    coordinator: ClassVar[type[CoordinatorHalf]] = FedDFQCoordinator
+    silo: ClassVar[type[SiloSide]] = FedDFQSilo
+    coordinator: ClassVar[type[CoordinatorSide]] = FedDFQCoordinator
     sends: ClassVar[str] = "extractor; classifier's gradient; once: data identifier"
     gets: ClassVar[str] = "its own mixture of extractors, and **other silos' classifier gradients**"
     # The classifier's gradient is that of the noised steps, or what they made of the classifier.

@@ -8,7 +8,7 @@ which P_t took part, the coordinator keeps h and sends θ^t:
 
 Only h/α is ever needed, so that is what the coordinator keeps, and α is the silos' alone.
 
-The coordinator's half does not know the starting model. The first round therefore only finds the starting point:
+The coordinator's side does not know the starting model. The first round therefore only finds the starting point:
 silos train with the proximal term, nobody changes λ or h, and θ^1 is the plain mean. From there on everything is the
 paper's, which leaves the starting point open.
 """
@@ -26,11 +26,11 @@ from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.method import (
     PERSONAL,
     TRAINED,
-    CoordinatorHalf,
+    CoordinatorSide,
     Correction,
     Downloads,
     Round,
-    SiloHalf,
+    SiloSide,
     subset,
 )
 from medsilo.algorithms.models import state_of
@@ -96,8 +96,8 @@ class FedDyn(FedAvg):
     """
 
     name: ClassVar[str] = "feddyn"
-    silo: ClassVar[type[SiloHalf]] = FedDynSilo
-    coordinator: ClassVar[type[CoordinatorHalf]] = FedDynCoordinator
+    silo: ClassVar[type[SiloSide]] = FedDynSilo
+    coordinator: ClassVar[type[CoordinatorSide]] = FedDynCoordinator
     sends: ClassVar[str] = "model"
     gets: ClassVar[str] = "corrected average"
     takes_robust: ClassVar[bool] = False

@@ -28,11 +28,11 @@ from medsilo.algorithms.families.peers import SENT, PeerCoordinator, peer_models
 from medsilo.algorithms.families.sharing import model_upload
 from medsilo.algorithms.method import (
     PERSONAL,
-    CoordinatorHalf,
+    CoordinatorSide,
     Downloads,
     Method,
     Round,
-    SiloHalf,
+    SiloSide,
     Site,
     State,
     derive_seed,
@@ -55,7 +55,7 @@ _BATCH = 1024
 _HOPELESS = 1e6
 
 
-class FedFomoSilo(SiloHalf):
+class FedFomoSilo(SiloSide):
     """Moves its own model towards the peers that do better on its validation images, then trains it."""
 
     method: FedFomo
@@ -221,8 +221,8 @@ class FedFomo(Method):
     """
 
     name: ClassVar[str] = "fedfomo"
-    silo: ClassVar[type[SiloHalf]] = FedFomoSilo
-    coordinator: ClassVar[type[CoordinatorHalf]] = FedFomoCoordinator
+    silo: ClassVar[type[SiloSide]] = FedFomoSilo
+    coordinator: ClassVar[type[CoordinatorSide]] = FedFomoCoordinator
     sends: ClassVar[str] = "model, ratings of others' models"
     gets: ClassVar[str] = "**other silos' models as they are**"
     uploads: ClassVar[frozenset[Exposure]] = frozenset({*MODEL, Exposure.PEER_RATINGS})

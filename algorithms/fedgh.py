@@ -21,12 +21,12 @@ from medsilo.algorithms.families.class_statistics import class_sums, linear_shap
 from medsilo.algorithms.method import (
     ONE_FOR_ALL,
     PERSONAL,
-    CoordinatorHalf,
+    CoordinatorSide,
     Downloads,
     Federation,
     Method,
     Round,
-    SiloHalf,
+    SiloSide,
     Site,
     State,
     derive_seed,
@@ -42,7 +42,7 @@ _PROTOTYPES = "prototypes"
 _HEAD = "head"
 
 
-class FedGHSilo(SiloHalf):
+class FedGHSilo(SiloSide):
     """Its personal model: its own extractor, and the received head, both trained on."""
 
     def __init__(self, method: FedGH, site: Site) -> None:
@@ -74,7 +74,7 @@ class FedGHSilo(SiloHalf):
         return {Exposure.PROTOTYPES: Part.of(self.memory[_PROTOTYPES])}
 
 
-class FedGHCoordinator(CoordinatorHalf):
+class FedGHCoordinator(CoordinatorSide):
     """Keeps and trains the head."""
 
     method: FedGH
@@ -146,8 +146,8 @@ class FedGH(Method):
     """
 
     name: ClassVar[str] = "fedgh"
-    silo: ClassVar[type[SiloHalf]] = FedGHSilo
-    coordinator: ClassVar[type[CoordinatorHalf]] = FedGHCoordinator
+    silo: ClassVar[type[SiloSide]] = FedGHSilo
+    coordinator: ClassVar[type[CoordinatorSide]] = FedGHCoordinator
     sends: ClassVar[str] = "mean features of each class, and which classes it has"
     gets: ClassVar[str] = "a head trained on them"
     uploads: ClassVar[frozenset[Exposure]] = frozenset({Exposure.PROTOTYPES})

@@ -25,14 +25,14 @@ from medsilo.algorithms.method import (
     ONE_FOR_ALL,
     PERSONAL,
     TRAINED,
-    CoordinatorHalf,
+    CoordinatorSide,
     Correction,
     Downloads,
     Federation,
     Method,
     Objective,
     Round,
-    SiloHalf,
+    SiloSide,
     Site,
 )
 from medsilo.algorithms.models import state_of
@@ -43,7 +43,7 @@ from medsilo.privacy.exposure import MODEL, Exposure
 _HASH_BYTES = 32
 
 
-class FedPDCSilo(SiloHalf):
+class FedPDCSilo(SiloSide):
     """Trains from the global model; its personal model is the global model as last received."""
 
     method: FedPDC
@@ -88,7 +88,7 @@ class FedPDCSilo(SiloHalf):
             )
 
 
-class FedPDCCoordinator(CoordinatorHalf):
+class FedPDCCoordinator(CoordinatorSide):
     """Remembers each silo's last accuracy and when it was measured."""
 
     by_silo: ClassVar[tuple[str, ...]] = ("accuracy", "measured")
@@ -156,8 +156,8 @@ class FedPDC(Method):
     """
 
     name: ClassVar[str] = "fedpdc"
-    silo: ClassVar[type[SiloHalf]] = FedPDCSilo
-    coordinator: ClassVar[type[CoordinatorHalf]] = FedPDCCoordinator
+    silo: ClassVar[type[SiloSide]] = FedPDCSilo
+    coordinator: ClassVar[type[CoordinatorSide]] = FedPDCCoordinator
     sends: ClassVar[str] = "model"
     gets: ClassVar[str] = "average weighted by accuracy on public images, its own accuracy, hashes of those images"
     common: ClassVar[frozenset[Exposure]] = ONE_FOR_ALL

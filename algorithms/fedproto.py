@@ -25,12 +25,12 @@ from medsilo.algorithms.families.sharing import check_linear, sample_weights
 from medsilo.algorithms.method import (
     ONE_FOR_ALL,
     PERSONAL,
-    CoordinatorHalf,
+    CoordinatorSide,
     Downloads,
     Federation,
     Method,
     Round,
-    SiloHalf,
+    SiloSide,
     Site,
     State,
     load_parameters,
@@ -45,7 +45,7 @@ _COUNTS = "label_counts"
 _BATCH = 1024
 
 
-class FedProtoSilo(SiloHalf):
+class FedProtoSilo(SiloSide):
     """Continues its own model."""
 
     method: FedProto
@@ -103,7 +103,7 @@ class _TowardsPrototypes:
         return self.site.loss(logits, labels) + self.weight * (distances * self.present[labels]).mean()
 
 
-class FedProtoCoordinator(CoordinatorHalf):
+class FedProtoCoordinator(CoordinatorSide):
     """Averages each class over this round's silos that have it.
 
     A class that none of them has keeps the average of the last round in which one had it (ours; the paper's silos all
@@ -149,7 +149,7 @@ class FedProto(Method):
     The personal model is the silo's own. It is measured by its own classifier (ours, so that it is a model like any
     other); the paper classifies an image by the nearest prototype instead (section 4.3).
 
-    Raises ``ConfigurationError``, when its halves are made, for a model whose last layer is not linear.
+    Raises ``ConfigurationError``, when its sides are made, for a model whose last layer is not linear.
 
     Attributes:
         prototype_weight: λ ≥ 0, the weight of the distance to the global prototypes; 0 makes this separate training.
@@ -160,8 +160,8 @@ class FedProto(Method):
     """
 
     name: ClassVar[str] = "fedproto"
-    silo: ClassVar[type[SiloHalf]] = FedProtoSilo
-    coordinator: ClassVar[type[CoordinatorHalf]] = FedProtoCoordinator
+    silo: ClassVar[type[SiloSide]] = FedProtoSilo
+    coordinator: ClassVar[type[CoordinatorSide]] = FedProtoCoordinator
     sends: ClassVar[str] = "mean features of each class, and which classes it has"
     gets: ClassVar[str] = "their averages"
     downlink: ClassVar[frozenset[Exposure]] = frozenset({Exposure.PEER_DERIVED})

@@ -9,7 +9,7 @@ from typing import ClassVar
 from medsilo.algorithms.declarations import NonNegative, Protected, Sums
 from medsilo.algorithms.families.partial_sharing import PartialSharingSilo
 from medsilo.algorithms.fedavg import FedAvg
-from medsilo.algorithms.method import PERSONAL, TRAINED, Correction, SiloHalf, subset
+from medsilo.algorithms.method import PERSONAL, TRAINED, Correction, SiloSide, subset
 from medsilo.algorithms.models import state_of
 from medsilo.algorithms.tensors import Payload
 
@@ -41,7 +41,7 @@ class FedProx(FedAvg):
     """
 
     name: ClassVar[str] = "fedprox"
-    silo: ClassVar[type[SiloHalf]] = FedProxSilo
+    silo: ClassVar[type[SiloSide]] = FedProxSilo
     sends: ClassVar[str] = "model, number of images"
     under_privacy: ClassVar[Protected | str] = Protected()
     under_masks: ClassVar[Sums | str] = Sums()

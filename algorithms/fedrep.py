@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from medsilo.algorithms.declarations import OneOrMore, Protected, Sums
 from medsilo.algorithms.families.partial_sharing import PartialSharing, PartialSharingSilo
-from medsilo.algorithms.method import SiloHalf
+from medsilo.algorithms.method import SiloSide
 
 
 class FedRepSilo(PartialSharingSilo):
@@ -38,7 +38,7 @@ class FedRep(PartialSharing):
     """
 
     name: ClassVar[str] = "fedrep"
-    silo: ClassVar[type[SiloHalf]] = FedRepSilo
+    silo: ClassVar[type[SiloSide]] = FedRepSilo
     sends: ClassVar[str] = "extractor"
     under_privacy: ClassVar[Protected | str] = Protected(each_round=("head_epochs", "body_epochs"))
     under_masks: ClassVar[Sums | str] = Sums()

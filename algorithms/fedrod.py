@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from medsilo.algorithms.declarations import Protected, Sums
 from medsilo.algorithms.families.partial_sharing import PartialSharing, PartialSharingSilo
 from medsilo.algorithms.families.sharing import check_linear
-from medsilo.algorithms.method import PERSONAL, SiloHalf, State, subset
+from medsilo.algorithms.method import PERSONAL, SiloSide, State, subset
 from medsilo.algorithms.models import Features, Layout, classifier_of, state_of
 from medsilo.algorithms.tensors import Payload, TensorSpec
 from medsilo.privacy.exposure import MODEL, Exposure
@@ -86,13 +86,13 @@ class FedRoD(PartialSharing):
     classifier of the personal model. Personal heads start at zero (ours), so that the personal model starts as the
     generic one. The personal model is the one that local training left, as the paper measures it.
 
-    Raises ``ConfigurationError``, when its halves are made, for a model whose last layer is not linear.
+    Raises ``ConfigurationError``, when its sides are made, for a model whose last layer is not linear.
 
     ``weighting``: the paper weights by numbers of images, "samples".
     """
 
     name: ClassVar[str] = "fedrod"
-    silo: ClassVar[type[SiloHalf]] = FedRoDSilo
+    silo: ClassVar[type[SiloSide]] = FedRoDSilo
     sends: ClassVar[str] = "extractor and generic head, number of images"
     shared_classes: ClassVar[tuple[Exposure, ...]] = MODEL
     under_privacy: ClassVar[Protected | str] = (

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from medsilo.algorithms.declarations import Blind, Protected, Sums
-from medsilo.algorithms.method import PERSONAL, CoordinatorHalf, Method, SiloHalf
+from medsilo.algorithms.method import PERSONAL, CoordinatorSide, Method, SiloSide
 from medsilo.algorithms.models import state_of
 from medsilo.algorithms.tensors import Payload, TensorSpec
 from medsilo.privacy.exposure import Exposure
 
 
-class LocalSilo(SiloHalf):
+class LocalSilo(SiloSide):
     """Continues its own model."""
 
     def train(self, round_number: int, download: Payload) -> None:
@@ -27,7 +27,7 @@ class LocalSilo(SiloHalf):
         return {}
 
 
-class LocalCoordinator(CoordinatorHalf):
+class LocalCoordinator(CoordinatorSide):
     """Wants nothing."""
 
     def upload_parts(self, round_number: int, silo: str) -> Mapping[Exposure, Sequence[TensorSpec]]:
@@ -43,8 +43,8 @@ class Local(Method):
     """
 
     name: ClassVar[str] = "local"
-    silo: ClassVar[type[SiloHalf]] = LocalSilo
-    coordinator: ClassVar[type[CoordinatorHalf]] = LocalCoordinator
+    silo: ClassVar[type[SiloSide]] = LocalSilo
+    coordinator: ClassVar[type[CoordinatorSide]] = LocalCoordinator
     sends: ClassVar[str] = "nothing but the progress of rounds"
     gets: ClassVar[str] = "the first model"
     uploads: ClassVar[frozenset[Exposure]] = frozenset()

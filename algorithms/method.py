@@ -1,4 +1,4 @@
-"""What a federated method is: hyper-parameters, declared exposure, a silo half and a coordinator half.
+"""What a federated method is: hyper-parameters, declared exposure, a silo side and a coordinator side.
 
 A method is one file that defines a frozen dataclass deriving from ``Method``, and is listed in
 ``medsilo.algorithms.registry``. The runtimes (daemons and simulation) do everything else: they move payloads, keep
@@ -40,7 +40,7 @@ State = dict[str, Tensor]
 """Tensors by name, on the CPU."""
 
 Memory = dict[str, State]
-"""What a half keeps between rounds and across restarts: named groups of tensors."""
+"""What a side keeps between rounds and across restarts: named groups of tensors."""
 
 PERSONAL = "personal"
 """The group of a silo's memory that holds its personalised model's whole state (parameters and buffers)."""
@@ -107,7 +107,7 @@ def _gradients(parameters: Mapping[str, nn.Parameter], names: Sequence[str]) -> 
 
 
 class Site(Protocol):
-    """What a silo's runtime gives to the silo half of a method."""
+    """What a silo's runtime gives to the silo side of a method."""
 
     name: str
     layout: Layout
@@ -223,8 +223,8 @@ class Site(Protocol):
         ...
 
 
-class SiloHalf(ABC):
-    """A method's half at one silo. ``memory`` is kept across restarts by the runtime."""
+class SiloSide(ABC):
+    """A method's side at one silo. ``memory`` is kept across restarts by the runtime."""
 
     def __init__(self, method: Method, site: Site) -> None:
         self.method = method
@@ -269,7 +269,7 @@ class PublicSet(Protocol):
 
 @dataclass
 class Federation:
-    """What a coordinator's runtime gives to the coordinator half of a method.
+    """What a coordinator's runtime gives to the coordinator side of a method.
 
     ``silos``: all that may ever take part, sorted. ``input_shape``: channels, height and width of an image.
     ``public``: the coordinator's public images, where it has some.
@@ -326,8 +326,8 @@ class Round:
     workspace: Workspace
 
 
-class CoordinatorHalf:
-    """A method's half at the coordinator. ``memory`` is kept across restarts by the runtime.
+class CoordinatorSide:
+    """A method's side at the coordinator. ``memory`` is kept across restarts by the runtime.
 
     ``by_silo``: groups of the memory whose tensors go by the names of silos.
     """
@@ -371,7 +371,7 @@ hash of a plan without it."""
 class Method(ABC):
     """A method's hyper-parameters, and what it states of itself, as class variables.
 
-    What it is: ``name``, as plans name it. ``silo`` and ``coordinator``: its halves, made of a method and a site or a
+    What it is: ``name``, as plans name it. ``silo`` and ``coordinator``: its sides, made of a method and a site or a
     federation. ``sends``, ``gets``: what a silo sends and what it is given, in a few words for tables.
 
     What it exposes, besides ``uploads`` and ``downlink``: ``common``, the classes of what silos are given that are the
@@ -389,8 +389,8 @@ class Method(ABC):
     """
 
     name: ClassVar[str]
-    silo: ClassVar[type[SiloHalf]]
-    coordinator: ClassVar[type[CoordinatorHalf]]
+    silo: ClassVar[type[SiloSide]]
+    coordinator: ClassVar[type[CoordinatorSide]]
     sends: ClassVar[str] = ""
     gets: ClassVar[str] = ""
     common: ClassVar[frozenset[Exposure]] = frozenset(STARTS)
@@ -435,12 +435,12 @@ class Method(ABC):
         asked |= self.downlink & MADE_OF_UPDATES
         return tuple(exposure for exposure in Exposure if exposure in asked)
 
-    def silo_half(self, site: Site) -> SiloHalf:
-        """A fresh silo half."""
+    def silo_side(self, site: Site) -> SiloSide:
+        """A fresh silo side."""
         return self.silo(self, site)
 
-    def coordinator_half(self, federation: Federation) -> CoordinatorHalf:
-        """A fresh coordinator half."""
+    def coordinator_side(self, federation: Federation) -> CoordinatorSide:
+        """A fresh coordinator side."""
         return self.coordinator(self, federation)
 
     def warnings(self, silos: int, model: str, optimizer: str) -> list[str]:

@@ -22,13 +22,13 @@ from torch.nn import functional as F
 from medsilo.algorithms.declarations import OWN_LOSS, NonNegative, Positive, Protected, Sums
 from medsilo.algorithms.families.partial_sharing import PartialSharingSilo
 from medsilo.algorithms.fedavg import FedAvg
-from medsilo.algorithms.method import PERSONAL, TRAINED, Objective, SiloHalf
+from medsilo.algorithms.method import PERSONAL, TRAINED, Objective, SiloSide
 from medsilo.algorithms.models import Features, state_of
 from medsilo.algorithms.tensors import Payload
 
 
 class MoonSilo(PartialSharingSilo):
-    """Federated averaging's silo half, which remembers its last trained model anyway."""
+    """Federated averaging's silo side, which remembers its last trained model anyway."""
 
     method: Moon
 
@@ -79,7 +79,7 @@ class Moon(FedAvg):
     """
 
     name: ClassVar[str] = "moon"
-    silo: ClassVar[type[SiloHalf]] = MoonSilo
+    silo: ClassVar[type[SiloSide]] = MoonSilo
     sends: ClassVar[str] = "model, number of images"
     under_privacy: ClassVar[Protected | str] = OWN_LOSS
     under_masks: ClassVar[Sums | str] = Sums()

@@ -40,12 +40,12 @@ from medsilo.algorithms.method import (
     LATER,
     ONE_FOR_ALL,
     PERSONAL,
-    CoordinatorHalf,
+    CoordinatorSide,
     Correction,
     Downloads,
     Method,
     Round,
-    SiloHalf,
+    SiloSide,
     Site,
     State,
     load_parameters,
@@ -121,7 +121,7 @@ class MRMTLSilo(TetheredSilo):
         return float("nan") if loss is None else loss, state
 
 
-class MRMTLCoordinator(CoordinatorHalf):
+class MRMTLCoordinator(CoordinatorSide):
     """Averages this round's models."""
 
     def aggregate(self, ended: Round) -> Downloads:
@@ -147,8 +147,8 @@ class MRMTL(Tethered):
     """
 
     name: ClassVar[str] = "mrmtl"
-    silo: ClassVar[type[SiloHalf]] = MRMTLSilo
-    coordinator: ClassVar[type[CoordinatorHalf]] = MRMTLCoordinator
+    silo: ClassVar[type[SiloSide]] = MRMTLSilo
+    coordinator: ClassVar[type[CoordinatorSide]] = MRMTLCoordinator
     gets: ClassVar[str] = "average, which its own model is held near"
     common: ClassVar[frozenset[Exposure]] = ONE_FOR_ALL
     under_privacy: ClassVar[Protected | str] = Protected(

@@ -19,7 +19,7 @@ from medsilo.algorithms.declarations import OWN_STEPS, OneOrMore, Positive, Prot
 from medsilo.algorithms.families.own_steps import check_finite, mean_gradients, trained_parameters
 from medsilo.algorithms.families.two_models import GLOBAL, TwoModelSilo
 from medsilo.algorithms.fedavg import FedAvg
-from medsilo.algorithms.method import PERSONAL, TRAINED, SiloHalf
+from medsilo.algorithms.method import PERSONAL, TRAINED, SiloSide
 from medsilo.algorithms.models import state_of
 from medsilo.algorithms.tensors import Payload
 
@@ -86,7 +86,7 @@ class PerFedAvg(FedAvg):
     """
 
     name: ClassVar[str] = "perfedavg"
-    silo: ClassVar[type[SiloHalf]] = PerFedAvgSilo
+    silo: ClassVar[type[SiloSide]] = PerFedAvgSilo
     sends: ClassVar[str] = "model before it is adapted"
     own_steps: ClassVar[bool] = True
     under_privacy: ClassVar[Protected | str] = OWN_STEPS

@@ -20,10 +20,10 @@ from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.method import (
     PERSONAL,
     TRAINED,
-    CoordinatorHalf,
+    CoordinatorSide,
     Downloads,
     Round,
-    SiloHalf,
+    SiloSide,
     require,
     subset,
 )
@@ -96,13 +96,13 @@ class PFedMe(FedAvg):
         step_size: η > 0 with η λ ≤ 1, of w's step; the authors use 0.005 where all methods share it, and 0.01 after
             tuning.
         mixing: β > 0, 1 being the plain mean; the authors use 1, and 2 after tuning. The first round always takes 1:
-            the coordinator's half does not know the starting model.
+            the coordinator's side does not know the starting model.
         weighting: the paper's mean is uniform.
     """
 
     name: ClassVar[str] = "pfedme"
-    silo: ClassVar[type[SiloHalf]] = PFedMeSilo
-    coordinator: ClassVar[type[CoordinatorHalf]] = PFedMeCoordinator
+    silo: ClassVar[type[SiloSide]] = PFedMeSilo
+    coordinator: ClassVar[type[CoordinatorSide]] = PFedMeCoordinator
     sends: ClassVar[str] = "model; the personal one stays"
     own_steps: ClassVar[bool] = True
     takes_robust: ClassVar[bool] = False

@@ -36,12 +36,12 @@ from medsilo.algorithms.families.sharing import (
 from medsilo.algorithms.method import (
     LATER,
     PERSONAL,
-    CoordinatorHalf,
+    CoordinatorSide,
     Downloads,
     Federation,
     Method,
     Round,
-    SiloHalf,
+    SiloSide,
     SiloWeights,
     require,
 )
@@ -54,7 +54,7 @@ Variant = Literal["paper", "author"]
 Diagonal = Literal["clip", "one"]
 
 
-class PFedSimSilo(SiloHalf):
+class PFedSimSilo(SiloSide):
     """Its personal model is its model as last trained."""
 
     method: PFedSim
@@ -82,7 +82,7 @@ class PFedSimSilo(SiloHalf):
         self.memory["phase"] = {"warmup": torch.tensor(int(warmup))}
 
 
-class PFedSimCoordinator(CoordinatorHalf):
+class PFedSimCoordinator(CoordinatorSide):
     """Keeps the similarities of all silos, and which of them have been in the personal phase."""
 
     method: PFedSim
@@ -166,8 +166,8 @@ class PFedSim(Method):
     """
 
     name: ClassVar[str] = "pfedsim"
-    silo: ClassVar[type[SiloHalf]] = PFedSimSilo
-    coordinator: ClassVar[type[CoordinatorHalf]] = PFedSimCoordinator
+    silo: ClassVar[type[SiloSide]] = PFedSimSilo
+    coordinator: ClassVar[type[CoordinatorSide]] = PFedSimCoordinator
     sends: ClassVar[str] = "model; number of images during the warm-up; running statistics with `buffers: aggregate`"
     gets: ClassVar[str] = "average, then its own mixture of extractors, by similarity of classifiers"
     downlink: ClassVar[frozenset[Exposure]] = frozenset({Exposure.PEER_DERIVED})

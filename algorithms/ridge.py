@@ -48,12 +48,12 @@ from medsilo.algorithms.families.class_statistics import linear_shape
 from medsilo.algorithms.method import (
     ONE_FOR_ALL,
     PERSONAL,
-    CoordinatorHalf,
+    CoordinatorSide,
     Downloads,
     Federation,
     Method,
     Round,
-    SiloHalf,
+    SiloSide,
     Site,
     State,
     load_parameters,
@@ -78,7 +78,7 @@ _SILOS = TensorSpec("silos", (), "I64")
 _NUMBERS_AT_ONCE = 1 << 24
 
 
-class RidgeSilo(SiloHalf):
+class RidgeSilo(SiloSide):
     """Adds up once, and solves whenever it is given the sums of all."""
 
     method: Ridge
@@ -161,7 +161,7 @@ class RidgeSilo(SiloHalf):
         return {name: part.to(torch.float32).contiguous() for name, part in zip(names, parts, strict=True)}
 
 
-class RidgeCoordinator(CoordinatorHalf):
+class RidgeCoordinator(CoordinatorSide):
     """Adds up the silos' sums."""
 
     def __init__(self, method: Method, federation: Federation) -> None:
@@ -201,8 +201,8 @@ class Ridge(Method):
     """
 
     name: ClassVar[str] = "ridge"
-    silo: ClassVar[type[SiloHalf]] = RidgeSilo
-    coordinator: ClassVar[type[CoordinatorHalf]] = RidgeCoordinator
+    silo: ClassVar[type[SiloSide]] = RidgeSilo
+    coordinator: ClassVar[type[CoordinatorSide]] = RidgeCoordinator
     sends: ClassVar[str] = "once: sums of products of features, and of features and classes"
     gets: ClassVar[str] = "their sums over all silos"
     uploads: ClassVar[frozenset[Exposure]] = frozenset({Exposure.FEATURE_MOMENTS})

@@ -29,11 +29,11 @@ from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.method import (
     PERSONAL,
     TRAINED,
-    CoordinatorHalf,
+    CoordinatorSide,
     Correction,
     Downloads,
     Round,
-    SiloHalf,
+    SiloSide,
     State,
     load_parameters,
     subset,
@@ -135,14 +135,14 @@ class Scaffold(FedAvg):
 
     Attributes:
         global_step: η_g > 0, the coordinator's step; the paper's experiments "always use" 1 (section 7), at which the
-            model is the mean of the uploads. The first round always takes the mean: the coordinator's half does not
+            model is the mean of the uploads. The first round always takes the mean: the coordinator's side does not
             know the starting model.
         weighting: the paper's sums are uniform. With "samples" both means are weighted.
     """
 
     name: ClassVar[str] = "scaffold"
-    silo: ClassVar[type[SiloHalf]] = ScaffoldSilo
-    coordinator: ClassVar[type[CoordinatorHalf]] = ScaffoldCoordinator
+    silo: ClassVar[type[SiloSide]] = ScaffoldSilo
+    coordinator: ClassVar[type[CoordinatorSide]] = ScaffoldCoordinator
     sends: ClassVar[str] = "model, mean gradient (control variate)"
     gets: ClassVar[str] = "average of both"
     takes_robust: ClassVar[bool] = False

@@ -37,7 +37,7 @@ from medsilo.algorithms.datasets import ImageDataset, load_npz
 from medsilo.algorithms.diversifed import DiversiFed
 from medsilo.algorithms.families.tethered import Tethered, pairwise_distances, squared_distances
 from medsilo.algorithms.fedamp import FedAMP, attention
-from medsilo.algorithms.method import CoordinatorHalf, Downloads, Method, Round
+from medsilo.algorithms.method import CoordinatorSide, Downloads, Method, Round
 from medsilo.algorithms.tensors import Part, Stack, combine
 from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
 from medsilo.privacy.exposure import MODEL, Exposure
@@ -132,7 +132,7 @@ def cost(size: int, count: int, repeats: int) -> dict[str, Any]:
     }
 
 
-class BlindCoordinator(CoordinatorHalf):
+class BlindCoordinator(CoordinatorSide):
     """Mixes what a method mixes, blind, and remembers by how much that differs from mixing plainly."""
 
     size: ClassVar[int] = 0

@@ -22,7 +22,7 @@ import torch
 from medsilo.algorithms.declarations import MIXTURES, Protected, Sums
 from medsilo.algorithms.diversifed import DiversiFed, DiversiFedCoordinator
 from medsilo.algorithms.families.tethered import pairwise_distances, squared_distances
-from medsilo.algorithms.method import CoordinatorHalf, Downloads, Method, Round
+from medsilo.algorithms.method import CoordinatorSide, Downloads, Method, Round
 from medsilo.algorithms.mrmtl import MRMTL
 from medsilo.algorithms.tensors import Stack
 from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
@@ -53,7 +53,7 @@ class WatchedCoordinator(DiversiFedCoordinator):
 class Watched(DiversiFed):
     """The same method, watched."""
 
-    coordinator: ClassVar[type[CoordinatorHalf]] = WatchedCoordinator
+    coordinator: ClassVar[type[CoordinatorSide]] = WatchedCoordinator
     under_privacy: ClassVar[Protected | str] = Protected()
     under_masks: ClassVar[Sums | str] = MIXTURES
 

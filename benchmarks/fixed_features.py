@@ -81,13 +81,13 @@ def measure(model: str, options: argparse.Namespace) -> dict[str, object]:
         making = seconds(lambda: site(plan, shards[0], features).inputs())
         kept = site(plan, shards[0], features)
         reading = seconds(lambda: kept.inputs())
-        half = FedAvg().silo_half(kept)
-        half.begin(state_of(kept.model))
+        side = FedAvg().silo_side(kept)
+        side.begin(state_of(kept.model))
 
         def one_round(number: int) -> None:
-            half.train(number, {})
-            half.upload()
-            kept.measure(half.personal())
+            side.train(number, {})
+            side.upload()
+            kept.measure(side.personal())
 
         one_round(0)
         in_one = seconds(lambda: [one_round(number) for number in range(1, options.rounds)])
@@ -119,10 +119,10 @@ def uploaded(model: str, size: int) -> dict[str, int]:
     """Bytes of tensors by exposure class."""
     plan = planned(model, size, 1)
     one = LocalSite("h", shard("h", 10, size, 1), build(plan.model, seed=1), plan, device=CPU)
-    half = FedAvg().silo_half(one)
-    half.begin(state_of(one.model))
-    half.train(0, {})
-    return {exposure.value: part.nbytes for exposure, part in half.upload().items()}
+    side = FedAvg().silo_side(one)
+    side.begin(state_of(one.model))
+    side.train(0, {})
+    return {exposure.value: part.nbytes for exposure, part in side.upload().items()}
 
 
 def seconds(work: Callable[[], object]) -> float:

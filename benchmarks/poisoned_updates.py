@@ -41,25 +41,25 @@ METHODS = {
 }
 
 
-class Half:
-    """A silo half that remembers what it was sent; a liar's turns its change round."""
+class Side:
+    """A silo side that remembers what it was sent; a liar's turns its change round."""
 
-    def __init__(self, half: Any, *, lies: bool) -> None:
-        self._half = half
+    def __init__(self, side: Any, *, lies: bool) -> None:
+        self._side = side
         self._lies = lies
-        self.given: Payload = {Exposure.INITIAL_MODEL: Part.of(half.memory["personal"])}
+        self.given: Payload = {Exposure.INITIAL_MODEL: Part.of(side.memory["personal"])}
         self.sent: Payload = {}
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._half, name)
+        return getattr(self._side, name)
 
     def train(self, round_number: int, download: Payload) -> None:
         if download:
             self.given = download
-        self._half.train(round_number, download)
+        self._side.train(round_number, download)
 
     def upload(self) -> Payload:
-        update = dict(self._half.upload())
+        update = dict(self._side.upload())
         if self._lies:
             (start,) = (part.tensors() for part in self.given.values())
             for exposure in MODEL:
@@ -83,16 +83,16 @@ def measure(method: FedAvg, shards: list[ImageDataset], liars: int, seed: int) -
         required=method.required,
     )
     simulation = Simulation(plan, method, shards, device=torch.device("cpu"))
-    halves: Any = simulation.silos
-    names = sorted(halves)
+    sides: Any = simulation.silos
+    names = sorted(sides)
     lying = set(names[:liars])
     for name in names:
-        halves[name] = Half(halves[name], lies=name in lying)
+        sides[name] = Side(sides[name], lies=name in lying)
     changes: dict[str, list[Change]] = {name: [] for name in names}
     for _ in range(ROUNDS):
         simulation.step()
-        updates: Mapping[str, Payload] = {name: halves[name].sent for name in names}
-        beginnings = {name: Beginning((halves[name].given,)) for name in names}
+        updates: Mapping[str, Payload] = {name: sides[name].sent for name in names}
+        beginnings = {name: Beginning((sides[name].given,)) for name in names}
         for name, change in zip(names, compare(products_of_changes(updates, beginnings)), strict=True):
             changes[name].append(change)
     measured = simulation.finish()

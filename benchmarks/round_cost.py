@@ -1,7 +1,7 @@
 """A round's cost beyond training: a coordinator and three silos as processes, mutual TLS, journal on, loopback.
 
 Training and testing are left out (``LocalSite.fit`` and ``measure`` do nothing in these silos), so that a round
-lasts exactly as long as everything else: the download, the half's work, saving, the upload, the journal on both
+lasts exactly as long as everything else: the download, the side's work, saving, the upload, the journal on both
 sides, the coordinator's mixing. Beside it, in the same run, a bare gRPC stream over mutual TLS that moves the same
 bytes up and down for three clients at once and hashes them with SHA-256 at both ends; and the same three hospitals
 without the audit, and with a journal that keeps nothing (``benchmarks/party.py``), in turn with those that have it.

@@ -1,6 +1,6 @@
 """The memory of one simulation of many silos with a model of about a million parameters.
 
-All silos take turns with one module; what each keeps is its half's memory. The peak is the process's largest resident
+All silos take turns with one module; what each keeps is its side's memory. The peak is the process's largest resident
 set (VmHWM), images and PyTorch included. Images are generated, training is one epoch over few of them: neither changes
 what the models take.
 

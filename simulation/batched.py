@@ -1,8 +1,8 @@
 """A round's local training of many silos at once: on several threads, or stacked into one program.
 
-``train_round`` runs the silo halves one after the other up to their ``site.fit``, where each waits; when all have
-come that far, an ``Engine`` does all those trainings, and the halves go on with trained models, as if each had
-trained alone. No method has to know of it, and sites may share one module: what a half had loaded is kept while it
+``train_round`` runs the silo sides one after the other up to their ``site.fit``, where each waits; when all have
+come that far, an ``Engine`` does all those trainings, and the sides go on with trained models, as if each had
+trained alone. No method has to know of it, and sites may share one module: what a side had loaded is kept while it
 waits. Fits that an engine does not take are done at once, alone. Three engines:
 
 ``InThreads`` does the fits themselves side by side, one PyTorch thread each. Bit-equal to one after the other with one
@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
-from medsilo.algorithms.method import Correction, Downloads, Objective, SiloHalf, State, Watch
+from medsilo.algorithms.method import Correction, Downloads, Objective, SiloSide, State, Watch
 from medsilo.algorithms.models import OnFixedFeatures, frozen_names
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.silo.training.optimizers import make_optimizer
@@ -186,27 +186,27 @@ class Stacked(Engine):
 
 
 def train_round(
-    halves: Mapping[str, SiloHalf],
+    sides: Mapping[str, SiloSide],
     round_number: int,
     downloads: Downloads,
     sites: Mapping[str, LocalSite],
     engine: Engine,
 ) -> None:
-    """Trains one round of all given silo halves.
+    """Trains one round of all given silo sides.
 
     Args:
-        halves: by silo name.
+        sides: by silo name.
         round_number: from 0.
         downloads: what each silo gets.
-        sites: the halves' sites by silo name.
+        sites: the sides' sites by silo name.
         engine: does the fits.
 
-    Raises what a half raises; the other halves are then stopped where they wait.
+    Raises what a side raises; the other sides are then stopped where they wait.
     """
     waiting: list[_Trainee] = []
     try:
-        for name, half in halves.items():
-            work = partial(half.train, round_number, downloads.for_silo(name))
+        for name, side in sides.items():
+            work = partial(side.train, round_number, downloads.for_silo(name))
             trainee = _Trainee(work, sites[name], engine)
             waiting.append(trainee)
             trainee.go_on()
@@ -219,11 +219,11 @@ def train_round(
 
 
 class _Stopped(BaseException):
-    """Ends a half that waits for a training that will not come."""
+    """Ends a side that waits for a training that will not come."""
 
 
 class _Trainee:
-    """A half's round in a thread of its own, of which at any time either it or its owner runs: a coroutine whose
+    """A side's round in a thread of its own, of which at any time either it or its owner runs: a coroutine whose
     ``site.fit`` hands over."""
 
     def __init__(self, work: Callable[[], None], site: LocalSite, engine: Engine) -> None:

@@ -47,7 +47,7 @@ class CheckpointWriter:
         self._parts: dict[int, tuple[Part, dict[str, int]]] = {}
 
     def memory(self, memory: Memory) -> Numbers:
-        """Adds what a half remembers."""
+        """Adds what a side remembers."""
         return {
             group: {name: self._tensor(tensor) for name, tensor in state.items()} for group, state in memory.items()
         }
@@ -128,7 +128,7 @@ class CheckpointReader:
             ) from None
 
     def memory(self, numbers: Numbers) -> Memory:
-        """What a half remembered."""
+        """What a side remembered."""
         return {
             group: {name: self._tensors[number] for name, number in state.items()} for group, state in numbers.items()
         }

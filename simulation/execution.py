@@ -177,7 +177,7 @@ def check_can_run(runs: Sequence[Run], datasets: Mapping[str, ImageDataset]) -> 
             if not method.needs_public:
                 names = tuple(shard.name for shard in shards[place])
                 layout = Layout.of(model)
-                method.coordinator_half(
+                method.coordinator_side(
                     Federation(layout, plan.training_rounds, plan.seed, silos=names, input_shape=plan.model.input_shape)
                 )
         except MedsiloError as error:

@@ -20,7 +20,7 @@ from medsilo.algorithms.method import (
     Method,
     PublicSet,
     Round,
-    SiloHalf,
+    SiloSide,
     SiloWeights,
     State,
     participants,
@@ -79,7 +79,7 @@ class SiloRound:
 class Simulation:
     """One run. Silos are named after their shards; ``step`` trains one round.
 
-    All silos take turns with one module: what is a silo's own is its half's memory. ``engine`` trains them together;
+    All silos take turns with one module: what is a silo's own is its side's memory. ``engine`` trains them together;
     the default, one after the other, gives the daemons' bits. ``trusted``: own model factories that the plan may name.
     ``weights``: files and folders in which the weights are that the plan starts from. ``features``: where what a fixed
     extractor makes of a shard's images is kept, for every later simulation of that shard; in memory alone by default.
@@ -129,11 +129,11 @@ class Simulation:
             input_shape=plan.model.input_shape,
             public=public,
         )
-        self._coordinator = method.coordinator_half(federation)
+        self._coordinator = method.coordinator_side(federation)
         self._shards = {shard.name: shard for shard in shards}
         self._charges: dict[str, list[Event]] = {}
         self._sites: dict[str, LocalSite] = {}
-        self._halves: dict[str, SiloHalf] = {}
+        self._sides: dict[str, SiloSide] = {}
         for shard in shards:
             self._charges[shard.name] = []
             site = LocalSite(
@@ -147,8 +147,8 @@ class Simulation:
                 features=features and features / shard.fingerprint,
             )
             self._sites[shard.name] = site
-            self._halves[shard.name] = method.silo_half(site)
-            self._halves[shard.name].begin({name: tensor.clone() for name, tensor in initial.items()})
+            self._sides[shard.name] = method.silo_side(site)
+            self._sides[shard.name].begin({name: tensor.clone() for name, tensor in initial.items()})
         self._latest: dict[str, Payload] = {}
         self._own: dict[str, Payload] = {}
         self._everyone: Payload | None = None
@@ -156,9 +156,9 @@ class Simulation:
         self._measured: dict[str, Measurement | None] = {}
 
     @property
-    def silos(self) -> Mapping[str, SiloHalf]:
-        """The silos' halves by name."""
-        return self._halves
+    def silos(self) -> Mapping[str, SiloSide]:
+        """The silos' sides by name."""
+        return self._sides
 
     @property
     def spent(self) -> Mapping[str, Guarantee]:
@@ -194,18 +194,18 @@ class Simulation:
         what this round's aggregation gave; for others, right after local training.
         """
         plan, number = self.plan, self.round
-        chosen = participants(list(self._halves), share=plan.participation, seed=plan.seed, round_number=number)
+        chosen = participants(list(self._sides), share=plan.participation, seed=plan.seed, round_number=number)
         downloads = self._coordinator.downloads(number, chosen, Downloads(self._own, self._everyone))
         uploads: dict[str, Payload] = {}
         down = {name: self._received_bytes(name, downloads.for_silo(name)) for name in chosen}
         if self._engine is not None:
-            train_round({n: self._halves[n] for n in chosen}, number, downloads, self._sites, self._engine)
+            train_round({n: self._sides[n] for n in chosen}, number, downloads, self._sites, self._engine)
         for name in chosen:
-            half = self._halves[name]
+            side = self._sides[name]
             if self._engine is None:
-                half.train(number, downloads.for_silo(name))
+                side.train(number, downloads.for_silo(name))
             # In the place of its last one, which would otherwise keep a model of the round before in memory.
-            uploads[name] = self._latest[name] = half.upload()
+            uploads[name] = self._latest[name] = side.upload()
             # No silo finds another's gradients in the module that they share.
             self._model.zero_grad(set_to_none=True)
         self._latest = dict(sorted(self._latest.items()))
@@ -223,7 +223,7 @@ class Simulation:
                 _bytes(uploads.get(name, {})),
                 down.get(name, {}),
             )
-            for name in self._halves
+            for name in self._sides
         ]
         return {name: self._measured[name] for name in chosen}
 
@@ -231,11 +231,11 @@ class Simulation:
         """Hands out the last downloads and measures the final personalised models of all silos."""
         last = Downloads(self._own, self._everyone) if self._method.downloads_last else Downloads()
         self.last = []
-        for name, half in self._halves.items():
+        for name, side in self._sides.items():
             download = last.for_silo(name)
             down = self._received_bytes(name, download)
-            half.finish(download)
-            self._measured[name] = self._sites[name].measure(half.personal())
+            side.finish(download)
+            self._measured[name] = self._sites[name].measure(side.personal())
             self.last.append(SiloRound(self.plan.training_rounds, name, False, self._measured[name], {}, down))
         return dict(self._measured)
 
@@ -249,7 +249,7 @@ class Simulation:
             "version": _CHECKPOINT_VERSION,
             **self._identity(),
             "round": self.round,
-            "silos": {name: writer.memory(half.memory) for name, half in self._halves.items()},
+            "silos": {name: writer.memory(side.memory) for name, side in self._sides.items()},
             "optimizers": {name: writer.memory(site.optimizers) for name, site in self._sites.items()},
             "coordinator": writer.memory(self._coordinator.memory),
             "latest": {name: writer.payload(payload) for name, payload in self._latest.items()},
@@ -277,8 +277,8 @@ class Simulation:
         if state["version"] != _CHECKPOINT_VERSION:
             raise DataError(f"{path}: was written by another release; delete it to begin this run anew")
         self.round = state["round"]
-        for name, half in self._halves.items():
-            half.memory = reader.memory(state["silos"][name])
+        for name, side in self._sides.items():
+            side.memory = reader.memory(state["silos"][name])
             self._sites[name].optimizers = reader.memory(state.get("optimizers", {}).get(name, {}))
         self._coordinator.memory = reader.memory(state["coordinator"])
         self._latest = {name: reader.payload(numbers) for name, numbers in state["latest"].items()}
@@ -303,22 +303,22 @@ class Simulation:
     def _measure(self, chosen: Iterable[str]) -> None:
         """Brings every silo's measurement up to date; a model that did not change is not measured again."""
         chosen = set(chosen)
-        for name, half in self._halves.items():
+        for name, side in self._sides.items():
             if self._method.measures_received:
                 self._measured[name] = self._sites[name].measure(self._as_received(name))
             elif name in chosen or name not in self._measured:
-                self._measured[name] = self._sites[name].measure(half.personal())
+                self._measured[name] = self._sites[name].measure(side.personal())
 
     def _as_received(self, name: str) -> State:
-        """The personalised model that the silo would have if it took its download now; the half stays as it is."""
-        half = self._halves[name]
-        memory, optimizers = half.memory, dict(self._sites[name].optimizers)
-        half.memory = {g: {key: tensor.clone() for key, tensor in state.items()} for g, state in memory.items()}
+        """The personalised model that the silo would have if it took its download now; the side stays as it is."""
+        side = self._sides[name]
+        memory, optimizers = side.memory, dict(self._sites[name].optimizers)
+        side.memory = {g: {key: tensor.clone() for key, tensor in state.items()} for g, state in memory.items()}
         try:
-            half.finish(Downloads(self._own, self._everyone).for_silo(name))
-            return half.personal()
+            side.finish(Downloads(self._own, self._everyone).for_silo(name))
+            return side.personal()
         finally:
-            half.memory, self._sites[name].optimizers = memory, optimizers
+            side.memory, self._sites[name].optimizers = memory, optimizers
 
     def _received_bytes(self, name: str, download: Payload) -> dict[Exposure, int]:
         """Bytes by class of a download; a silo's first holds the starting model too."""

@@ -21,12 +21,12 @@ from medsilo.algorithms.method import (
     ONE_FOR_ALL,
     PERSONAL,
     TRAINED,
-    CoordinatorHalf,
+    CoordinatorSide,
     Downloads,
     Federation,
     Method,
     Round,
-    SiloHalf,
+    SiloSide,
     Site,
     State,
     load_parameters,
@@ -38,7 +38,7 @@ from medsilo.algorithms.tensors import Part, Payload, Stack, TensorSpec
 from medsilo.privacy.exposure import Exposure
 
 
-class PartialSharingSilo(SiloHalf):
+class PartialSharingSilo(SiloSide):
     """Trains from the shared parameters' average and the silo's own of the rest."""
 
     method: PartialSharing
@@ -96,7 +96,7 @@ class PartialSharingSilo(SiloHalf):
             self.site.fit(round_number, trainable={spec.name for spec in specs}, epochs=epochs, phase=phase)
 
 
-class PartialSharingCoordinator(CoordinatorHalf):
+class PartialSharingCoordinator(CoordinatorSide):
     """Averages the shared parameters of a round's participants."""
 
     method: PartialSharing
@@ -143,8 +143,8 @@ class PartialSharing(Method):
         trim: the share of silos to leave out at either end of a trimmed mean, in (0, 0.5).
     """
 
-    silo: ClassVar[type[SiloHalf]] = PartialSharingSilo
-    coordinator: ClassVar[type[CoordinatorHalf]] = PartialSharingCoordinator
+    silo: ClassVar[type[SiloSide]] = PartialSharingSilo
+    coordinator: ClassVar[type[CoordinatorSide]] = PartialSharingCoordinator
     gets: ClassVar[str] = "average"
     downlink: ClassVar[frozenset[Exposure]] = frozenset({Exposure.PEER_DERIVED})
     common: ClassVar[frozenset[Exposure]] = ONE_FOR_ALL

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from medsilo.algorithms.method import CoordinatorHalf, Downloads, Round, State
+from medsilo.algorithms.method import CoordinatorSide, Downloads, Round, State
 from medsilo.algorithms.tensors import FileSource, Part, Payload, Source, TensorSpec
 from medsilo.privacy.errors import RefusedError
 from medsilo.privacy.exposure import MODEL, Exposure
@@ -18,7 +18,7 @@ SENT = "sent"
 T = TypeVar("T")
 
 
-class PeerCoordinator(CoordinatorHalf):
+class PeerCoordinator(CoordinatorSide):
     """Keeps every silo's last model and hands some of them to each participant, names ``silo/tensor``."""
 
     def aggregate(self, ended: Round) -> Downloads:

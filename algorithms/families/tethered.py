@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from medsilo.algorithms.families.sharing import model_upload
-from medsilo.algorithms.method import PERSONAL, Correction, Method, SiloHalf, load_parameters
+from medsilo.algorithms.method import PERSONAL, Correction, Method, SiloSide, load_parameters
 from medsilo.algorithms.models import state_of
 from medsilo.algorithms.tensors import Payload
 from medsilo.privacy.exposure import MODEL, Exposure
@@ -21,7 +21,7 @@ SAME = 1e-12
 attract nor repel each other (the zero sub-gradient)."""
 
 
-class TetheredSilo(SiloHalf):
+class TetheredSilo(SiloSide):
     """Trains its own model, held to a centre that the coordinator sends; plainly while there is none."""
 
     method: Tethered
@@ -52,7 +52,7 @@ class Tethered(Method):
     does not go on from the silo's own model.
     """
 
-    silo: ClassVar[type[SiloHalf]] = TetheredSilo
+    silo: ClassVar[type[SiloSide]] = TetheredSilo
     sends: ClassVar[str] = "model"
     uploads: ClassVar[frozenset[Exposure]] = frozenset(MODEL)
     downlink: ClassVar[frozenset[Exposure]] = frozenset({Exposure.PEER_DERIVED})

@@ -2,7 +2,7 @@
 that it mixes by, mixtures, and their opening.
 
 A method can where all that its coordinator makes of a round's models is mixtures, one for each silo, by weights made of
-the distances between them. Its silos' halves notice nothing: they are given their mixture as ever. A round of training
+the distances between them. Its silos' sides notice nothing: they are given their mixture as ever. A round of training
 takes two of the run's rounds (``RunPlan.is_blind``).
 """
 

@@ -2,7 +2,7 @@
 back.
 
 A method can where all that its coordinator makes of a round's updates is made of their weighted mean and their number.
-Then it is given the mean in each silo's place, and notices nothing: methods' halves know nothing of masks.
+Then it is given the mean in each silo's place, and notices nothing: methods' sides know nothing of masks.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """What a method's statement ``under_privacy`` comes to: whether it can run under differential privacy, at how many
-steps, and what protects each class of what it sends. Methods' halves know nothing of this."""
+steps, and what protects each class of what it sends. Methods' sides know nothing of this."""
 
 from __future__ import annotations
 

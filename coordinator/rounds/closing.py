@@ -41,7 +41,7 @@ class Aggregated:
 
 
 class Aggregator:
-    """A method's coordinator half with its files. All but ``aggregate`` is called under the lock of ``Rounds``."""
+    """A method's coordinator side with its files. All but ``aggregate`` is called under the lock of ``Rounds``."""
 
     def __init__(
         self, config: CoordinatorConfig, plan: RunPlan, method: Method, store: Store, files: RoundFiles
@@ -68,11 +68,11 @@ class Aggregator:
 
     def restore(self) -> None:
         """Reads what silos were given last, and what the method remembers."""
-        self.half = self._method.coordinator_half(self.federation)
+        self.side = self._method.coordinator_side(self.federation)
         self._kept: dict[str, Payload] = {}
         self._keep(self._store.downloads(self._plan.run))
         if name := self._store.memory_file(self._plan.run):
-            self.half.memory = self._files.read_memory(name)
+            self.side.memory = self._files.read_memory(name)
 
     def prepare(self, round_number: int, silos: Sequence[str], *, finished: bool) -> None:
         """Makes what silos are to be given in a round."""
@@ -80,7 +80,7 @@ class Aggregator:
             own={silo: payload for silo, payload in self._kept.items() if silo != EVERYONE},
             everyone=self._kept.get(EVERYONE),
         )
-        self._current = kept if finished or self._plan.is_blind else self.half.downloads(round_number, silos, kept)
+        self._current = kept if finished or self._plan.is_blind else self.side.downloads(round_number, silos, kept)
         if finished:
             self._keep_outcome(kept.everyone)
 
@@ -114,7 +114,7 @@ class Aggregator:
     def forget(self, silo: str) -> bool:
         """Lets go of what is left of a silo that has withdrawn; whether that is to be prepared anew which silos are
         given."""
-        self.half.forget(silo)
+        self.side.forget(silo)
         self._kept.pop(silo, None)
         self._files.delete_updates_of(silo)
         if Exposure.PEER_MODELS not in self._method.downlink or not self._kept:
@@ -143,10 +143,10 @@ class Aggregator:
         silos = len(self._store.first_roster(self._plan.run) or ())
         if not self._plan.is_masked(round_number):
             return blind.share_parts(silos)
-        return blind.upload_parts(self.half.upload_parts(round_number // 2, silo), masks, silos)
+        return blind.upload_parts(self.side.upload_parts(round_number // 2, silo), masks, silos)
 
     def _plain_parts(self, silo: str, round_number: int) -> dict[Exposure, tuple[TensorSpec, ...]]:
-        parts = {} if round_number == self._plan.rounds else self.half.upload_parts(round_number, silo)
+        parts = {} if round_number == self._plan.rounds else self.side.upload_parts(round_number, silo)
         found = {exposure: tuple(specs) for exposure, specs in parts.items()}
         if self._plan.is_masked(round_number):
             found = {Exposure.MASKED_UPDATE: masked_specs(parts)}
@@ -183,13 +183,13 @@ class Aggregator:
             latest = {silo: payload for silo, payload in everything if Exposure.MASKED_UPDATE not in payload}
         fresh = Downloads()
         if uploads and (number + 1 < self._plan.rounds or self._method.downloads_last):
-            fresh = self.half.aggregate(Round(number, uploads, latest, workspace))
+            fresh = self.side.aggregate(Round(number, uploads, latest, workspace))
         changes = {} if is_masked else self._changes(number, uploads)
         named = dict(fresh.own) if fresh.everyone is None else {**fresh.own, EVERYONE: fresh.everyone}
         return Aggregated(
             tuple(uploads),
             {silo: self._files.keep_download(silo, payload, number) for silo, payload in named.items()},
-            self._files.keep_memory(self.half.memory, number),
+            self._files.keep_memory(self.side.memory, number),
             changes,
             fresh.weights,
         )
@@ -231,7 +231,7 @@ class Aggregator:
         not cancel."""
         if not silos or self._plan.secure_aggregation is None:
             return {}
-        parts = self.half.upload_parts(number, silos[0])
+        parts = self.side.upload_parts(number, silos[0])
         masked = list(self._files.payloads(files).values())
         try:
             mean = mean_of(masked, parts, self._plan.secure_aggregation, workspace)

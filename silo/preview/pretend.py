@@ -57,10 +57,10 @@ class PretendRun:
         start = state_of(model)
         names = tuple(self._sites)
         federation = Federation(Layout.of(model), plan.rounds, plan.seed, names, plan.model.input_shape)
-        self._coordinator = method.coordinator_half(federation)
-        self._halves = {name: method.silo_half(site) for name, site in self._sites.items()}
-        for half in self._halves.values():
-            half.begin({name: tensor.clone() for name, tensor in start.items()})
+        self._coordinator = method.coordinator_side(federation)
+        self._sides = {name: method.silo_side(site) for name, site in self._sites.items()}
+        for side in self._sides.values():
+            side.begin({name: tensor.clone() for name, tensor in start.items()})
         self._handed = Downloads()
         self._latest: dict[str, Payload] = {}
         self.up: dict[str, dict[Exposure, int]] = {name: {} for name in names}
@@ -69,15 +69,15 @@ class PretendRun:
     def round(self, number: int, *, always: Collection[str] = ()) -> None:
         """Trains and ends a round. ``always``: who takes part, whoever is drawn."""
         share, seed = self._plan.participation, self._plan.seed
-        chosen = sorted({*drawn(list(self._halves), share=share, seed=seed, round_number=number), *always})
+        chosen = sorted({*drawn(list(self._sides), share=share, seed=seed, round_number=number), *always})
         given = self._coordinator.downloads(number, chosen, self._handed)
         uploads = {}
         for name in chosen:
             download = given.for_silo(name)
             _count(self.down[name], download)
-            self._halves[name].train(number, download)
+            self._sides[name].train(number, download)
             self._trained()
-            uploads[name] = self._latest[name] = self._halves[name].upload()
+            uploads[name] = self._latest[name] = self._sides[name].upload()
             _count(self.up[name], uploads[name])
             self._model.zero_grad(set_to_none=True)
         if number + 1 == self._plan.rounds and not self._method.downloads_last:
@@ -89,19 +89,19 @@ class PretendRun:
 
     def finish(self) -> None:
         """Hands out what the last round has made."""
-        for name, half in self._halves.items():
+        for name, side in self._sides.items():
             download = self._handed.for_silo(name) if self._method.downloads_last else {}
             _count(self.down[name], download)
-            half.finish(download)
+            side.finish(download)
 
     def measured(self) -> list[Measurement]:
         """Each hospital's own model on its test images, of those that have some."""
-        found = (self._sites[name].measure(half.personal()) for name, half in self._halves.items())
+        found = (self._sites[name].measure(side.personal()) for name, side in self._sides.items())
         return [one for one in found if one is not None]
 
     def released(self, name: str) -> State:
         """The model of a hospital's last upload; parts that stay there as they are."""
-        return released_model(self._halves[name].memory, self._latest[name])
+        return released_model(self._sides[name].memory, self._latest[name])
 
 
 def released_model(memory: Memory, upload: Payload) -> State:

@@ -247,13 +247,13 @@ def _train(
 
 
 def _first_round(plan: RunPlan, method: Method, site: LocalSite, initial: State) -> tuple[Payload, Memory]:
-    """What the silo's half would send at the end of the run's first round, and what it would keep."""
+    """What the silo's side would send at the end of the run's first round, and what it would keep."""
     federation = Federation(site.layout, plan.training_rounds, plan.seed, (site.name,), plan.model.input_shape)
-    download = method.coordinator_half(federation).downloads(0, [site.name], Downloads()).for_silo(site.name)
-    half = method.silo_half(site)
-    half.begin(initial)
-    half.train(0, download)
-    return half.upload(), half.memory
+    download = method.coordinator_side(federation).downloads(0, [site.name], Downloads()).for_silo(site.name)
+    side = method.silo_side(site)
+    side.begin(initial)
+    side.train(0, download)
+    return side.upload(), side.memory
 
 
 def _probe(
@@ -272,10 +272,10 @@ def _probe(
 
     def identifier(images: ImageDataset) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """The numbers that would be sent, a row each profile, and how many images each profile is the mean of."""
-        half = method.silo_half(LocalSite(config.name, images, model, plan, device=torch.device("cpu")))
-        assert isinstance(half, FedDFQSilo), "no other method sends an identifier"
-        half.begin(start)
-        profile = half.identifier(0)
+        side = method.silo_side(LocalSite(config.name, images, model, plan, device=torch.device("cpu")))
+        assert isinstance(side, FedDFQSilo), "no other method sends an identifier"
+        side.begin(start)
+        profile = side.identifier(0)
         rows = np.atleast_2d(profile.double().numpy())
         counts = images.train.counts(plan.model.classes) if len(rows) > 1 else np.array([len(images.train)])
         return rows, counts.astype(np.float64)[:, np.newaxis]

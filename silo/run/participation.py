@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from medsilo.algorithms.datasets import ImageDataset
-from medsilo.algorithms.method import SiloHalf, local_metrics
+from medsilo.algorithms.method import SiloSide, local_metrics
 from medsilo.algorithms.models import build, whole_state
 from medsilo.algorithms.models.given_weights import find_weights, sent_names, whole_start
 from medsilo.algorithms.protection.masked import digest
@@ -90,7 +90,7 @@ class Participation:
         )
         method = make(plan.method.name, plan.method.parameters)
         self._measures_received = method.measures_received
-        self._half: SiloHalf = method.silo_half(self._site)
+        self._side: SiloSide = method.silo_side(self._site)
         self._state = RunState(config.runs / plan.run, plan, config.name, dataset)
         self._rounds = self._state.rounds
         self._validated: Measurement | None = None
@@ -101,7 +101,7 @@ class Participation:
         if plan.model.weights is not None and plan.model.weights.brought and not memory:
             find_weights(plan.model.weights, config.weights)  # before anything is asked for
         with processes.together("resume", memory):
-            take_up(memory, self._half, self._site)
+            take_up(memory, self._side, self._site)
         self._received = dict(self._state.received)
         self._last: Measurement | Measured | None = self._state.measured[-1] if self._state.measured else None
 
@@ -114,7 +114,7 @@ class Participation:
             self._display.waiting()
             task, payload = self._uplink.next_task(
                 self._plan,
-                holds_model=bool(self._half.memory),
+                holds_model=bool(self._side.memory),
                 trained_rounds=self._state.trained_rounds,
                 mask_key=self._mask_key(),
             )
@@ -139,7 +139,7 @@ class Participation:
     def _let_go(self) -> None:
         """While the silo waits, its memory is what its files hold: pages that the system may take back. What training
         and sending took goes back too."""
-        take_up(self._state.memory(), self._half, self._site)
+        take_up(self._state.memory(), self._side, self._site)
         return_freed_memory()
 
     def _mask_key(self) -> CertifiedKey | None:
@@ -167,7 +167,7 @@ class Participation:
         ):
             raise RefusedError(f"the coordinator asks for a masked update of round {task.round + 1}, which is not due")
         self._gate.begin_round(task.round)
-        roster, upload = self._masking.mask(task.round, task.roster, self._half.upload(), self._site.noised)
+        roster, upload = self._masking.mask(task.round, task.roster, self._side.upload(), self._site.noised)
         if self._send(task.round, upload, roster_sha256=roster.sha256):
             self._masking.used()
 
@@ -180,7 +180,7 @@ class Participation:
 
     def _train(self, round_number: int, payload: Payload) -> None:
         if round_number < self._state.trained_rounds:
-            self._send(round_number, self._half.upload())
+            self._send(round_number, self._side.upload())
             return
         start, measured, upload = self._fit(round_number, payload)
         if self._plan.privacy is not None:
@@ -207,15 +207,15 @@ class Participation:
         trained = round_number // self._plan.rounds_each
         with self._failing_openly():
             with self._processes.together("train", given, round_number=trained):
-                self._half.train(trained, given)
-            upload = self._half.upload()
+                self._side.train(trained, given)
+            upload = self._side.upload()
             try:
                 check_finite(upload)
             except RefusedError as error:
                 raise TrainingError(f"round {round_number}: {error}; nothing of this round was sent") from None
         measured = self._measure(round_number)
         self._last = measured or self._last
-        self._validated = self._site.validate(self._half.personal())
+        self._validated = self._site.validate(self._side.personal())
         if not self._measures_received:
             self._rounds = trained + 1
         elif given:
@@ -234,10 +234,10 @@ class Participation:
 
     def _save(self, round_number: int, start: dict[int, Measurement | None], measured: Measurement | None) -> None:
         self._state.save(
-            {**self._half.memory, **self._site.optimizers},
+            {**self._side.memory, **self._site.optimizers},
             trained_rounds=round_number + 1,
             frozen=self._site.frozen(),
-            plain=self._site.plain(self._half.personal()),
+            plain=self._site.plain(self._side.personal()),
             measurements={**start, round_number // self._plan.rounds_each + 1: measured},
             received=self._received,
             rounds=self._rounds,
@@ -250,22 +250,22 @@ class Participation:
             start = self._begin(payload)
             given = {} if self._plan.is_blind else _without_start(payload)
             with self._failing_openly(), self._processes.together("finish", given):
-                self._half.finish(given)
+                self._side.finish(given)
             # A round of training whose mixtures nobody opened has been trained all the same.
             done = -(-(self.early_end.rounds if self.early_end is not None else rounds) // self._plan.rounds_each)
             if given and self._measures_received:
                 self._rounds = done
             last = {done: self._measure(rounds)} if payload or not self._state.measured else {}
             self._state.save(
-                {**self._half.memory, **self._site.optimizers},
+                {**self._side.memory, **self._site.optimizers},
                 trained_rounds=self._state.trained_rounds,
                 frozen=self._site.frozen(),
-                plain=self._site.plain(self._half.personal()),
+                plain=self._site.plain(self._side.personal()),
                 measurements={**start, **last},
                 received=self._received,
                 finished=True,
                 rounds=self._rounds,
-                validation=self._site.validate(self._half.personal()),
+                validation=self._site.validate(self._side.personal()),
                 early_end=self.early_end,
             )
             if self._masking is not None:
@@ -275,7 +275,7 @@ class Participation:
 
     def _begin(self, payload: Payload) -> dict[int, Measurement | None]:
         """Takes the starting model if it came; returns what it measures."""
-        if self._half.memory:
+        if self._side.memory:
             return {}
         model = self._plan.model
         if sent_names(model, self._site.model) and model.start not in payload:
@@ -292,7 +292,7 @@ class Participation:
             self._received["start"] = digest({model.start: Part.of(initial)}).hex()
         with self._processes.together("begin", {"initial": initial}):
             begun = self._site.start(initial)
-            self._half.begin(begun)
+            self._side.begin(begun)
         return {0: self._site.measure(begun)}
 
     def _send(
@@ -340,11 +340,11 @@ class Participation:
             send(upload)
 
     def _measure(self, round_number: int) -> Measurement | None:
-        measured = self._site.measure(self._half.personal())
+        measured = self._site.measure(self._side.personal())
         if measured is None or self._counts is None or Exposure.LOCAL_METRICS not in self._gate.allowed():
             return measured
         try:
-            right, _ = self._site.test(self._half.personal())
+            right, _ = self._site.test(self._side.personal())
             return dataclasses.replace(measured, shared=self._counts.accuracy(right, round_number=round_number))
         except BudgetError as error:
             self._display.notice(f"the accuracy stays here: {error}")

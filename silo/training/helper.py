@@ -68,18 +68,18 @@ def _work(connection: Connection) -> None:
     site = LocalSite(
         start["name"], dataset, model, plan, device=devices[rank], precision=start["precision"], place=place
     )
-    half = make(plan.method.name, plan.method.parameters).silo_half(site)
+    side = make(plan.method.name, plan.method.parameters).silo_side(site)
     while True:
         order = orders.get()
         match order.what:
             case "resume":
-                take_up(order.groups, half, site)
+                take_up(order.groups, side, site)
             case "begin":
-                half.begin(site.start(order.groups["initial"]))
+                side.begin(site.start(order.groups["initial"]))
             case "train":
-                half.train(order.round, order.payload)
+                side.train(order.round, order.payload)
             case "finish":
-                half.finish(order.payload)
+                side.finish(order.payload)
 
 
 def _listen(connection: Connection, orders: queue.SimpleQueue[Order]) -> None:

@@ -1,7 +1,7 @@
 """Several processes that train one silo's model, started and told what to do by the one that is the silo.
 
 Only the silo has keys, journal, door, ledger, run folder and a connection to the coordinator. The others
-(``medsilo.silo.training.helper``) read the same images and run the same method's half on what the silo was given, so
+(``medsilo.silo.training.helper``) read the same images and run the same method's side on what the silo was given, so
 that each comes to the same trainings (``medsilo.silo.training.data_parallel``). What they are told travels through a
 socket pair that nobody else holds; they open nothing but the process group's connections on the loopback interface, and
 end when the silo does, however it ends.
@@ -28,7 +28,7 @@ import torch
 from safetensors.torch import load, save
 
 from medsilo.algorithms.datasets import ImageDataset
-from medsilo.algorithms.method import Memory, SiloHalf
+from medsilo.algorithms.method import Memory, SiloSide
 from medsilo.algorithms.registry import make
 from medsilo.algorithms.tensors import Part, Payload
 from medsilo.privacy.consent.plan import RunPlan
@@ -82,13 +82,13 @@ class Order:
         return {Exposure(exposure): Part.of(tensors) for exposure, tensors in self.groups.items()}
 
 
-def take_up(memory: Memory, half: SiloHalf, site: LocalSite) -> None:
-    """Gives a fresh half and its site what a run folder kept of them."""
+def take_up(memory: Memory, side: SiloSide, site: LocalSite) -> None:
+    """Gives a fresh side and its site what a run folder kept of them."""
     for group, tensors in memory.items():
         if group == FROZEN:
             site.load(tensors)
             continue
-        kept = site.optimizers if group.startswith(OPTIMIZER) else half.memory
+        kept = site.optimizers if group.startswith(OPTIMIZER) else side.memory
         kept[group] = tensors
 
 

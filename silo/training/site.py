@@ -55,7 +55,7 @@ def check_fits(dataset: ImageDataset, plan: RunPlan) -> None:
 
 
 class LocalSite:
-    """One silo's data, model and training, as the methods' silo halves see them (``medsilo.algorithms.method.Site``).
+    """One silo's data, model and training, as the methods' silo sides see them (``medsilo.algorithms.method.Site``).
 
     The order of images follows from the run's seed, the silo's name and the round, so that a round repeated after
     a crash gives the same model. A plan with privacy is trained with DP-SGD: ``charge`` is called before each training
@@ -67,7 +67,7 @@ class LocalSite:
     float32 with privacy. ``place``: this process's among those that train the silo's model together (see
     ``medsilo.silo.training.data_parallel``); a plan with privacy is trained by one alone.
 
-    ``optimizers`` is what the runtime keeps across rounds and restarts, beside the half's memory, where the plan says
+    ``optimizers`` is what the runtime keeps across rounds and restarts, beside the side's memory, where the plan says
     so (``medsilo.silo.training.optimizers``): for each phase a group with the optimiser's state. With privacy it is
     made from noised gradients alone. Modules of a method's own begin anew in every round. Where noise is shared out,
     it holds the whole numbers that are to be masked, too, and ``num_samples`` is the number of units.
@@ -159,7 +159,7 @@ class LocalSite:
         self._model.load_state_dict(state, strict=False)
 
     def start(self, whole: Mapping[str, Tensor]) -> State:
-        """Takes the starting model, what is frozen included; returns the state that a half begins with."""
+        """Takes the starting model, what is frozen included; returns the state that a side begins with."""
         frozen = frozen_names(self._model)
         if frozen:
             self.load({name: whole[name] for name in frozen})
@@ -170,7 +170,7 @@ class LocalSite:
         return frozen_state(self._model)
 
     def plain(self, state: Mapping[str, Tensor]) -> State:
-        """A state of a half's as that of the plan's network without ``train``: what programs know that load it."""
+        """A state of a side's as that of the plan's network without ``train``: what programs know that load it."""
         return plain_state(self._model, state)
 
     def fit(

@@ -40,7 +40,7 @@ class Attended(federation.Simulation):
     """A simulation with a list of who comes, round by round; what comes late is dropped, as a coordinator does."""
 
     def attend(self, rounds: Sequence[Attendance]) -> None:
-        names = sorted(self._halves)
+        names = sorted(self._sides)
         for number, attendance in enumerate(rounds):
             asked, late = ([names["abc".index(letter)] for letter in letters] for letters in vars(attendance).values())
             self._late, self._before = late, dict(self._latest)
@@ -72,8 +72,8 @@ def attended(name: str, rounds: Sequence[Attendance], *, silos: int) -> Attended
 
 def assert_all_have_models(one: Attended) -> None:
     start = state_of(build(one.plan.model, seed=one.plan.seed))
-    for name, half in one.silos.items():
-        personal = half.personal()
+    for name, side in one.silos.items():
+        personal = side.personal()
         assert all(torch.isfinite(tensor).all() for tensor in personal.values()), f"{name} has numbers without end"
         moved = [key for key in start if not torch.equal(personal[key], start[key])]
         assert moved, f"{name} still has the starting model"

@@ -93,9 +93,9 @@ def bias_model(value: float = 0.0) -> nn.Module:
 
 
 def at(method: Method, site: SmallSite) -> Any:
-    half = method.silo_half(site)
-    half.begin(state_of(site.model))
-    return half
+    side = method.silo_side(site)
+    side.begin(state_of(site.model))
+    return side
 
 
 def of(site: SmallSite, value: float) -> dict[str, Tensor]:
@@ -130,12 +130,12 @@ def upload(value: float, **more: Part) -> Payload:
 
 
 def coordinator(method: Method, *silos: str, layout: Layout = LAYOUT) -> Any:
-    return method.coordinator_half(Federation(layout, rounds=5, seed=1, silos=silos))
+    return method.coordinator_side(Federation(layout, rounds=5, seed=1, silos=silos))
 
 
-def sent(half: Any, number: int, uploads: Mapping[str, Payload], prefix: str = "") -> float:
+def sent(side: Any, number: int, uploads: Mapping[str, Payload], prefix: str = "") -> float:
     """The one value of what everyone gets after a round."""
-    everyone = half.aggregate(Round(number, uploads, uploads, MemoryWorkspace())).everyone
+    everyone = side.aggregate(Round(number, uploads, uploads, MemoryWorkspace())).everyone
     tensors = everyone[Exposure.PEER_DERIVED].tensors()
     (value,) = torch.cat([tensors[prefix + "a"].reshape(-1), tensors[prefix + "b"]]).unique().tolist()
     return float(value)
@@ -169,19 +169,19 @@ def test_a_silo_that_restarts_goes_on_as_if_nothing_had_happened(method: Method)
     other = simulation_of(method, rounds=4)
     other.step()
     other.step()
-    for name, half in other.silos.items():
-        fresh = method.silo_half(fresh_site(other, name))
+    for name, side in other.silos.items():
+        fresh = method.silo_side(fresh_site(other, name))
         fresh.memory = saved[name]
-        other._sites[name], other._halves[name] = fresh.site, fresh  # type: ignore[assignment]
-        assert half.memory.keys() == fresh.memory.keys()
-    other._coordinator = method.coordinator_half(other._coordinator.federation)
+        other._sites[name], other._sides[name] = fresh.site, fresh  # type: ignore[assignment]
+        assert side.memory.keys() == fresh.memory.keys()
+    other._coordinator = method.coordinator_side(other._coordinator.federation)
     other._coordinator.memory = kept
     other.step()
     other.step()
     for simulation in (one, other):
         simulation.finish()
-    for name, half in one.silos.items():
-        for key, tensor in half.personal().items():
+    for name, side in one.silos.items():
+        for key, tensor in side.personal().items():
             assert torch.equal(tensor, other.silos[name].personal()[key]), (name, key)
 
 
@@ -202,8 +202,8 @@ def fresh_site(simulation: Simulation, name: str) -> Any:
 @pytest.mark.parametrize("method", ALL, ids=ids)
 def test_runs_with_few_silos_and_absent_ones_end_with_finite_models(method: Method, silos: int) -> None:
     run = simulate(method, rounds=4, silos=silos, participation=0.5)
-    for half in run.silos.values():
-        assert all(torch.isfinite(tensor).all() for tensor in half.personal().values())
+    for side in run.silos.values():
+        assert all(torch.isfinite(tensor).all() for tensor in side.personal().values())
     given = [payload for payload in [*run._own.values(), run._everyone] if payload]
     assert all(set(payload) <= method.downlink for payload in given)
     assert given or silos == 1
@@ -211,19 +211,19 @@ def test_runs_with_few_silos_and_absent_ones_end_with_finite_models(method: Meth
 
 @pytest.mark.parametrize("method", ALL, ids=ids)
 def test_running_statistics_never_travel(method: Method) -> None:
-    half = at(method, SmallSite())
-    half.train(0, {})
-    names = {spec.name for part in half.upload().values() for spec in part.specs}
+    side = at(method, SmallSite())
+    side.train(0, {})
+    names = {spec.name for part in side.upload().values() for spec in part.specs}
     assert not [name for name in names if "running" in name or "batches" in name]
 
 
 @pytest.mark.parametrize("method", ALL, ids=ids)
 def test_a_download_of_another_shape_is_refused(method: Method) -> None:
-    half = at(method, SmallSite())
-    names = [spec.name for spec in half.site.layout.parameters]
+    side = at(method, SmallSite())
+    names = [spec.name for spec in side.site.layout.parameters]
     for exposure, prefix in ((Exposure.PEER_DERIVED, ""), (Exposure.PEER_MODELS, "b/"), (Exposure.PROTOCOL, "")):
         with pytest.raises(RefusedError, match="names and shapes"):
-            half.train(1, {exposure: Part.of({prefix + name: torch.zeros(2) for name in names})})
+            side.train(1, {exposure: Part.of({prefix + name: torch.zeros(2) for name in names})})
 
 
 @pytest.mark.parametrize(
@@ -264,8 +264,8 @@ def test_a_hyper_parameter_outside_its_range_is_refused_by_name(make: Any, words
 )
 def test_without_their_term_they_are_the_simpler_method(method: Method, reduced: Method) -> None:
     one, other = simulate(method, rounds=3), simulate(reduced, rounds=3)
-    for name, half in one.silos.items():
-        for key, tensor in half.personal().items():
+    for name, side in one.silos.items():
+        for key, tensor in side.personal().items():
             assert torch.equal(tensor, other.silos[name].personal()[key])
 
 
@@ -273,10 +273,10 @@ def test_without_their_term_they_are_the_simpler_method(method: Method, reduced:
 
 
 def test_fedprox_is_pulled_back_to_the_global_model_it_started_from() -> None:
-    half = at(FedProx(proximal_weight=2.0), SmallSite(steps=2))
-    half.train(1, peer(of(half.site, 3.0)))
+    side = at(FedProx(proximal_weight=2.0), SmallSite(steps=2))
+    side.train(1, peer(of(side.site, 3.0)))
     # The loss pulls to 1 with gradient w - 1. First step: 3 - 0.1 x 2 = 2.8. Second: gradient 1.8 + 2 (2.8 - 3) = 1.4.
-    assert only(payload_tensors(half.upload(), MODEL), half.site) == pytest.approx(2.66)
+    assert only(payload_tensors(side.upload(), MODEL), side.site) == pytest.approx(2.66)
 
 
 # ---- SCAFFOLD
@@ -287,24 +287,24 @@ def controlled(site: SmallSite, model: float, control: float) -> Payload:
 
 
 def test_scaffolds_control_variate_is_the_mean_gradient_of_the_round() -> None:
-    half = at(Scaffold(), SmallSite(steps=2))
-    half.train(1, controlled(half.site, 3.0, 0.5))
+    side = at(Scaffold(), SmallSite(steps=2))
+    side.train(1, controlled(side.site, 3.0, 0.5))
     # Gradients 2 and then, at 3 - 0.1 (2 + 0.5) = 2.75, 1.75: c_i is their mean, 1.875; the model ends at 2.525.
-    assert only(payload_tensors(half.upload(), MODEL), half.site) == pytest.approx(2.525)
-    assert only(payload_tensors(half.upload(), [Exposure.MODEL_GRADIENT]), half.site) == pytest.approx(1.875)
-    half.train(2, controlled(half.site, 3.0, 1.0))
+    assert only(payload_tensors(side.upload(), MODEL), side.site) == pytest.approx(2.525)
+    assert only(payload_tensors(side.upload(), [Exposure.MODEL_GRADIENT]), side.site) == pytest.approx(1.875)
+    side.train(2, controlled(side.site, 3.0, 1.0))
     # Now c - c_i = -0.875: gradients 2 and, at 3 - 0.1 x 1.125 = 2.8875, 1.8875: c_i = 1.94375, up by 0.06875.
-    assert only(payload_tensors(half.upload(), [Exposure.MODEL_GRADIENT]), half.site) == pytest.approx(0.06875, 1e-4)
+    assert only(payload_tensors(side.upload(), [Exposure.MODEL_GRADIENT]), side.site) == pytest.approx(0.06875, 1e-4)
 
 
 def test_scaffolds_control_variate_moves_by_the_share_of_silos_that_took_part() -> None:
-    half = coordinator(Scaffold(global_step=0.5), *"abcd")
+    side = coordinator(Scaffold(global_step=0.5), *"abcd")
     for number, (models, changes, model, control) in enumerate(
         [([1.0, 3.0], [2.0, 4.0], 2.0, 1.5), ([6.0], [1.0], 4.0, 1.75)]  # 2 + 0.5 (6 - 2); 1.5 + 1/4
     ):
         gradients = [Part.of({"a": torch.full((2, 2), c), "b": torch.full((3,), c)}) for c in changes]
         uploads = {s: upload(m, MODEL_GRADIENT=g) for s, m, g in zip("abcd", models, gradients, strict=False)}
-        everyone = half.aggregate(Round(number, uploads, uploads, MemoryWorkspace())).everyone[Exposure.PEER_DERIVED]
+        everyone = side.aggregate(Round(number, uploads, uploads, MemoryWorkspace())).everyone[Exposure.PEER_DERIVED]
         assert everyone.tensors()["b"].tolist() == [model] * 3
         assert everyone.tensors()[PREFIX + "b"].tolist() == [control] * 3
         assert [spec.name for spec in everyone.specs] == ["a", "b", PREFIX + "a", PREFIX + "b"]
@@ -313,43 +313,43 @@ def test_scaffolds_control_variate_moves_by_the_share_of_silos_that_took_part() 
 def test_scaffold_takes_momentum_for_the_longer_way_it_is() -> None:
     assert mean_step(0.1, 0.9) == pytest.approx(1.0)
     site = SmallSite(steps=1, training=TrainingPlan(optimizer="sgd", learning_rate=0.05, momentum=0.5))
-    half = at(Scaffold(), site)
-    half.train(1, controlled(site, 3.0, 0.0))
-    assert only(payload_tensors(half.upload(), [Exposure.MODEL_GRADIENT]), site) == pytest.approx(2.0)
+    side = at(Scaffold(), site)
+    side.train(1, controlled(site, 3.0, 0.0))
+    assert only(payload_tensors(side.upload(), [Exposure.MODEL_GRADIENT]), site) == pytest.approx(2.0)
 
 
 # ---- FedDyn
 
 
 def test_feddyns_linear_term_is_what_the_proximal_term_left() -> None:
-    half = at(FedDyn(strength=0.5), SmallSite(steps=1))
-    half.train(0, {})  # the first round leaves no trace in the linear term
+    side = at(FedDyn(strength=0.5), SmallSite(steps=1))
+    side.train(0, {})  # the first round leaves no trace in the linear term
     for number, expected in ((1, 1.9), (2, 1.905)):
-        half.train(number, peer(of(half.site, 2.0)))
+        side.train(number, peer(of(side.site, 2.0)))
         # From 2: gradient 1, to 1.9; the linear term is then 0.5 (1.9 - 2) = -0.05, and the gradient 0.95.
-        assert only(payload_tensors(half.upload(), MODEL), half.site) == pytest.approx(expected)
+        assert only(payload_tensors(side.upload(), MODEL), side.site) == pytest.approx(expected)
 
 
 def test_feddyns_coordinator_adds_what_all_silos_have_drifted() -> None:
-    half = coordinator(FedDyn(), *"abcd")
-    assert sent(half, 0, {"a": upload(1.0), "b": upload(3.0)}) == 2.0
+    side = coordinator(FedDyn(), *"abcd")
+    assert sent(side, 0, {"a": upload(1.0), "b": upload(3.0)}) == 2.0
     # h/alpha = -1/4 ((5 - 2) + (7 - 2)) = -2, so 6 + 2; then -2 - 1/4 (4 - 8) = -1, so 4 + 1.
-    assert sent(half, 1, {"a": upload(5.0), "b": upload(7.0)}) == 8.0
-    assert sent(half, 2, {"c": upload(4.0)}) == 5.0
+    assert sent(side, 1, {"a": upload(5.0), "b": upload(7.0)}) == 8.0
+    assert sent(side, 2, {"c": upload(4.0)}) == 5.0
 
 
 # ---- Ditto
 
 
 def test_dittos_own_model_is_pulled_to_the_global_one_and_stays_at_home() -> None:
-    half = at(Ditto(proximal_weight=1.0), SmallSite(steps=1))
-    half.memory[PERSONAL] = {**half.memory[PERSONAL], **of(half.site, 0.0)}
-    half.train(1, peer(of(half.site, 2.0)))
-    assert only(payload_tensors(half.upload(), MODEL), half.site) == pytest.approx(1.9)
+    side = at(Ditto(proximal_weight=1.0), SmallSite(steps=1))
+    side.memory[PERSONAL] = {**side.memory[PERSONAL], **of(side.site, 0.0)}
+    side.train(1, peer(of(side.site, 2.0)))
+    assert only(payload_tensors(side.upload(), MODEL), side.site) == pytest.approx(1.9)
     # v: 0 - 0.1 ((0 - 1) + 1 (0 - 2)), towards the global model as it came, not as trained.
-    assert only(half.personal(), half.site) == pytest.approx(0.3)
-    half.finish(peer(of(half.site, 9.0)))
-    assert only(half.personal(), half.site) == pytest.approx(0.3)
+    assert only(side.personal(), side.site) == pytest.approx(0.3)
+    side.finish(peer(of(side.site, 9.0)))
+    assert only(side.personal(), side.site) == pytest.approx(0.3)
 
 
 def test_dittos_two_trainings_go_through_the_images_in_different_orders() -> None:
@@ -368,37 +368,37 @@ def test_dittos_two_trainings_go_through_the_images_in_different_orders() -> Non
 
 
 def test_pfedme_takes_k_inner_steps_and_moves_w_part_of_the_way() -> None:
-    half = at(PFedMe(proximal_weight=2.0, inner_steps=2, inner_rate=0.1, step_size=0.25), BiasSite())
-    half.train(0, {})
+    side = at(PFedMe(proximal_weight=2.0, inner_steps=2, inner_rate=0.1, step_size=0.25), BiasSite())
+    side.train(0, {})
     # theta: 0.1 x 0.5 = 0.05; then s = 1/(1 + e^-0.1) = 0.524979 and 0.05 + 0.1 (0.475021 - 2 x 0.05) = 0.0875021.
-    torch.testing.assert_close(half.personal()["bias"], torch.tensor([0.0875021, -0.0875021]))
+    torch.testing.assert_close(side.personal()["bias"], torch.tensor([0.0875021, -0.0875021]))
     # w: 0.25 x 2 of the way.
-    torch.testing.assert_close(half.upload()[CLASSIFIER].tensors()["bias"], torch.tensor([0.0437510, -0.0437510]))
+    torch.testing.assert_close(side.upload()[CLASSIFIER].tensors()["bias"], torch.tensor([0.0437510, -0.0437510]))
 
 
 def test_pfedme_mixes_the_mean_with_what_was_before() -> None:
-    half = coordinator(PFedMe(mixing=0.5), *"ab")
-    assert sent(half, 0, {"a": upload(1.0), "b": upload(3.0)}) == 2.0
-    assert sent(half, 1, {"b": upload(6.0)}) == 4.0
-    assert sent(half, 2, {"b": upload(0.0)}) == 2.0
+    side = coordinator(PFedMe(mixing=0.5), *"ab")
+    assert sent(side, 0, {"a": upload(1.0), "b": upload(3.0)}) == 2.0
+    assert sent(side, 1, {"b": upload(6.0)}) == 4.0
+    assert sent(side, 2, {"b": upload(0.0)}) == 2.0
 
 
 def test_perfedavg_steps_along_the_gradient_after_the_step() -> None:
-    half = at(PerFedAvg(inner_rate=0.2, step_size=1.0), BiasSite())
-    half.train(0, {})
+    side = at(PerFedAvg(inner_rate=0.2, step_size=1.0), BiasSite())
+    side.train(0, {})
     # At (0.1, -0.1), 1 - s = 1 - 1/(1 + e^-0.2) = 0.450166.
-    torch.testing.assert_close(half.upload()[CLASSIFIER].tensors()["bias"], torch.tensor([0.450166, -0.450166]))
+    torch.testing.assert_close(side.upload()[CLASSIFIER].tensors()["bias"], torch.tensor([0.450166, -0.450166]))
     # The personal model is the global one (not the trained one) after a step.
-    torch.testing.assert_close(half.personal()["bias"], torch.tensor([0.1, -0.1]))
+    torch.testing.assert_close(side.personal()["bias"], torch.tensor([0.1, -0.1]))
 
 
 def test_perfedavg_personalises_the_last_global_model_by_as_many_steps_as_asked() -> None:
-    half = at(PerFedAvg(inner_rate=0.2, personal_steps=2), BiasSite())
-    half.train(0, {})
-    half.finish(peer({"weight": torch.zeros(2, 1), "bias": torch.zeros(2)}))
+    side = at(PerFedAvg(inner_rate=0.2, personal_steps=2), BiasSite())
+    side.train(0, {})
+    side.finish(peer({"weight": torch.zeros(2, 1), "bias": torch.zeros(2)}))
     # 0.1, then 0.1 + 0.2 x 0.450166.
-    torch.testing.assert_close(half.personal()["bias"], torch.tensor([0.190033, -0.190033]))
-    assert half.memory[GLOBAL]["bias"].tolist() == [0, 0]
+    torch.testing.assert_close(side.personal()["bias"], torch.tensor([0.190033, -0.190033]))
+    assert side.memory[GLOBAL]["bias"].tolist() == [0, 0]
 
 
 def test_batches_are_paired_and_none_is_lost() -> None:
@@ -408,9 +408,9 @@ def test_batches_are_paired_and_none_is_lost() -> None:
 
 @pytest.mark.parametrize("method", [PFedMe(), PerFedAvg()], ids=ids)
 def test_training_that_diverges_says_so(method: Method) -> None:
-    half = at(method, BiasSite())
+    side = at(method, BiasSite())
     with pytest.raises(TrainingError, match="diverged in round 3"):
-        half.train(3, peer({"weight": torch.zeros(2, 1), "bias": torch.tensor([math.inf, 0.0])}))
+        side.train(3, peer({"weight": torch.zeros(2, 1), "bias": torch.tensor([math.inf, 0.0])}))
 
 
 # ---- FedAMP
@@ -432,9 +432,9 @@ def test_fedamps_weights_stay_convex_when_many_models_are_alike() -> None:
 
 def test_fedamps_coordinator_uses_squared_norms_and_serves_the_absent() -> None:
     sigma = 7 / math.log(2)  # models of 7 numbers that differ by 1 are at squared distance 7
-    half = coordinator(FedAMP(sigma=sigma, step_size=sigma / 2), *"abc")
+    side = coordinator(FedAMP(sigma=sigma, step_size=sigma / 2), *"abc")
     latest = {"a": upload(0.0), "b": upload(1.0)}
-    downloads = half.aggregate(Round(3, {"a": latest["a"]}, latest, MemoryWorkspace()))
+    downloads = side.aggregate(Round(3, {"a": latest["a"]}, latest, MemoryWorkspace()))
     for silo, value in (("a", 0.25), ("b", 0.75)):
         torch.testing.assert_close(
             downloads.for_silo(silo)[Exposure.PEER_DERIVED].tensors()["b"], torch.full((3,), value)
@@ -448,10 +448,10 @@ def test_fedamps_coordinator_uses_squared_norms_and_serves_the_absent() -> None:
 
 
 def test_fedamps_silo_is_pulled_by_lambda_over_alpha() -> None:
-    half = at(FedAMP(proximal_weight=3.0, step_size=2.0), SmallSite(steps=1, pull=0.0))
-    half.memory[PERSONAL] = {**half.memory[PERSONAL], **of(half.site, 2.0)}
-    half.train(1, peer(of(half.site, 5.0)))
-    assert only(half.personal(), half.site) == pytest.approx(2 - 0.1 * 1.5 * (2 - 5))
+    side = at(FedAMP(proximal_weight=3.0, step_size=2.0), SmallSite(steps=1, pull=0.0))
+    side.memory[PERSONAL] = {**side.memory[PERSONAL], **of(side.site, 2.0)}
+    side.train(1, peer(of(side.site, 5.0)))
+    assert only(side.personal(), side.site) == pytest.approx(2 - 0.1 * 1.5 * (2 - 5))
 
 
 # ---- FedFomo
@@ -464,46 +464,46 @@ def test_fedfomos_weights_are_gains_by_distance() -> None:
 
 
 def test_fedfomos_silo_moves_towards_the_peers_that_help() -> None:
-    half = at(FedFomo(models=5), BiasSite(steps=0))
-    half.site.reserved_data = half.site.train_data
-    half.train(1, peers(b=bias_model(1.0), c=bias_model(-1.0), d=bias_model(3.0)))
+    side = at(FedFomo(models=5), BiasSite(steps=0))
+    side.site.reserved_data = side.site.train_data
+    side.train(1, peers(b=bias_model(1.0), c=bias_model(-1.0), d=bias_model(3.0)))
     # Losses log(1 + e^-2x): own 0.693147, b 0.126928, c 2.126928, d 0.002476; distances x sqrt(2).
-    ratings = half.upload()[Exposure.PEER_RATINGS].tensors()["ratings"]
+    ratings = side.upload()[Exposure.PEER_RATINGS].tensors()["ratings"]
     torch.testing.assert_close(ratings, torch.tensor([0.400377, -1.013836, 0.162794, 0, 0]), rtol=0, atol=2e-6)
     # Shares 0.710935 and 0.289065: 0.710935 x 1 + 0.289065 x 3.
-    torch.testing.assert_close(half.personal()["bias"], torch.tensor([1.578130, -1.578130]), rtol=0, atol=1e-5)
+    torch.testing.assert_close(side.personal()["bias"], torch.tensor([1.578130, -1.578130]), rtol=0, atol=1e-5)
 
 
 def test_fedfomos_own_trained_model_is_a_candidate_as_well() -> None:
-    half = at(FedFomo(models=5), BiasSite(steps=0, model=bias_model(1.0)))
-    half.site.reserved_data = half.site.train_data
-    half.memory["before"] = bias_model(0.0).state_dict()
-    half.train(1, peers(d=bias_model(3.0)))
+    side = at(FedFomo(models=5), BiasSite(steps=0, model=bias_model(1.0)))
+    side.site.reserved_data = side.site.train_data
+    side.memory["before"] = bias_model(0.0).state_dict()
+    side.train(1, peers(d=bias_model(3.0)))
     # Trained from 0 to 1, and a peer at 3: the weights and shares of b and d above, the peer's alone is told.
-    ratings = half.upload()[Exposure.PEER_RATINGS].tensors()["ratings"]
+    ratings = side.upload()[Exposure.PEER_RATINGS].tensors()["ratings"]
     torch.testing.assert_close(ratings, torch.tensor([0.162794, 0, 0, 0, 0]), rtol=0, atol=2e-6)
-    torch.testing.assert_close(half.personal()["bias"], torch.tensor([1.578130, -1.578130]), rtol=0, atol=1e-5)
-    assert torch.equal(half.memory["before"]["bias"], half.personal()["bias"])  # no step was taken since
+    torch.testing.assert_close(side.personal()["bias"], torch.tensor([1.578130, -1.578130]), rtol=0, atol=1e-5)
+    assert torch.equal(side.memory["before"]["bias"], side.personal()["bias"])  # no step was taken since
 
 
 def test_fedfomos_silo_keeps_its_model_where_no_peer_helps() -> None:
-    half = at(FedFomo(), BiasSite(steps=0, model=bias_model(2.0)))
-    half.site.reserved_data = half.site.train_data
-    half.train(1, peers(b=bias_model(1.0), c=bias_model(2.0)))
-    assert half.personal()["bias"].tolist() == [2.0, -2.0]
+    side = at(FedFomo(), BiasSite(steps=0, model=bias_model(2.0)))
+    side.site.reserved_data = side.site.train_data
+    side.train(1, peers(b=bias_model(1.0), c=bias_model(2.0)))
+    assert side.personal()["bias"].tolist() == [2.0, -2.0]
     with pytest.raises(RefusedError, match="at most 5"):
-        half.train(2, peers(**{f"s{n}": bias_model(1.0) for n in range(6)}))
+        side.train(2, peers(**{f"s{n}": bias_model(1.0) for n in range(6)}))
 
 
 def test_fedfomos_coordinator_learns_whom_a_silo_likes() -> None:
-    half = coordinator(FedFomo(models=2, explore=0.0), *"abcd")
-    assert half.downloads(0, list("abcd"), Downloads()).for_silo("a") == {}
+    side = coordinator(FedFomo(models=2, explore=0.0), *"abcd")
+    assert side.downloads(0, list("abcd"), Downloads()).for_silo("a") == {}
     nothing = Part.of({"ratings": torch.zeros(2)})
     latest = {silo: upload(float(n), PEER_RATINGS=nothing) for n, silo in enumerate("abcd")}
-    kept = half.aggregate(Round(0, latest, latest, MemoryWorkspace()))
+    kept = side.aggregate(Round(0, latest, latest, MemoryWorkspace()))
 
     def given(number: int) -> dict[str, set[float]]:
-        part = half.downloads(number, ["a"], kept).for_silo("a")[Exposure.PEER_MODELS]
+        part = side.downloads(number, ["a"], kept).for_silo("a")[Exposure.PEER_MODELS]
         found: dict[str, set[float]] = {}
         for name, tensor in part.tensors().items():
             found.setdefault(name.partition("/")[0], set()).update(tensor.reshape(-1).tolist())
@@ -513,7 +513,7 @@ def test_fedfomos_coordinator_learns_whom_a_silo_likes() -> None:
     assert len(first) == 2
     assert "a" not in first
     ratings = Part.of({"ratings": torch.tensor([-1.0, 3.0])})
-    half.aggregate(Round(1, {"a": upload(0.0, PEER_RATINGS=ratings)}, latest, MemoryWorkspace()))
+    side.aggregate(Round(1, {"a": upload(0.0, PEER_RATINGS=ratings)}, latest, MemoryWorkspace()))
     (unseen,) = set("bcd") - set(first)
     # The second of the two helped, the first hurt, the third is still at 0.
     assert given(2) == {silo: {float("abcd".index(silo))} for silo in (unseen, first[1])}
@@ -522,14 +522,14 @@ def test_fedfomos_coordinator_learns_whom_a_silo_likes() -> None:
 def test_fedfomo_explores_less_from_round_to_round() -> None:
     assert [FedFomo().exploration(r) for r in (0, 1, 5, 6, 100)] == pytest.approx([0.3, 0.25, 0.05, 0, 0])
     assert FedFomo(explore=0.4, explore_decay=0.0).exploration(100) == 0.4
-    half = coordinator(FedFomo(models=1, explore=1.0, explore_decay=0.1), *"abcd")
+    side = coordinator(FedFomo(models=1, explore=1.0, explore_decay=0.1), *"abcd")
     nothing = Part.of({"ratings": torch.zeros(1)})
     latest = {silo: upload(float(n), PEER_RATINGS=nothing) for n, silo in enumerate("abcd")}
-    kept = half.aggregate(Round(0, latest, latest, MemoryWorkspace()))
-    half.memory["affinity"]["matrix"][0, 3] = 1.0
+    kept = side.aggregate(Round(0, latest, latest, MemoryWorkspace()))
+    side.memory["affinity"]["matrix"][0, 3] = 1.0
 
     def chosen(number: int) -> set[str]:
-        part = half.downloads(number, ["a"], kept).for_silo("a")[Exposure.PEER_MODELS]
+        part = side.downloads(number, ["a"], kept).for_silo("a")[Exposure.PEER_MODELS]
         return {spec.name.partition("/")[0] for spec in part.specs}
 
     assert set.union(*[chosen(number) for number in range(8)]) > {"d"}
@@ -564,15 +564,15 @@ def test_single_models_are_cut_out_of_a_file_without_reading_the_rest(tmp_path: 
 
 
 def test_apple_trains_its_core_and_its_relationships_together() -> None:
-    half = at(Apple(), BiasSite(name="a", steps=1))
-    half.train(0, peers(b=bias_model(1.0)))
+    side = at(Apple(), BiasSite(name="a", steps=1))
+    side.train(0, peers(b=bias_model(1.0)))
     # p = (1/2, 1/2), so the model is at 0.5, where 1 - s = 0.268941. Steps: 0.1 x 2 x 1/2 x 0.268941 for the core,
     # whose learning rate is twice the plan's, 0.1 x 0.1 x 2 x 0.268941 for p_b, whose learning rate is a tenth.
-    torch.testing.assert_close(half.upload()[CLASSIFIER].tensors()["bias"], torch.tensor([0.0268941, -0.0268941]))
-    relationships = {name: float(value) for name, value in half.memory["relationships"].items()}
+    torch.testing.assert_close(side.upload()[CLASSIFIER].tensors()["bias"], torch.tensor([0.0268941, -0.0268941]))
+    relationships = {name: float(value) for name, value in side.memory["relationships"].items()}
     assert relationships == pytest.approx({"a": 0.5, "b": 0.5053788})
     # 0.5 x 0.0268941 + 0.5053788 x 1
-    torch.testing.assert_close(half.personal()["bias"], torch.tensor([0.5188259, -0.5188259]))
+    torch.testing.assert_close(side.personal()["bias"], torch.tensor([0.5188259, -0.5188259]))
 
 
 @pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.0), ("sgd", 0.9), ("adam", 0.0)])
@@ -592,11 +592,11 @@ def test_apples_relationships_have_a_learning_rate_of_their_own(optimizer: str, 
 
 
 def test_apples_penalty_pulls_relationships_back() -> None:
-    half = at(Apple(penalty=2.0, penalty_share=1.0, relationship_rate=1.0), BiasSite(name="a", steps=1))
-    half.memory["relationships"] = {"a": torch.tensor(0.5), "b": torch.tensor(0.9)}
-    half.train(0, peers(b=bias_model(0.0)))
+    side = at(Apple(penalty=2.0, penalty_share=1.0, relationship_rate=1.0), BiasSite(name="a", steps=1))
+    side.memory["relationships"] = {"a": torch.tensor(0.5), "b": torch.tensor(0.9)}
+    side.train(0, peers(b=bias_model(0.0)))
     # With all models 0 only the penalty moves p: 0.9 - 0.1 x 2 (0.9 - 0.5).
-    assert float(half.memory["relationships"]["b"]) == pytest.approx(0.82)
+    assert float(side.memory["relationships"]["b"]) == pytest.approx(0.82)
 
 
 def test_apples_penalty_falls_along_a_cosine() -> None:
@@ -618,20 +618,20 @@ def test_apple_without_peers_is_separate_training() -> None:
 
 
 def test_apple_keeps_a_core_that_did_not_come_again_where_their_number_is_limited() -> None:
-    half = at(Apple(models=1), BiasSite(name="a", steps=1))
-    half.train(1, peers(b=bias_model(1.0)))
-    half.train(2, peers(c=bias_model(2.0)))
-    assert set(half.memory["relationships"]) == {"a", "b", "c"}
-    assert half.memory["peers"]["b/bias"].tolist() == [1.0, -1.0]
+    side = at(Apple(models=1), BiasSite(name="a", steps=1))
+    side.train(1, peers(b=bias_model(1.0)))
+    side.train(2, peers(c=bias_model(2.0)))
+    assert set(side.memory["relationships"]) == {"a", "b", "c"}
+    assert side.memory["peers"]["b/bias"].tolist() == [1.0, -1.0]
 
 
 def test_apples_coordinator_gives_all_others_or_a_few() -> None:
     latest = {silo: upload(1.0) for silo in "abcd"}
     for method, number in ((Apple(), 3), (Apple(models=2), 2), (Apple(models=9), 3)):
-        half = coordinator(method, *"abcd")
-        kept = half.aggregate(Round(0, latest, latest, MemoryWorkspace()))
+        side = coordinator(method, *"abcd")
+        kept = side.aggregate(Round(0, latest, latest, MemoryWorkspace()))
         for _ in range(2):
-            downloads = half.downloads(1, ["a", "c"], kept)
+            downloads = side.downloads(1, ["a", "c"], kept)
             got = {name.partition("/")[0] for name in downloads.for_silo("a")[Exposure.PEER_MODELS].tensors()}
             assert len(got) == number
             assert "a" not in got
@@ -650,8 +650,8 @@ def test_models_that_reach_single_hospitals_have_to_be_consented_to() -> None:
 
 @pytest.mark.parametrize("method", AVERAGING, ids=ids)
 def test_a_silo_that_joins_late_starts_from_the_global_model(method: Method) -> None:
-    half = at(method, SmallSite(steps=0, model=small_model(3)))
-    download = controlled(half.site, 2.0, 0.0) if isinstance(method, Scaffold) else peer(of(half.site, 2.0))
-    half.finish(download)
-    state = half.memory.get(GLOBAL, half.memory[PERSONAL])
-    assert only(state, half.site) == 2.0
+    side = at(method, SmallSite(steps=0, model=small_model(3)))
+    download = controlled(side.site, 2.0, 0.0) if isinstance(method, Scaffold) else peer(of(side.site, 2.0))
+    side.finish(download)
+    state = side.memory.get(GLOBAL, side.memory[PERSONAL])
+    assert only(state, side.site) == 2.0

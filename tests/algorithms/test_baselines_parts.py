@@ -58,10 +58,10 @@ class WatchedSite(SmallSite):
         return super().fit(round_number, **settings)
 
 
-def half_at(method: Method, site: SmallSite) -> Any:
-    half = method.silo_half(site)
-    half.begin(state_of(site.model))
-    return half
+def side_at(method: Method, site: SmallSite) -> Any:
+    side = method.silo_side(site)
+    side.begin(state_of(site.model))
+    return side
 
 
 def names(payload: Payload, exposure: Exposure) -> list[str]:
@@ -69,14 +69,14 @@ def names(payload: Payload, exposure: Exposure) -> list[str]:
 
 
 def average_of(method: Method, model: nn.Module, uploads: Mapping[str, Payload]) -> Payload:
-    half = method.coordinator_half(Federation(Layout.of(model), rounds=3, seed=1))
-    downloads = half.aggregate(Round(0, uploads, uploads, MemoryWorkspace()))
+    side = method.coordinator_side(Federation(Layout.of(model), rounds=3, seed=1))
+    downloads = side.aggregate(Round(0, uploads, uploads, MemoryWorkspace()))
     return downloads.for_silo("a")
 
 
-def download_of(half: Any, value: float) -> Payload:
+def download_of(side: Any, value: float) -> Payload:
     """An average that is the same number everywhere."""
-    return {Exposure.PEER_DERIVED: Part.of({spec.name: torch.full(spec.shape, value) for spec in half.shared})}
+    return {Exposure.PEER_DERIVED: Part.of({spec.name: torch.full(spec.shape, value) for spec in side.shared})}
 
 
 # --- What all of them promise -------------------------------------------------------------------------------------
@@ -85,32 +85,32 @@ def download_of(half: Any, value: float) -> Payload:
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_an_upload_is_what_the_coordinator_asks_for_and_what_the_method_declares(method: Method) -> None:
     site = SmallSite()
-    expected = method.coordinator_half(Federation(site.layout, rounds=3, seed=1)).upload_parts(0, "a")
-    half = half_at(method, site)
-    half.rehearse()
-    rehearsed = half.upload()
-    half.train(0, {})
-    before = {group: {n: t.clone() for n, t in state.items()} for group, state in half.memory.items()}
-    for payload in (rehearsed, half.upload()):
+    expected = method.coordinator_side(Federation(site.layout, rounds=3, seed=1)).upload_parts(0, "a")
+    side = side_at(method, site)
+    side.rehearse()
+    rehearsed = side.upload()
+    side.train(0, {})
+    before = {group: {n: t.clone() for n, t in state.items()} for group, state in side.memory.items()}
+    for payload in (rehearsed, side.upload()):
         check_parts({exposure: part.specs for exposure, part in payload.items()}, expected)
         check_finite(payload)
         assert set(payload) == method.uploads
-    assert before.keys() == half.memory.keys()
-    assert all(torch.equal(before[group][n], t) for group, state in half.memory.items() for n, t in state.items())
+    assert before.keys() == side.memory.keys()
+    assert all(torch.equal(before[group][n], t) for group, state in side.memory.items() for n, t in state.items())
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_a_restarted_silo_goes_on_where_it_was(method: Method) -> None:
     sites = [SmallSite() for _ in range(2)]
-    one = half_at(method, sites[0])
+    one = side_at(method, sites[0])
     one.train(0, {})
     answer = average_of(method, sites[0].model, {"a": one.upload()})
-    again = method.silo_half(sites[1])
+    again = method.silo_side(sites[1])
     again.memory = {group: {n: t.clone() for n, t in state.items()} for group, state in one.memory.items()}
     sites[1].load({name: torch.zeros_like(tensor) for name, tensor in state_of(sites[1].model).items()})
-    for half in (one, again):
-        half.train(1, answer)
-        half.finish(answer if method.downloads_last else {})
+    for side in (one, again):
+        side.train(1, answer)
+        side.finish(answer if method.downloads_last else {})
     for exposure, part in one.upload().items():
         other = again.upload()[exposure].tensors()
         assert all(torch.equal(tensor, other[name]) for name, tensor in part.tensors().items())
@@ -120,12 +120,12 @@ def test_a_restarted_silo_goes_on_where_it_was(method: Method) -> None:
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_a_late_silo_takes_what_there_is_at_its_first_participation(method: Method) -> None:
     site = SmallSite()
-    other = half_at(method, SmallSite())
+    other = side_at(method, SmallSite())
     other.train(0, {})
     answer = average_of(method, site.model, {"b": other.upload()})
-    half = half_at(method, site)
-    half.train(7, answer)
-    assert all(torch.isfinite(tensor).all() for tensor in half.personal().values())
+    side = side_at(method, site)
+    side.train(7, answer)
+    assert all(torch.isfinite(tensor).all() for tensor in side.personal().values())
 
 
 # --- Sharing by averages ------------------------------------------------------------------------------------------
@@ -158,19 +158,19 @@ def test_an_unknown_weighting_is_refused_with_the_choices(kind: Any) -> None:
 
 
 def test_a_foreign_average_is_refused() -> None:
-    half = half_at(FedPer(), SmallSite())
+    side = side_at(FedPer(), SmallSite())
     with pytest.raises(RefusedError, match="names and shapes"):
-        half.train(0, {Exposure.PEER_DERIVED: Part.of({"3.weight": torch.zeros(2, 3)})})
+        side.train(0, {Exposure.PEER_DERIVED: Part.of({"3.weight": torch.zeros(2, 3)})})
 
 
 def test_fedpers_classifier_never_leaves_and_is_never_replaced() -> None:
     site = SmallSite()
-    half = half_at(FedPer(), site)
-    start = {name: tensor.clone() for name, tensor in half.memory[PERSONAL].items()}
-    half.train(0, download_of(half, 5.0))
-    assert names(half.upload(), EXTRACTOR) == ["0.weight", "0.bias", "1.weight", "1.bias"]
-    assert CLASSIFIER not in half.upload()
-    personal = half.personal()
+    side = side_at(FedPer(), site)
+    start = {name: tensor.clone() for name, tensor in side.memory[PERSONAL].items()}
+    side.train(0, download_of(side, 5.0))
+    assert names(side.upload(), EXTRACTOR) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert CLASSIFIER not in side.upload()
+    personal = side.personal()
     torch.testing.assert_close(personal["0.weight"], torch.full((3, 4), 1 + LEFT * 4))  # from the average 5 towards 1
     torch.testing.assert_close(personal["3.weight"], 1 + LEFT * (start["3.weight"] - 1))  # from its own
     assert personal["1.num_batches_tracked"] == 1
@@ -178,8 +178,8 @@ def test_fedpers_classifier_never_leaves_and_is_never_replaced() -> None:
 
 def test_fedrep_fits_the_head_first_and_then_the_body() -> None:
     site = WatchedSite()
-    half = half_at(FedRep(head_epochs=10, body_epochs=2), site)
-    half.train(4, {})
+    side = side_at(FedRep(head_epochs=10, body_epochs=2), site)
+    side.train(4, {})
     head, body = site.calls
     assert head == {"round": 4, "trainable": {"3.weight", "3.bias"}, "epochs": 10, "phase": "head"}
     assert body == {
@@ -188,7 +188,7 @@ def test_fedrep_fits_the_head_first_and_then_the_body() -> None:
         "epochs": 2,
         "phase": "body",
     }
-    assert list(half.upload()) == [EXTRACTOR]
+    assert list(side.upload()) == [EXTRACTOR]
 
 
 @pytest.mark.parametrize("values", [{"head_epochs": 0}, {"body_epochs": 0}])
@@ -210,14 +210,14 @@ def test_a_layout_names_batch_normalisations_parameters() -> None:
 
 def test_fedbn_keeps_batch_normalisation_at_the_silo() -> None:
     site = SmallSite()
-    half = half_at(FedBN(), site)
-    half.train(0, {})
-    upload = half.upload()
+    side = side_at(FedBN(), site)
+    side.train(0, {})
+    upload = side.upload()
     assert names(upload, EXTRACTOR) == ["0.weight", "0.bias"]
     assert names(upload, CLASSIFIER) == ["3.weight", "3.bias"]
     trained = state_of(site.model)
-    half.finish(download_of(half, 5.0))
-    personal = half.personal()
+    side.finish(download_of(side, 5.0))
+    personal = side.personal()
     for name in ("0.weight", "0.bias", "3.weight", "3.bias"):
         assert (personal[name] == 5).all()
     # Scales start at 1 and stay there; shifts go from 0 to 1 - 0.9^3.
@@ -238,27 +238,27 @@ def test_fedbn_warns_of_models_without_batch_normalisation_and_of_no_other() -> 
 
 def test_fedbabus_head_stays_at_the_common_start_until_the_end() -> None:
     site = WatchedSite()
-    half = half_at(FedBABU(fine_tune_epochs=5), site)
-    start = {name: tensor.clone() for name, tensor in half.memory[PERSONAL].items()}
-    half.train(0, {})
-    half.train(1, download_of(half, 5.0))
-    assert torch.equal(half.personal()["3.weight"], start["3.weight"])
-    assert (half.personal()["0.weight"] == 5).all()  # measured: the average body under the frozen head
-    sent = half.upload()[EXTRACTOR].tensors()
+    side = side_at(FedBABU(fine_tune_epochs=5), site)
+    start = {name: tensor.clone() for name, tensor in side.memory[PERSONAL].items()}
+    side.train(0, {})
+    side.train(1, download_of(side, 5.0))
+    assert torch.equal(side.personal()["3.weight"], start["3.weight"])
+    assert (side.personal()["0.weight"] == 5).all()  # measured: the average body under the frozen head
+    sent = side.upload()[EXTRACTOR].tensors()
     torch.testing.assert_close(sent["0.weight"], torch.full((3, 4), 1 + LEFT * 4))
-    half.finish(download_of(half, 3.0))
+    side.finish(download_of(side, 3.0))
     assert site.calls[-1] == {"round": 2, "epochs": 5, "phase": "fine-tuning"}
-    torch.testing.assert_close(half.personal()["0.weight"], torch.full((3, 4), 1 + LEFT * 2))
-    torch.testing.assert_close(half.personal()["3.weight"], 1 + LEFT * (start["3.weight"] - 1))
+    torch.testing.assert_close(side.personal()["0.weight"], torch.full((3, 4), 1 + LEFT * 2))
+    torch.testing.assert_close(side.personal()["3.weight"], 1 + LEFT * (start["3.weight"] - 1))
 
 
 def test_fedbabu_without_fine_tuning_ends_with_the_average() -> None:
     site = WatchedSite()
-    half = half_at(FedBABU(fine_tune_epochs=0), site)
-    half.train(0, {})
-    half.finish(download_of(half, 3.0))
+    side = side_at(FedBABU(fine_tune_epochs=0), site)
+    side.train(0, {})
+    side.finish(download_of(side, 3.0))
     assert len(site.calls) == 1
-    assert (half.personal()["0.weight"] == 3).all()
+    assert (side.personal()["0.weight"] == 3).all()
     with pytest.raises(ConfigurationError, match="0 or more"):
         FedBABU(fine_tune_epochs=-1)
 
@@ -312,34 +312,34 @@ def test_fedrod_trains_the_generic_head_balanced_and_the_personal_head_on_both()
     quarters of the images have the features (1, 0), one quarter (0, 1).
     """
     site = FixedSite()
-    half = half_at(FedRoD(), site)
-    half.train(0, {})
+    side = side_at(FedRoD(), site)
+    side.train(0, {})
     assert site.losses[0] == pytest.approx((3 * math.log(4 / 3) + math.log(4)) / 4 + math.log(3))
-    generic = half.upload()[CLASSIFIER].tensors()["1.weight"]
+    generic = side.upload()[CLASSIFIER].tensors()["1.weight"]
     expected = torch.tensor([[-3 / 16, 3 / 16], [3 / 16, -3 / 16], [0.0, 0.0]])
     torch.testing.assert_close(generic, -0.1 * expected)
     own = torch.tensor([[-1 / 2, 1 / 12], [1 / 4, -1 / 6], [1 / 4, 1 / 12]])
-    torch.testing.assert_close(half.personal()["1.weight"], -0.1 * (expected + own))
+    torch.testing.assert_close(side.personal()["1.weight"], -0.1 * (expected + own))
     # Heads of zeros send no gradient back, and the personal head must never send one.
-    assert torch.equal(half.upload()[EXTRACTOR].tensors()["0.weight"], torch.eye(2))
+    assert torch.equal(side.upload()[EXTRACTOR].tensors()["0.weight"], torch.eye(2))
 
 
 def test_fedrods_personal_head_does_not_pull_at_the_extractor() -> None:
     """With the generic head at 0 and a personal head at work, the extractor stays where it is."""
     site = FixedSite()
-    half = half_at(FedRoD(), site)
-    half.memory["personal_head"] = {"1.weight": torch.tensor([[3.0, -1.0], [0.0, 2.0], [1.0, 1.0]])}
-    half.train(0, {})
-    assert torch.equal(half.personal()["0.weight"], torch.eye(2))
+    side = side_at(FedRoD(), site)
+    side.memory["personal_head"] = {"1.weight": torch.tensor([[3.0, -1.0], [0.0, 2.0], [1.0, 1.0]])}
+    side.train(0, {})
+    assert torch.equal(side.personal()["0.weight"], torch.eye(2))
 
 
 def test_fedrods_average_replaces_the_generic_head_and_leaves_the_personal_one() -> None:
-    half = half_at(FedRoD(), FixedSite())
+    side = side_at(FedRoD(), FixedSite())
     own = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
-    half.memory["personal_head"] = {"1.weight": own}
-    half.take(download_of(half, 5.0))
-    assert (half.upload()[CLASSIFIER].tensors()["1.weight"] == 5).all()
-    assert torch.equal(half.personal()["1.weight"], 5 + own)
+    side.memory["personal_head"] = {"1.weight": own}
+    side.take(download_of(side, 5.0))
+    assert (side.upload()[CLASSIFIER].tensors()["1.weight"] == 5).all()
+    assert torch.equal(side.personal()["1.weight"], 5 + own)
 
 
 # --- FedProto -----------------------------------------------------------------------------------------------------
@@ -365,8 +365,8 @@ def test_making_prototypes_leaves_running_statistics_alone_and_uses_them() -> No
     before = state_of(model)
     images = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
     whole = prototypes(model, images, torch.arange(8) % 2, classes=2)["prototypes"]
-    half = prototypes(model.train(), images[::2], torch.zeros(4, dtype=torch.int64), classes=2)["prototypes"]
-    torch.testing.assert_close(whole[0], half[0])  # a class's mean does not depend on the other classes' images
+    side = prototypes(model.train(), images[::2], torch.zeros(4, dtype=torch.int64), classes=2)["prototypes"]
+    torch.testing.assert_close(whole[0], side[0])  # a class's mean does not depend on the other classes' images
     assert all(torch.equal(tensor, before[name]) for name, tensor in state_of(model).items())
 
 
@@ -388,11 +388,11 @@ def proto_upload(means: list[list[float]], present: list[int]) -> Payload:
 
 
 def test_a_class_that_is_absent_in_a_round_keeps_its_last_prototype() -> None:
-    half = FedProto().coordinator_half(Federation(Layout.of(fixed_model()), rounds=3, seed=1))
+    side = FedProto().coordinator_side(Federation(Layout.of(fixed_model()), rounds=3, seed=1))
     first = {"a": proto_upload([[1.0, 1.0], [2.0, 2.0], [0.0, 0.0]], [1, 1, 0])}
     second = {"b": proto_upload([[5.0, 5.0], [0.0, 0.0], [0.0, 0.0]], [1, 0, 0])}
-    half.aggregate(Round(0, first, first, MemoryWorkspace()))
-    found = half.aggregate(Round(1, second, second, MemoryWorkspace())).for_silo("a")[Exposure.PEER_DERIVED].tensors()
+    side.aggregate(Round(0, first, first, MemoryWorkspace()))
+    found = side.aggregate(Round(1, second, second, MemoryWorkspace())).for_silo("a")[Exposure.PEER_DERIVED].tensors()
     assert found["prototypes"].tolist() == [[5.0, 5.0], [2.0, 2.0], [0.0, 0.0]]
     assert found["present"].tolist() == [1, 1, 0]
 
@@ -403,12 +403,12 @@ def test_fedproto_pulls_features_to_the_prototypes_of_classes_that_have_one() ->
     The loss is log 3 + λ · (3 · 2)/4.
     """
     site = FixedSite()
-    half = half_at(FedProto(prototype_weight=0.5), site)
+    side = side_at(FedProto(prototype_weight=0.5), site)
     received = proto_upload([[1.0, 2.0], [100.0, 100.0], [0.0, 0.0]], [1, 0, 0])[Exposure.PROTOTYPES]
-    half.train(1, {Exposure.PEER_DERIVED: received})
+    side.train(1, {Exposure.PEER_DERIVED: received})
     assert site.losses[0] == pytest.approx(math.log(3) + 0.5 * 1.5)
     # Gradient of the extractor: rows are features; feature 1 of three images moves by -λ·(0 − 2)·3/4 = 0.75 · 0.1.
-    torch.testing.assert_close(half.personal()["0.weight"], torch.tensor([[1.0, 0.0], [0.075, 1.0]]))
+    torch.testing.assert_close(side.personal()["0.weight"], torch.tensor([[1.0, 0.0], [0.075, 1.0]]))
 
 
 def test_fedproto_sends_no_weights_and_counts_only_where_they_weigh() -> None:
@@ -424,9 +424,9 @@ def test_fedproto_sends_no_weights_and_counts_only_where_they_weigh() -> None:
 def test_a_model_without_a_linear_classifier_is_refused(method: Method) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1))
     with pytest.raises(ConfigurationError, match="linear"):
-        method.silo_half(SmallSite(model=model))
+        method.silo_side(SmallSite(model=model))
     with pytest.raises(ConfigurationError, match="linear"):
-        method.coordinator_half(Federation(Layout.of(model), rounds=1, seed=1))
+        method.coordinator_side(Federation(Layout.of(model), rounds=1, seed=1))
 
 
 # --- MOON ---------------------------------------------------------------------------------------------------------
@@ -450,11 +450,11 @@ def test_moon_contrasts_the_received_model_with_the_silos_own_last_one() -> None
     At the start z = z_g, so cos(z, z_g) = 1 and cos(z, z_p) = 0 for every image: l_con = log(1 + e^(-1/τ)).
     """
     site = FixedSite()
-    half = half_at(Moon(contrastive_weight=2.0, temperature=0.5), site)
+    side = side_at(Moon(contrastive_weight=2.0, temperature=0.5), site)
     swapped = {"0.weight": torch.tensor([[0.0, 1.0], [1.0, 0.0]]), "1.weight": torch.zeros(3, 2)}
-    half.memory["trained"] = swapped
+    side.memory["trained"] = swapped
     average = Part.of({"0.weight": torch.eye(2), "1.weight": torch.zeros(3, 2)})
-    half.train(5, {Exposure.PEER_DERIVED: average})
+    side.train(5, {Exposure.PEER_DERIVED: average})
     assert site.losses[0] == pytest.approx(math.log(3) + 2 * math.log(1 + math.exp(-2)))
 
 
@@ -468,10 +468,10 @@ def test_moon_compares_with_models_that_no_batch_changes() -> None:
             return 1
 
     site = OnceSite(model=small_model(1))
-    half = half_at(Moon(contrastive_weight=3.0), site)
-    half.memory["trained"] = state_of(small_model(2))
+    side = side_at(Moon(contrastive_weight=3.0), site)
+    side.memory["trained"] = state_of(small_model(2))
     received = state_of(small_model(3))
-    half.train(1, {Exposure.PEER_DERIVED: Part.of({s.name: received[s.name] for s in site.layout.parameters})})
+    side.train(1, {Exposure.PEER_DERIVED: Part.of({s.name: received[s.name] for s in site.layout.parameters})})
     images, labels = site.train_data()
     current, target, before = small_model(3).train(), small_model(3).eval(), small_model(2).eval()
     z, z_g, z_p = (model[:-1](images) for model in (current, target, before))  # type: ignore[index]
@@ -525,8 +525,8 @@ def simulate(method: Method, *, silos: int = 4, model: str = "lenet5", **changes
 
 def personal(run: Simulation, names: Collection[str] | None = None) -> list[Tensor]:
     return [
-        torch.cat([t.reshape(-1).double() for n, t in half.personal().items() if names is None or n in names])
-        for half in run.silos.values()
+        torch.cat([t.reshape(-1).double() for n, t in side.personal().items() if names is None or n in names])
+        for side in run.silos.values()
     ]
 
 
@@ -590,14 +590,14 @@ def test_fedproto_with_weight_0_is_separate_training_of_each_silo() -> None:
 
 def test_fedrods_personal_model_predicts_with_the_sum_of_both_heads() -> None:
     run = simulate(FedRoD())
-    half = run.silos["s2"]
+    side = run.silos["s2"]
     model = build(ModelPlan(name="lenet5", input_shape=(3, 16, 16), classes=4)).eval()
     images = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
-    model.load_state_dict(half.personal())
+    model.load_state_dict(side.personal())
     both = model(images)
-    model.load_state_dict(half.outgoing())  # type: ignore[attr-defined]
+    model.load_state_dict(side.outgoing())  # type: ignore[attr-defined]
     generic = model(images)
-    head = half.memory["personal_head"]
+    head = side.memory["personal_head"]
     own = model[:-1](images) @ head["classifier.weight"].T + head["classifier.bias"]  # type: ignore[index]
     torch.testing.assert_close(both, generic + own)
     assert own.abs().max() > 1e-4

@@ -61,33 +61,33 @@ def drive(
     everyone = sorted({silo for chosen in schedule for silo in chosen})
     initial = build(plan.model, seed=plan.seed)
     federation = Federation(Layout.of(initial), plan.rounds, plan.seed, tuple(everyone))
-    coordinator = method.coordinator_half(federation)
-    halves = {}
+    coordinator = method.coordinator_side(federation)
+    sides = {}
     for number, name in enumerate(everyone):
         site = LocalSite(
             name, shard(name, seed=number), build(plan.model, seed=plan.seed), plan, device=torch.device("cpu")
         )
-        halves[name] = method.silo_half(site)
-        halves[name].begin(state_of(initial))
+        sides[name] = method.silo_side(site)
+        sides[name].begin(state_of(initial))
     own: dict[str, Payload] = {}
     all_others: Payload | None = None
     latest: dict[str, Payload] = {}
     seen: Uploads = []
     for number, chosen in enumerate(schedule):
         if restart:
-            memory, coordinator = restarted(coordinator.memory), method.coordinator_half(federation)
+            memory, coordinator = restarted(coordinator.memory), method.coordinator_side(federation)
             coordinator.memory = memory
         downloads = coordinator.downloads(number, chosen, Downloads(own, all_others))
         uploads: dict[str, Payload] = {}
         seen.append({})
         for name in sorted(chosen):
             if restart:
-                half = method.silo_half(halves[name].site)
-                half.memory = restarted(halves[name].memory)
-                halves[name] = half
-            halves[name].train(number, downloads.for_silo(name))
+                side = method.silo_side(sides[name].site)
+                side.memory = restarted(sides[name].memory)
+                sides[name] = side
+            sides[name].train(number, downloads.for_silo(name))
             assert set(downloads.for_silo(name)) <= method.downlink
-            upload = halves[name].upload()
+            upload = sides[name].upload()
             wanted = {e: tuple(specs) for e, specs in coordinator.upload_parts(number, name).items()}
             assert {e: part.specs for e, part in upload.items()} == wanted
             assert set(upload) <= method.uploads
@@ -101,22 +101,22 @@ def drive(
             own.update(fresh.own)
             all_others = fresh.everyone if fresh.everyone is not None else all_others
     for name in everyone:
-        halves[name].finish(Downloads(own, all_others).for_silo(name) if method.downloads_last else {})
-    return {name: half.personal() for name, half in halves.items()}, seen
+        sides[name].finish(Downloads(own, all_others).for_silo(name) if method.downloads_last else {})
+    return {name: side.personal() for name, side in sides.items()}, seen
 
 
 def equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return list(one) == list(other) and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def half_at(method: Any, site: SmallSite) -> Any:
-    half = method.silo_half(site)
-    half.begin(state_of(site.model))
-    return half
+def side_at(method: Any, site: SmallSite) -> Any:
+    side = method.silo_side(site)
+    side.begin(state_of(site.model))
+    return side
 
 
 def coordinator_of(method: Any, model: nn.Module | None = None, **changes: Any) -> Any:
-    return method.coordinator_half(Federation(Layout.of(model or small_model()), **{"rounds": 3, "seed": 1, **changes}))
+    return method.coordinator_side(Federation(Layout.of(model or small_model()), **{"rounds": 3, "seed": 1, **changes}))
 
 
 def constant_model(value: float, *, without: str = "none of them") -> dict[Exposure, Part]:
@@ -185,15 +185,15 @@ def test_a_restart_of_everyone_in_every_round_changes_no_bit(method: Method) -> 
 @pytest.mark.parametrize("method", METHODS, ids=names)
 def test_a_simulations_personal_models_do_better_than_guessing(method: Method) -> None:
     simulation = simulate(method, rounds=6, model="lenet5", participation=0.7)
-    for half in simulation.silos.values():
-        measured = half.site.measure(half.personal())  # type: ignore[attr-defined]
+    for side in simulation.silos.values():
+        measured = side.site.measure(side.personal())  # type: ignore[attr-defined]
         assert measured is not None
         assert measured.loss < 1.0986  # ln 3: guessing among three classes
 
 
 @pytest.mark.parametrize("method", METHODS, ids=names)
 def test_uploading_changes_nothing_and_a_rehearsal_has_a_first_uploads_form(method: Method) -> None:
-    trained, rehearsed = half_at(method, SmallSite()), half_at(method, SmallSite())
+    trained, rehearsed = side_at(method, SmallSite()), side_at(method, SmallSite())
     trained.train(0, {})
     memory = restarted(trained.memory)
     one, two = trained.upload(), trained.upload()
@@ -207,7 +207,7 @@ def test_uploading_changes_nothing_and_a_rehearsal_has_a_first_uploads_form(meth
 @pytest.mark.parametrize("method", METHODS, ids=names)
 def test_a_download_of_another_model_is_refused(method: Method) -> None:
     with pytest.raises(RefusedError, match="names and shapes"):
-        half_at(method, SmallSite()).train(1, {PEER: Part.of({"stranger": torch.zeros(3)})})
+        side_at(method, SmallSite()).train(1, {PEER: Part.of({"stranger": torch.zeros(3)})})
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_hyper_parameters_out_of_range_are_refused(method: Any, parameters: dict
 @pytest.mark.parametrize("method", [FedGH(), FedDBE()], ids=names)
 def test_a_last_layer_that_is_not_linear_is_refused_by_both_halves(method: Any) -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    for make in (lambda: half_at(method, SmallSite(model=model)), lambda: coordinator_of(method, model)):
+    for make in (lambda: side_at(method, SmallSite(model=model)), lambda: coordinator_of(method, model)):
         with pytest.raises(ConfigurationError, match="must be linear"):
             make()
 
@@ -253,9 +253,9 @@ def test_fedghs_head_takes_one_step_a_prototype() -> None:
 
 
 def test_fedgh_sends_class_means_and_nothing_of_a_class_that_it_lacks() -> None:
-    half = half_at(FedGH(), FourImages())
-    half.train(0, {})
-    upload = half.upload()
+    side = side_at(FedGH(), FourImages())
+    side.train(0, {})
+    upload = side.upload()
     assert set(upload) == {Exposure.PROTOTYPES}
     found = only(upload)
     torch.testing.assert_close(found["means"], torch.tensor([[0.0, 4, 0, 1], [3, 1, 0, 1], [0, 0, 0, 0]]))
@@ -288,9 +288,9 @@ def test_fedgh_survives_a_round_without_any_class() -> None:
 def test_fedghs_silo_replaces_its_head_and_keeps_its_extractor() -> None:
     site = FourImages()
     head = {"1.weight": torch.full((3, 4), 7.0), "1.bias": torch.full((3,), 8.0)}
-    half = half_at(FedGH(), site)
-    half.train(1, {PEER: Part.of(head)})
-    assert equal(half.personal(), {"0.weight": torch.eye(4), **head})
+    side = side_at(FedGH(), site)
+    side.train(1, {PEER: Part.of(head)})
+    assert equal(side.personal(), {"0.weight": torch.eye(4), **head})
 
 
 # FedDBE.
@@ -332,25 +332,25 @@ def test_feddbe_shifts_what_the_classifier_sees_and_regularises_what_it_does_not
 
     site = Probe()
     images, labels = site.train_data()
-    half = half_at(FedDBE(mean_weight=1000.0), site)
+    side = side_at(FedDBE(mean_weight=1000.0), site)
     vector = torch.tensor([5.0, -4.0, 3.0, 2.0])
-    half.memory["shift"] = {"shift": vector}
+    side.memory["shift"] = {"shift": vector}
     parameters = {spec.name: state_of(site.model)[spec.name] for spec in site.layout.parameters}
-    half.train(1, {PEER: Part.of({**parameters, "consensus": images.mean(dim=0)})})
+    side.train(1, {PEER: Part.of({**parameters, "consensus": images.mean(dim=0)})})
     # The features' mean is the consensus, so nothing but the shifted images' cross entropy is left.
     classifier: Any = site.model[1]  # type: ignore[index]
     assert losses == [pytest.approx(F.cross_entropy(classifier(images + vector), labels).item(), rel=1e-4)]
 
 
 def test_feddbes_personal_model_holds_the_shift_in_its_bias() -> None:
-    half = half_at(FedDBE(), FourImages())
+    side = side_at(FedDBE(), FourImages())
     vector = torch.tensor([5.0, -4.0, 3.0, 2.0])
-    half.memory["shift"] = {"shift": vector}
-    half.finish({})
+    side.memory["shift"] = {"shift": vector}
+    side.finish({})
     model = transparent()
-    model.load_state_dict(half.personal())
+    model.load_state_dict(side.personal())
     images = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
-    classifier: Any = half.site.model[1]
+    classifier: Any = side.site.model[1]
     torch.testing.assert_close(model(images), classifier(images + vector))
 
 
@@ -368,9 +368,9 @@ def test_feddbe_releases_the_mean_once_and_the_shift_never() -> None:
 
 
 def test_feddbes_mean_is_that_of_all_the_silos_images() -> None:
-    half = half_at(FedDBE(), FourImages())
-    half.train(0, {})
-    assert half.upload()[STATISTICS].tensors()["mean"].tolist() == [2.25, 1.75, 0, 1]
+    side = side_at(FedDBE(), FourImages())
+    side.train(0, {})
+    assert side.upload()[STATISTICS].tensors()["mean"].tolist() == [2.25, 1.75, 0, 1]
 
 
 def test_feddbes_consensus_weighs_means_by_numbers_of_images_and_is_kept() -> None:
@@ -395,7 +395,7 @@ def test_feddbes_consensus_weighs_means_by_numbers_of_images_and_is_kept() -> No
 def test_feddbe_needs_a_bias_to_put_the_shift_into() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2, bias=False))
     with pytest.raises(ConfigurationError, match="bias"):
-        FedDBE().silo_half(SmallSite(model=model))
+        FedDBE().silo_side(SmallSite(model=model))
 
 
 # FedCAC.
@@ -468,17 +468,17 @@ def test_fedcacs_coordinator_gives_both_averages() -> None:
 
 def test_fedcacs_silo_takes_critical_numbers_from_its_collaborators() -> None:
     site = SmallSite(steps=0)
-    half = half_at(FedCAC(), site)
+    side = side_at(FedCAC(), site)
     specs = site.layout.parameters
     download = {PEER: Part.of({p + s.name: torch.full(s.shape, v) for p, v in MIXED.items() for s in specs})}
-    half.train(0, download)  # without a mask everything comes from all
-    assert {float(v) for s in specs for v in half.personal()[s.name].reshape(-1)} == {1.0}
+    side.train(0, download)  # without a mask everything comes from all
+    assert {float(v) for s in specs for v in side.personal()[s.name].reshape(-1)} == {1.0}
     mask = {s.name: torch.zeros(s.shape, dtype=torch.uint8) for s in specs}
     mask["3.weight"][1] = 1
-    half.memory["mask"] = mask
-    half.train(1, download)
-    assert half.personal()["3.weight"].tolist() == [[1, 1, 1], [2, 2, 2]]
-    assert half.personal()["3.bias"].tolist() == [1, 1]
+    side.memory["mask"] = mask
+    side.train(1, download)
+    assert side.personal()["3.weight"].tolist() == [[1, 1, 1], [2, 2, 2]]
+    assert side.personal()["3.bias"].tolist() == [1, 1]
 
 
 MIXED = {"global.": 1.0, "custom.": 2.0}
@@ -487,11 +487,11 @@ MIXED = {"global.": 1.0, "custom.": 2.0}
 def test_fedcac_without_critical_parameters_is_uniform_fedavg() -> None:
     cautious = simulate(FedCAC(critical_share=0.0), rounds=3, participation=0.7)
     plain = simulate(FedAvg(weighting="uniform"), rounds=3, participation=0.7)
-    for name, half in cautious.silos.items():
+    for name, side in cautious.silos.items():
         trained = plain.silos[name].memory.get("trained")
         if trained is not None:
             for key, tensor in trained.items():
-                torch.testing.assert_close(half.memory[PERSONAL][key], tensor)
+                torch.testing.assert_close(side.memory[PERSONAL][key], tensor)
 
 
 # FedAP.
@@ -571,7 +571,7 @@ def test_fedaps_batch_normalisation_stays_at_the_silo() -> None:
 
 def test_fedap_says_which_models_to_choose_where_there_is_no_batch_normalisation() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
-    for make in (lambda: FedAP().silo_half(SmallSite(model=model)), lambda: coordinator_of(FedAP(), model)):
+    for make in (lambda: FedAP().silo_side(SmallSite(model=model)), lambda: coordinator_of(FedAP(), model)):
         with pytest.raises(ConfigurationError, match="choose a model with it, such as lenet5"):
             make()
 

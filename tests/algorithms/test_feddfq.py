@@ -70,7 +70,7 @@ def test_the_golden_weights_and_mixtures(dtype: torch.dtype) -> None:
 
 def test_what_the_coordinator_sends_is_the_golden_mixture() -> None:
     layout = Layout((TensorSpec("extractor", (2,)),), (TensorSpec("weight", (2, 2)),), ())
-    half = FedDFQ(agam=False).coordinator_half(Federation(layout, 1, 0, ("a", "b", "c"), (2, 2, 3)))
+    side = FedDFQ(agam=False).coordinator_side(Federation(layout, 1, 0, ("a", "b", "c"), (2, 2, 3)))
     extractors = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, -1.0]])
     uploads: dict[str, Payload] = {
         silo: {
@@ -79,7 +79,7 @@ def test_what_the_coordinator_sends_is_the_golden_mixture() -> None:
         }
         for silo, extractor, identifier in zip("abc", extractors, IDENTIFIERS.float(), strict=True)
     }
-    downloads = half.aggregate(Round(0, uploads, uploads, MemoryWorkspace()))
+    downloads = side.aggregate(Round(0, uploads, uploads, MemoryWorkspace()))
     pure = mix_extractors(extractors, metric_proxies(IDENTIFIERS)).tolist()
     golden = [0.520354, 0.479646], [0.479646, 0.520354], [2, -1]
     for silo, row, exact in zip("abc", golden, pure, strict=True):
@@ -110,14 +110,14 @@ def test_the_golden_accumulation_with_the_own_gradient_last() -> None:
 
 def test_argmin_takes_the_best_beginning_of_the_list() -> None:
     """The golden step is the only one of one; where each further gradient may spoil the step, as far as is best."""
-    half, site = silo_with_head(FedDFQ(selection="argmin"))
+    side, site = silo_with_head(FedDFQ(selection="argmin"))
     for seed in range(8):
         gradients = torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(seed))
         before = torch.cat([site.model[3].weight, site.model[3].bias[:, None]], dim=1).detach()
         features, labels = site.features()
         steps = [torch.zeros_like(before), *(0.1 * gradients.cumsum(dim=0))]
         losses = [float(F.cross_entropy(features @ (before - step).T, labels)) for step in steps]
-        half._try_gradients(1, {f"{k:06d}/3.{n}": t for k, g in enumerate(gradients) for n, t in split(g)})
+        side._try_gradients(1, {f"{k:06d}/3.{n}": t for k, g in enumerate(gradients) for n, t in split(g)})
         after = torch.cat([site.model[3].weight, site.model[3].bias[:, None]], dim=1).detach()
         torch.testing.assert_close(after, before - steps[losses.index(min(losses))])
         assert float(F.cross_entropy(features @ after.T, labels)) <= losses[0] + 1e-6
@@ -161,8 +161,8 @@ def test_the_gradient_is_the_same_however_silos_are_trained(engine: Engine) -> N
         shards = [shard(f"hospital{n}", n) for n in (1, 2, 3)]
         runs.append(Simulation(run_plan(method, rounds=2), method, shards, device=torch.device("cpu"), engine=one))
         runs[-1].step()
-    for name, half in runs[0].silos.items():
-        expected = half.upload()[Exposure.CLASSIFIER_GRADIENT].tensors()
+    for name, side in runs[0].silos.items():
+        expected = side.upload()[Exposure.CLASSIFIER_GRADIENT].tensors()
         found = runs[1].silos[name].upload()[Exposure.CLASSIFIER_GRADIENT].tensors()
         for key, tensor in expected.items():
             assert tensor.abs().sum() > 0
@@ -170,9 +170,9 @@ def test_the_gradient_is_the_same_however_silos_are_trained(engine: Engine) -> N
 
 
 def test_gradients_before_anyone_has_trained_are_refused() -> None:
-    half, _ = silo_with_head(FedDFQ())
+    side, _ = silo_with_head(FedDFQ())
     with pytest.raises(RefusedError, match="before any silo has trained"):
-        half._try_gradients(0, {})
+        side._try_gradients(0, {})
 
 
 @pytest.mark.parametrize("normalisation", ["clamp", "softmax", "minmax"])
@@ -232,14 +232,14 @@ def upload(value: float, profile: list[float] | None, gradient: float = 1.0) -> 
 
 
 def test_the_identifier_is_asked_for_once_and_again_if_it_did_not_arrive() -> None:
-    half = FedDFQ().coordinator_half(federation("a", "b"))
-    assert Exposure.DATA_IDENTIFIER in half.upload_parts(0, "a")
+    side = FedDFQ().coordinator_side(federation("a", "b"))
+    assert Exposure.DATA_IDENTIFIER in side.upload_parts(0, "a")
     uploads = {"a": upload(1.0, [1, 0, 0, 0])}
-    downloads = half.aggregate(Round(0, uploads, uploads, MemoryWorkspace()))
-    assert Exposure.DATA_IDENTIFIER not in half.upload_parts(1, "a")
-    assert Exposure.DATA_IDENTIFIER in half.upload_parts(1, "b"), "b's never arrived"
+    downloads = side.aggregate(Round(0, uploads, uploads, MemoryWorkspace()))
+    assert Exposure.DATA_IDENTIFIER not in side.upload_parts(1, "a")
+    assert Exposure.DATA_IDENTIFIER in side.upload_parts(1, "b"), "b's never arrived"
     site = ImageSite(steps=0)
-    silo = FedDFQ().silo_half(site)
+    silo = FedDFQ().silo_side(site)
     silo.begin(state_of(site.model))
     site.load = lambda _: None  # type: ignore[method-assign, assignment]
     silo.train(0, {})
@@ -253,14 +253,14 @@ def test_the_identifier_is_asked_for_once_and_again_if_it_did_not_arrive() -> No
 
 @pytest.mark.parametrize(("order", "expected"), [("ascending", [3.0, 2.0]), ("descending", [2.0, 3.0])])
 def test_gradients_come_scaled_in_order_of_similarity_and_nobody_is_named(order: str, expected: list[float]) -> None:
-    half = FedDFQ(order=order).coordinator_half(federation("a", "b", "c", "d"))  # type: ignore[arg-type]
+    side = FedDFQ(order=order).coordinator_side(federation("a", "b", "c", "d"))  # type: ignore[arg-type]
     uploads = {
         "a": upload(1.0, [1, 0, 0, 0]),
         "b": upload(2.0, [1, 0.5, 0, 0], gradient=2.0),
         "c": upload(3.0, [1, 2, 0, 0], gradient=3.0),
         "d": upload(4.0, [-1, 0, 0, 0], gradient=4.0),
     }
-    part = half.aggregate(Round(0, uploads, uploads, MemoryWorkspace())).for_silo("a")[Exposure.CLASSIFIER_GRADIENT]
+    part = side.aggregate(Round(0, uploads, uploads, MemoryWorkspace())).for_silo("a")[Exposure.CLASSIFIER_GRADIENT]
     tensors = part.tensors()
     weights = metric_proxies(torch.tensor([[1, 0, 0, 0], [1, 0.5, 0, 0], [1, 2, 0, 0], [-1, 0, 0, 0.0]]))[0]
     scaled = {2.0: 2 * weights[1].item(), 3.0: 3 * weights[2].item()}
@@ -271,14 +271,14 @@ def test_gradients_come_scaled_in_order_of_similarity_and_nobody_is_named(order:
 
 
 def test_the_number_of_candidates_is_the_most_similar() -> None:
-    half = FedDFQ(candidates=1).coordinator_half(federation("a", "b", "c"))
+    side = FedDFQ(candidates=1).coordinator_side(federation("a", "b", "c"))
     uploads = {
         "a": upload(1.0, [1, 0, 0, 0]),
         "b": upload(2.0, [0.1, 1, 0, 0], 2.0),
         "c": upload(3.0, [1, 0.1, 0, 0], 3.0),
     }
     tensors = (
-        half.aggregate(Round(0, uploads, uploads, MemoryWorkspace()))
+        side.aggregate(Round(0, uploads, uploads, MemoryWorkspace()))
         .for_silo("a")[Exposure.CLASSIFIER_GRADIENT]
         .tensors()
     )
@@ -297,18 +297,18 @@ def test_each_part_can_be_switched_off_and_then_does_not_leave() -> None:
     assert alone.uploads == {Exposure.MODEL_PARAMETERS_EXTRACTOR}
     assert alone.downlink == {Exposure.PEER_DERIVED}
     run = simulate(alone, rounds=2)
-    extractors = [payload_tensors(half.upload(), [Exposure.MODEL_PARAMETERS_EXTRACTOR]) for half in run.silos.values()]
-    assert all(set(half.upload()) == alone.uploads for half in run.silos.values())
+    extractors = [payload_tensors(side.upload(), [Exposure.MODEL_PARAMETERS_EXTRACTOR]) for side in run.silos.values()]
+    assert all(set(side.upload()) == alone.uploads for side in run.silos.values())
     assert len(extractors) == 3
 
 
 @pytest.mark.parametrize("felpa", ["personal", "global"])
 def test_a_whole_run_keeps_classifiers_apart(felpa: str) -> None:
     run = simulate(FedDFQ(felpa=felpa), rounds=3)  # type: ignore[arg-type]
-    heads = [half.personal()["classifier.weight"] for half in run.silos.values()]
+    heads = [side.personal()["classifier.weight"] for side in run.silos.values()]
     assert not torch.equal(heads[0], heads[1])
     assert all(torch.isfinite(head).all() for head in heads)
-    assert all(Exposure.DATA_IDENTIFIER not in half.upload() for half in run.silos.values())
+    assert all(Exposure.DATA_IDENTIFIER not in side.upload() for side in run.silos.values())
 
 
 @pytest.mark.parametrize("kind", ["mean", "delta"])
@@ -317,8 +317,8 @@ def test_with_plain_sgd_the_mean_gradient_is_the_change_over_the_learning_rate(k
         simulate(FedDFQ(gradient=gradient), rounds=1)  # type: ignore[arg-type]
         for gradient in ("mean", "delta")
     )
-    for name, half in mean.silos.items():
-        one = half.upload()[Exposure.CLASSIFIER_GRADIENT].tensors()
+    for name, side in mean.silos.items():
+        one = side.upload()[Exposure.CLASSIFIER_GRADIENT].tensors()
         two = delta.silos[name].upload()[Exposure.CLASSIFIER_GRADIENT].tensors()
         for key, tensor in one.items():
             torch.testing.assert_close(tensor, two[key], rtol=1e-3, atol=1e-5)
@@ -326,7 +326,7 @@ def test_with_plain_sgd_the_mean_gradient_is_the_change_over_the_learning_rate(k
 
 def test_gradients_of_another_shape_are_refused() -> None:
     site = ImageSite(steps=0)
-    silo = FedDFQ().silo_half(site)
+    silo = FedDFQ().silo_side(site)
     silo.begin(state_of(site.model))
     with pytest.raises(RefusedError, match="names and shapes"):
         silo.train(1, {Exposure.CLASSIFIER_GRADIENT: Part.of({"000000/3.weight": torch.zeros(5, 5)})})

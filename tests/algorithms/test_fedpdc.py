@@ -73,14 +73,14 @@ def test_the_golden_penalties() -> None:
 def test_the_coordinator_averages_by_accuracy_and_sends_back_each_silos_own() -> None:
     layout = Layout.of(plain_model())
     federation = Federation(layout, 9, 0, ("a", "b", "c"), public=FixedPublic(0.5, 0.25, 0.75))
-    half = FedPDC().coordinator_half(federation)
+    side = FedPDC().coordinator_side(federation)
     uploads = {silo: upload(value, layout) for silo, value in (("a", 1.0), ("b", 2.0), ("c", 4.0))}
-    kept = half.aggregate(Round(0, uploads, uploads, MemoryWorkspace()))
+    kept = side.aggregate(Round(0, uploads, uploads, MemoryWorkspace()))
     average = payload_tensors(kept.for_silo("a"), [Exposure.PEER_DERIVED])[layout.parameters[0].name]
     assert average.unique().tolist() == pytest.approx([1 / 3 + 2 / 6 + 4 / 2])
 
     def told(round_number: int, silo: str) -> float:
-        found = half.downloads(round_number, [silo], kept).for_silo(silo)
+        found = side.downloads(round_number, [silo], kept).for_silo(silo)
         return float(found[Exposure.DERIVED_ACCURACY].tensors()["accuracy"])
 
     assert [told(1, silo) for silo in "abc"] == [0.5, 0.25, 0.75]
@@ -92,28 +92,28 @@ def test_the_coordinator_averages_by_accuracy_and_sends_back_each_silos_own() ->
 def test_the_literal_loss_trains_as_if_it_were_not_there(penalty: float) -> None:
     literal = simulate(FedPDC(penalty=penalty), rounds=3, public=public_images())
     without = simulate(FedPDC(penalty=0.0), rounds=3, public=public_images())
-    for name, half in literal.silos.items():
-        for key, tensor in half.personal().items():
+    for name, side in literal.silos.items():
+        for key, tensor in side.personal().items():
             assert torch.equal(tensor, without.silos[name].personal()[key])
 
 
 def test_only_the_weights_of_the_average_differ_from_fedavg() -> None:
     one, two = simulate(FedPDC(), rounds=1, public=public_images()), simulate(FedAvg(weighting="uniform"), rounds=1)
-    for name, half in one.silos.items():
-        for key, tensor in payload_tensors(half.upload(), MODEL).items():
+    for name, side in one.silos.items():
+        for key, tensor in payload_tensors(side.upload(), MODEL).items():
             assert torch.equal(tensor, payload_tensors(two.silos[name].upload(), MODEL)[key])
 
 
 def test_the_proximal_term_pulls_by_its_strength() -> None:
     """Golden: at w = (0.2, 0.4) from the global model 0, with λ = 10 and p = 0.5, the extra gradient is (1, 2)."""
     site = SmallSite(steps=1, pull=0.0, model=plain_model())
-    half = FedPDC(mode="proximal", check_disjoint=False).silo_half(site)
-    half.begin(state_of(site.model))
+    side = FedPDC(mode="proximal", check_disjoint=False).silo_side(site)
+    side.begin(state_of(site.model))
     centre = {spec.name: torch.zeros(spec.shape) for spec in site.layout.parameters}
     seen = []
     fit = site.fit
     site.fit = lambda n, **options: seen.append(options["correction"]) or fit(n, **options)  # type: ignore[method-assign]
-    half.train(
+    side.train(
         1, {Exposure.PEER_DERIVED: Part.of(centre), Exposure.DERIVED_ACCURACY: Part.of({"accuracy": torch.tensor(0.5)})}
     )
     (correction,) = seen
@@ -126,9 +126,9 @@ def test_the_proximal_term_pulls_by_its_strength() -> None:
 def test_a_first_participation_is_not_pulled() -> None:
     site = SmallSite(steps=2, pull=1.0, model=plain_model())
     alone = SmallSite(steps=2, pull=1.0, model=plain_model())
-    half = FedPDC(mode="proximal", check_disjoint=False).silo_half(site)
-    half.begin(state_of(site.model))
-    half.train(0, {Exposure.DERIVED_ACCURACY: Part.of({"accuracy": torch.tensor(1.0)})})
+    side = FedPDC(mode="proximal", check_disjoint=False).silo_side(site)
+    side.begin(state_of(site.model))
+    side.train(0, {Exposure.DERIVED_ACCURACY: Part.of({"accuracy": torch.tensor(1.0)})})
     alone.fit(0)
     assert all(torch.equal(a, b) for a, b in zip(site.model.parameters(), alone.model.parameters(), strict=True))
 
@@ -170,8 +170,8 @@ def test_public_images_must_fit_the_model() -> None:
 def test_a_model_with_running_statistics_cannot_be_measured_without_them() -> None:
     federation = Federation(Layout.of(small_model()), 3, 0, ("a",), public=FixedPublic())
     with pytest.raises(ConfigurationError, match="buffers: aggregate"):
-        FedPDC().coordinator_half(federation)
-    FedPDC(buffers="aggregate").coordinator_half(federation)
+        FedPDC().coordinator_side(federation)
+    FedPDC(buffers="aggregate").coordinator_side(federation)
 
 
 def test_what_it_exposes() -> None:

@@ -36,12 +36,12 @@ def test_two_silos_go_where_the_formula_leads() -> None:
     method = MRMTL(proximal_weight=0.7)
     plan = run_plan(method, rounds=ROUNDS)
     plan = plan.model_copy(update={"training": plan.training.model_copy(update={"epochs": STEPS, "batch_size": 24})})
-    halves = {}
+    sides = {}
     for name in ("a", "b"):
         site = LocalSite(name, shard(name, seed=ord(name)), linear(), plan, device=torch.device("cpu"))
-        halves[name] = method.silo_half(site)
-        halves[name].begin(state_of(site.model))
-    coordinator = method.coordinator_half(Federation(Layout.of(linear()), rounds=ROUNDS, seed=1, silos=("a", "b")))
+        sides[name] = method.silo_side(site)
+        sides[name].begin(state_of(site.model))
+    coordinator = method.coordinator_side(Federation(Layout.of(linear()), rounds=ROUNDS, seed=1, silos=("a", "b")))
 
     # The last column of x and of w is the bias.
     start = state_of(linear())
@@ -49,27 +49,27 @@ def test_two_silos_go_where_the_formula_leads() -> None:
     mean = None
     download: Payload = {}
     for number in range(ROUNDS):
-        for name, half in halves.items():
-            half.train(number, download)
-            images, labels = half.site.train_data()
+        for name, side in sides.items():
+            side.train(number, download)
+            images, labels = side.site.train_data()
             x = np.column_stack([images.flatten(1).numpy().astype(np.float64), np.ones(len(images))])
             for _ in range(STEPS):
                 scores = np.exp(x @ w[name].T)
                 gradient = (scores / scores.sum(axis=1, keepdims=True) - np.eye(3)[labels]).T @ x / len(x)
                 w[name] = w[name] - RATE * (gradient + (0.0 if mean is None else 0.7 * (w[name] - mean)))
-        uploads = {name: half.upload() for name, half in halves.items()}
+        uploads = {name: side.upload() for name, side in sides.items()}
         download = coordinator.aggregate(Round(number, uploads, uploads, MemoryWorkspace())).for_silo("a")
         mean = (w["a"] + w["b"]) / 2
-    for name, half in halves.items():
-        found = half.personal()
+    for name, side in sides.items():
+        found = side.personal()
         np.testing.assert_allclose(np.column_stack([found["1.weight"], found["1.bias"]]), w[name], atol=2e-6)
     assert np.abs(w["a"] - w["b"]).max() > 0.01, "else it would not show which silo has which"
 
 
 def test_without_the_term_it_is_separate_training_to_the_last_bit() -> None:
     alone, none, held = (simulate(method, rounds=3) for method in (Local(), MRMTL(proximal_weight=0.0), MRMTL()))
-    for name, half in alone.silos.items():
-        for key, tensor in half.personal().items():
+    for name, side in alone.silos.items():
+        for key, tensor in side.personal().items():
             assert torch.equal(tensor, none.silos[name].personal()[key])
             assert not torch.equal(tensor, held.silos[name].personal()[key])
 
@@ -86,10 +86,10 @@ def half_of(method: MRMTL, data: ImageDataset, *, reserve: bool = False) -> MRMT
     site = LocalSite(data.name, data, linear(), run_plan(method, rounds=ROUNDS), device=torch.device("cpu"))
     if reserve:
         site.reserve(0.25)
-    half = method.silo_half(site)
-    half.begin(state_of(site.model))
-    assert isinstance(half, MRMTLSilo)
-    return half
+    side = method.silo_side(site)
+    side.begin(state_of(site.model))
+    assert isinstance(side, MRMTLSilo)
+    return side
 
 
 def given(scale: float) -> Payload:
@@ -104,11 +104,11 @@ def test_a_silo_takes_the_weight_with_the_least_loss_on_images_it_does_not_train
     weights = [0.5 * factor for factor in (0.1, 0.3, 1, 3, 10)]
     trained = []
     for weight in weights:
-        half = half_of(MRMTL(proximal_weight=weight), data, reserve=True)
-        half.train(0, {})
-        half.train(1, given(scale))
-        trained.append(half.personal())
-        images, labels = half.site.reserved_data()
+        side = half_of(MRMTL(proximal_weight=weight), data, reserve=True)
+        side.train(0, {})
+        side.train(1, given(scale))
+        trained.append(side.personal())
+        images, labels = side.site.reserved_data()
     losses = []
     for state in trained:
         logits = images.flatten(1) @ state["1.weight"].T + state["1.bias"]
@@ -125,7 +125,7 @@ def test_a_silo_takes_the_weight_with_the_least_loss_on_images_it_does_not_train
 def test_a_silo_chooses_in_rounds_that_are_powers_of_two_and_keeps_its_choice_between(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    half = half_of(MRMTL(proximal_weight=0.5, choice="validation"), shard("a", seed=1, train=40))
+    side = half_of(MRMTL(proximal_weight=0.5, choice="validation"), shard("a", seed=1, train=40))
     trainings: list[int] = []
     ordinary = LocalSite.fit
 
@@ -134,19 +134,19 @@ def test_a_silo_chooses_in_rounds_that_are_powers_of_two_and_keeps_its_choice_be
         return ordinary(site, round_number, **settings)
 
     monkeypatch.setattr(LocalSite, "fit", noted)
-    half.train(0, {})
+    side.train(0, {})
     for number in range(1, 10):
-        half.train(number, given(0.1))
+        side.train(number, given(0.1))
     assert [trainings.count(number) for number in range(10)] == [1, 5, 5, 1, 5, 1, 1, 1, 5, 1]
 
 
 def test_a_pull_too_strong_for_the_step_size_is_not_chosen() -> None:
     """η λ is 0.05 · 4,000 at the strongest, and models grow two hundredfold in a step."""
-    half = half_of(MRMTL(proximal_weight=400.0, choice="validation"), shard("a", seed=1, train=200))
-    half.train(0, {})
-    half.train(1, given(0.1))
-    assert float(half.memory["choice"]["weight"]) == pytest.approx(40.0)
-    assert all(torch.isfinite(tensor).all() for tensor in half.personal().values())
+    side = half_of(MRMTL(proximal_weight=400.0, choice="validation"), shard("a", seed=1, train=200))
+    side.train(0, {})
+    side.train(1, given(0.1))
+    assert float(side.memory["choice"]["weight"]) == pytest.approx(40.0)
+    assert all(torch.isfinite(tensor).all() for tensor in side.personal().values())
 
 
 def with_validation(data: ImageDataset) -> ImageDataset:
@@ -158,9 +158,9 @@ def with_validation(data: ImageDataset) -> ImageDataset:
 def test_a_choice_at_home_changes_nothing_that_leaves_and_takes_the_best_mixture() -> None:
     data = with_validation(shard("a", seed=1))
     plain, home = half_of(MRMTL(proximal_weight=0.5), data), half_of(MRMTL(proximal_weight=0.5, choice="home"), data)
-    for half in (plain, home):
-        half.train(0, {})
-        half.train(1, given(0.05))
+    for side in (plain, home):
+        side.train(0, {})
+        side.train(1, given(0.05))
     for exposure, part in plain.upload().items():
         assert all(torch.equal(home.upload()[exposure].tensors()[name], t) for name, t in part.tensors().items())
     own = home.personal()
@@ -174,12 +174,12 @@ def test_a_choice_at_home_changes_nothing_that_leaves_and_takes_the_best_mixture
 
 
 def test_without_validation_images_a_silo_keeps_its_own_model() -> None:
-    half = half_of(MRMTL(choice="home"), shard("a", seed=1))
-    half.train(0, {})
-    half.train(1, given(0.05))
-    before = half.personal()
-    half.finish({})
-    assert half.personal() is before
+    side = half_of(MRMTL(choice="home"), shard("a", seed=1))
+    side.train(0, {})
+    side.train(1, given(0.05))
+    before = side.personal()
+    side.finish({})
+    assert side.personal() is before
 
 
 def test_what_validation_images_choose_leaves_no_private_run() -> None:

@@ -52,7 +52,7 @@ def test_what_the_coordinator_sends_is_the_golden_mixture(
 ) -> None:
     layout = Layout((TensorSpec("extractor", (2,)),), (TensorSpec("weight", (3, 2)),), ())
     method = PFedSim(warmup_share=0.0, variant=variant, diagonal=diagonal)  # type: ignore[arg-type]
-    half = method.coordinator_half(Federation(layout, rounds=1, seed=0, silos=("a", "b", "c")))
+    side = method.coordinator_side(Federation(layout, rounds=1, seed=0, silos=("a", "b", "c")))
     uploads: dict[str, Payload] = {
         silo: {
             Exposure.MODEL_PARAMETERS_EXTRACTOR: Part.of({"extractor": extractor}),
@@ -60,7 +60,7 @@ def test_what_the_coordinator_sends_is_the_golden_mixture(
         }
         for silo, extractor, classifier in zip("abc", EXTRACTORS.float(), CLASSIFIERS.float(), strict=True)
     }
-    downloads = half.aggregate(Round(0, uploads, uploads, MemoryWorkspace()))
+    downloads = side.aggregate(Round(0, uploads, uploads, MemoryWorkspace()))
     pure = personalize_extractors(
         EXTRACTORS,
         classifier_similarity(CLASSIFIERS, variant=variant, diagonal=diagonal),  # type: ignore[arg-type]
@@ -122,15 +122,15 @@ A, B = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], [[-1.0, 0.0, 0.0], [0.0, -1.0, 0.0]]
 
 def test_absent_silos_take_part_with_their_last_upload_and_newcomers_get_the_warm_up() -> None:
     federation = Federation(SmallSite().layout, rounds=4, seed=0, silos=("a", "b", "c", "d"))
-    half = PFedSim(warmup_share=0.25).coordinator_half(federation)
+    side = PFedSim(warmup_share=0.25).coordinator_side(federation)
     work = MemoryWorkspace()
     first = {"a": upload(1.0, A, 10), "b": upload(3.0, A, 30)}
-    warm = half.aggregate(Round(0, first, first, work)).for_silo("d")
+    warm = side.aggregate(Round(0, first, first, work)).for_silo("d")
     weight = SmallSite().layout.extractor[0].name
     assert payload_tensors(warm, [Exposure.PEER_DERIVED])[weight].unique().tolist() == [2.5]
     # Round 1: a and c; b has not been in the personal phase yet, so it does not count.
     one = {"a": upload(1.0, A), "c": upload(5.0, A)}
-    own = half.aggregate(Round(1, one, {**first, **one}, work)).own
+    own = side.aggregate(Round(1, one, {**first, **one}, work)).own
     assert set(own) == {"a", "c"}
     assert payload_tensors(own["a"], [Exposure.PEER_DERIVED])[weight].unique().tolist() == pytest.approx([3.0])
     assert [spec.name for spec in own["a"][Exposure.PEER_DERIVED].specs] == [
@@ -138,22 +138,22 @@ def test_absent_silos_take_part_with_their_last_upload_and_newcomers_get_the_war
     ]
     # Round 2: only b, whose classifier points the other way. a and c keep their similarity of round 1.
     two = {"b": upload(9.0, B)}
-    own = half.aggregate(Round(2, two, {**first, **one, **two}, work)).own
+    own = side.aggregate(Round(2, two, {**first, **one, **two}, work)).own
     for silo, value in (("a", 3.0), ("c", 3.0), ("b", 9.0)):
         assert payload_tensors(own[silo], [Exposure.PEER_DERIVED])[weight].unique().tolist() == pytest.approx([value])
 
 
 def test_what_travels_depends_on_the_phase() -> None:
     federation = Federation(SmallSite().layout, rounds=4, seed=0, silos=("a",))
-    half = PFedSim(warmup_share=0.5, buffers="aggregate").coordinator_half(federation)
+    side = PFedSim(warmup_share=0.5, buffers="aggregate").coordinator_side(federation)
     statistics = {Exposure.RUNNING_STATISTICS}
-    assert set(half.upload_parts(1, "a")) == {*MODEL, Exposure.SAMPLE_COUNT} | statistics
-    assert set(half.upload_parts(2, "a")) == set(MODEL) | statistics
+    assert set(side.upload_parts(1, "a")) == {*MODEL, Exposure.SAMPLE_COUNT} | statistics
+    assert set(side.upload_parts(2, "a")) == set(MODEL) | statistics
     assert PFedSim().uploads == {*MODEL, Exposure.SAMPLE_COUNT}
     assert PFedSim(warmup_share=0.0).uploads == set(MODEL)
     assert Exposure.RUNNING_STATISTICS in PFedSim(buffers="aggregate").required
     site = SmallSite(rounds=4)
-    silo = PFedSim(warmup_share=0.5).silo_half(site)
+    silo = PFedSim(warmup_share=0.5).silo_side(site)
     silo.begin(state_of(site.model))
     silo.train(1, {})
     assert Exposure.SAMPLE_COUNT in silo.upload()
@@ -163,7 +163,7 @@ def test_what_travels_depends_on_the_phase() -> None:
 
 def test_the_classifier_and_running_statistics_stay_the_silos_own() -> None:
     site = SmallSite(steps=0)
-    silo = PFedSim(warmup_share=0.0).silo_half(site)
+    silo = PFedSim(warmup_share=0.0).silo_side(site)
     silo.begin(state_of(site.model))
     before = state_of(site.model)
     mixed = Part.of({spec.name: torch.full(spec.shape, 7.0) for spec in site.layout.extractor})
@@ -176,17 +176,17 @@ def test_the_classifier_and_running_statistics_stay_the_silos_own() -> None:
 def test_rho_1_is_fedavg() -> None:
     """The models that silos train are FedAvg's in every round."""
     one, two = simulate(PFedSim(warmup_share=1.0), rounds=3), simulate(FedAvg(), rounds=3)
-    for name, half in one.silos.items():
+    for name, side in one.silos.items():
         trained = payload_tensors(two.silos[name].upload(), MODEL)
-        for tensor_name, tensor in payload_tensors(half.upload(), MODEL).items():
+        for tensor_name, tensor in payload_tensors(side.upload(), MODEL).items():
             assert torch.equal(tensor, trained[tensor_name])
 
 
 def test_running_statistics_travel_only_when_asked() -> None:
     local = simulate(PFedSim(), rounds=4, model="lenet5")
     together = simulate(PFedSim(buffers="aggregate"), rounds=4, model="lenet5")
-    assert all(Exposure.RUNNING_STATISTICS not in half.upload() for half in local.silos.values())
-    assert all(Exposure.RUNNING_STATISTICS in half.upload() for half in together.silos.values())
+    assert all(Exposure.RUNNING_STATISTICS not in side.upload() for side in local.silos.values())
+    assert all(Exposure.RUNNING_STATISTICS in side.upload() for side in together.silos.values())
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.1])

@@ -62,19 +62,19 @@ def half_of(method: Ridge, data: ImageDataset, privacy: PrivacyPlan | None = Non
         charge=lambda *_: unsealed(),
         noise=NoiseSource(bytes(31) + data.name[-1:].encode()),
     )
-    half = method.silo_half(site)
-    half.begin(state_of(site.model))
-    assert isinstance(half, RidgeSilo)
-    return half
+    side = method.silo_side(site)
+    side.begin(state_of(site.model))
+    assert isinstance(side, RidgeSilo)
+    return side
 
 
-def together(halves: list[RidgeSilo], method: Ridge) -> Payload:
+def together(sides: list[RidgeSilo], method: Ridge) -> Payload:
     """What one round gives to all."""
-    names = tuple(half.site.name for half in halves)
-    coordinator = method.coordinator_half(Federation(Layout.of(pooled()), rounds=1, seed=1, silos=names))
-    for half in halves:
-        half.train(0, {})
-    uploads = {half.site.name: half.upload() for half in halves}
+    names = tuple(side.site.name for side in sides)
+    coordinator = method.coordinator_side(Federation(Layout.of(pooled()), rounds=1, seed=1, silos=names))
+    for side in sides:
+        side.train(0, {})
+    uploads = {side.site.name: side.upload() for side in sides}
     return coordinator.aggregate(Round(0, uploads, uploads, MemoryWorkspace())).for_silo(names[0])
 
 
@@ -93,8 +93,8 @@ def numpys(x: Numbers, labels: npt.NDArray[np.int64], weight: float) -> Numbers:
     return np.asarray(np.linalg.lstsq(rows, targets, rcond=None)[0].T)
 
 
-def weights_of(half: RidgeSilo) -> Numbers:
-    found = half.personal()
+def weights_of(side: RidgeSilo) -> Numbers:
+    found = side.personal()
     return np.column_stack([found["2.weight"].double(), found["2.bias"].double()])
 
 
@@ -103,24 +103,24 @@ DATA = [shard(name, seed) for seed, name in enumerate(["a", "b", "c"], start=1)]
 
 def test_without_noise_every_silo_gets_the_ridge_regression_of_all_images_together() -> None:
     method = Ridge(shrinkage=SHRINKAGE)
-    halves = [half_of(method, data) for data in DATA]
-    download = together(halves, method)
+    sides = [half_of(method, data) for data in DATA]
+    download = together(sides, method)
     x = np.concatenate([features_of(data) for data in DATA])
     labels = np.concatenate([data.train.labels for data in DATA])
     expected = numpys(x, labels, SHRINKAGE * float((x**2).sum()))
-    for half in halves:
-        half.finish(download)
-        np.testing.assert_allclose(weights_of(half) / 5, expected, atol=1e-6, err_msg="logits are five times an answer")
+    for side in sides:
+        side.finish(download)
+        np.testing.assert_allclose(weights_of(side) / 5, expected, atol=1e-6, err_msg="logits are five times an answer")
     assert np.abs(expected).max() > 0.05
 
 
 def test_a_silo_alone_or_late_has_the_ridge_regression_of_its_own_images() -> None:
-    half = half_of(Ridge(shrinkage=SHRINKAGE), DATA[0])
-    half.train(0, {})
-    half.finish({})
+    side = half_of(Ridge(shrinkage=SHRINKAGE), DATA[0])
+    side.train(0, {})
+    side.finish({})
     x = features_of(DATA[0])
     expected = numpys(x, DATA[0].train.labels, SHRINKAGE * float((x**2).sum()))
-    np.testing.assert_allclose(weights_of(half) / 5, expected, atol=1e-6)
+    np.testing.assert_allclose(weights_of(side) / 5, expected, atol=1e-6)
 
 
 # --- sensitivity ---------------------------------------------------------------------------------------------------
@@ -203,26 +203,26 @@ def test_the_plans_noise_is_what_dp_accounting_says_for_one_gaussian_release(tmp
 
 def test_the_noise_in_what_leaves_has_the_plans_deviation() -> None:
     method = Ridge()
-    half = half_of(method, DATA[0], private())
-    half.train(0, {})
-    sent = torch.cat([tensor.flatten() for tensor in half.memory["moments"].values()]).double()
+    side = half_of(method, DATA[0], private())
+    side.train(0, {})
+    sent = torch.cat([tensor.flatten() for tensor in side.memory["moments"].values()]).double()
     exact = moments(torch.from_numpy(features_of(DATA[0])), torch.from_numpy(DATA[0].train.labels), classes=3, clip=1)
     noise = (sent - exact.sum(dim=0)).numpy()
     expected = 3.0 * math.sqrt(1.5)
     assert len(noise) == 17 * 18 // 2 + 3 * 17
     # The deviation of a sample deviation over n numbers is σ/√(2n).
     assert abs(noise.std() - expected) < 4 * expected / math.sqrt(2 * len(noise))
-    assert Part.of(half.memory["moments"]).nbytes == half.upload()[Exposure.FEATURE_MOMENTS].nbytes
+    assert Part.of(side.memory["moments"]).nbytes == side.upload()[Exposure.FEATURE_MOMENTS].nbytes
 
 
 @pytest.mark.parametrize("own", ["exact", "noised"])
 def test_a_silos_own_exact_sums_are_in_its_own_model_where_the_plan_says_so(own: Any) -> None:
     method = Ridge(own=own, shrinkage=SHRINKAGE)
-    halves = [half_of(method, data, private()) for data in DATA]
-    download = together(halves, method)
-    first = halves[0]
+    sides = [half_of(method, data, private()) for data in DATA]
+    download = together(sides, method)
+    first = sides[0]
     first.finish(download)
-    sent = [half.upload()[Exposure.FEATURE_MOMENTS].tensors() for half in halves]
+    sent = [side.upload()[Exposure.FEATURE_MOMENTS].tensors() for side in sides]
     exact = moments(torch.from_numpy(features_of(DATA[0])), torch.from_numpy(DATA[0].train.labels), classes=3, clip=1)
     products, classes = exact.sum(dim=0).split([17 * 18 // 2, 3 * 17])
     parts = [(one["products"].double(), one["classes"].double()) for one in sent]
@@ -274,7 +274,7 @@ def test_a_model_of_which_more_is_trained_is_refused() -> None:
 @pytest.mark.parametrize("change", [lambda t: {**t, "silos": torch.tensor(0)}, lambda t: {"products": t["products"]}])
 def test_sums_that_cannot_be_are_refused(change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
     method = Ridge()
-    halves = [half_of(method, data) for data in DATA]
-    tensors = together(halves, method)[Exposure.PEER_DERIVED].tensors()
+    sides = [half_of(method, data) for data in DATA]
+    tensors = together(sides, method)[Exposure.PEER_DERIVED].tensors()
     with pytest.raises(RefusedError):
-        halves[0].finish({Exposure.PEER_DERIVED: Part.of(change(tensors))})
+        sides[0].finish({Exposure.PEER_DERIVED: Part.of(change(tensors))})

@@ -71,11 +71,11 @@ def test_the_pages_network_trains_with_differential_privacy_and_its_classifier_c
     )
     dataset = ImageDataset("h", "random images", True, ("a", "b", "c"), split, None, split)
     site = LocalSite("h", dataset, model, run, device=torch.device("cpu"), charge=lambda *_: unsealed())
-    half = FedPer().silo_half(site)
-    half.begin({name: tensor.clone() for name, tensor in model.state_dict().items()})
-    half.train(0, {})
-    sent = {spec.name for spec in half.upload()[Exposure.MODEL_PARAMETERS_EXTRACTOR].specs}
-    assert Exposure.MODEL_PARAMETERS_CLASSIFIER not in half.upload()
+    side = FedPer().silo_side(site)
+    side.begin({name: tensor.clone() for name, tensor in model.state_dict().items()})
+    side.train(0, {})
+    sent = {spec.name for spec in side.upload()[Exposure.MODEL_PARAMETERS_EXTRACTOR].specs}
+    assert Exposure.MODEL_PARAMETERS_CLASSIFIER not in side.upload()
     assert sent == {name for name, _ in model.named_parameters() if not name.startswith("classifier.")}
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit
 from medsilo.algorithms.diversifed import DiversiFed
 from medsilo.algorithms.local import Local
-from medsilo.algorithms.method import PERSONAL, Correction, Downloads, SiloHalf, State
+from medsilo.algorithms.method import PERSONAL, Correction, Downloads, SiloSide, State
 from medsilo.algorithms.models import Layout, build, state_of
 from medsilo.algorithms.tensors import Part, Payload
 from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
@@ -56,13 +56,13 @@ def sites(run: RunPlan, model: nn.Module | None = None, sizes: dict[str, int] = 
     return found
 
 
-def halves_of(found: dict[str, LocalSite]) -> dict[str, SiloHalf]:
-    """DiversiFed's halves, each silo with a starting model of its own."""
-    halves: dict[str, SiloHalf] = {}
+def sides_of(found: dict[str, LocalSite]) -> dict[str, SiloSide]:
+    """DiversiFed's sides, each silo with a starting model of its own."""
+    sides: dict[str, SiloSide] = {}
     for number, (name, site) in enumerate(found.items()):
-        halves[name] = DiversiFed(proximal_weight=3.0).silo_half(site)
-        halves[name].begin({key: value + 0.01 * number for key, value in state_of(site.model).items()})
-    return halves
+        sides[name] = DiversiFed(proximal_weight=3.0).silo_side(site)
+        sides[name].begin({key: value + 0.01 * number for key, value in state_of(site.model).items()})
+    return sides
 
 
 def towards(found: dict[str, LocalSite]) -> Downloads:
@@ -76,17 +76,17 @@ def towards(found: dict[str, LocalSite]) -> Downloads:
 
 def one_by_one(run: RunPlan) -> dict[str, State]:
     found = sites(run)
-    halves, downloads = halves_of(found), towards(found)
-    for name, half in halves.items():
-        half.train(1, downloads.for_silo(name))
-    return {name: half.personal() for name, half in halves.items()}
+    sides, downloads = sides_of(found), towards(found)
+    for name, side in sides.items():
+        side.train(1, downloads.for_silo(name))
+    return {name: side.personal() for name, side in sides.items()}
 
 
 def at_once(run: RunPlan, engine: Engine) -> dict[str, State]:
     found = sites(run)
-    halves = halves_of(found)
-    train_round(halves, 1, towards(found), found, engine)
-    return {name: half.personal() for name, half in halves.items()}
+    sides = sides_of(found)
+    train_round(sides, 1, towards(found), found, engine)
+    return {name: side.personal() for name, side in sides.items()}
 
 
 @pytest.fixture(autouse=True)
@@ -172,7 +172,7 @@ def test_corrections_differ_by_silo_and_missing_ones_are_nothing() -> None:
     assert moved == [[2.0 - 0.5 * 0.25 * 4.0], [2.0 - 0.5 * 3.0], [2.0]]
 
 
-class TwoPhases(SiloHalf):
+class TwoPhases(SiloSide):
     """Trains the classifier, then the rest, with work of its own between."""
 
     def train(self, round_number: int, download: Payload) -> None:
@@ -195,15 +195,15 @@ def test_a_half_that_trains_twice_waits_twice() -> None:
     engine = Counting()
     for together in (False, True):
         found = sites(plan())
-        halves: dict[str, SiloHalf] = {name: TwoPhases(Local(), site) for name, site in found.items()}
-        for half in halves.values():
-            half.begin(state_of(half.site.model))
+        sides: dict[str, SiloSide] = {name: TwoPhases(Local(), site) for name, site in found.items()}
+        for side in sides.values():
+            side.begin(state_of(side.site.model))
         if together:
-            train_round(halves, 0, Downloads(), found, engine)
+            train_round(sides, 0, Downloads(), found, engine)
         else:
-            for half in halves.values():
-                half.train(0, {})
-        states.append({name: half.personal() for name, half in halves.items()})
+            for side in sides.values():
+                side.train(0, {})
+        states.append({name: side.personal() for name, side in sides.items()})
     assert engine.together == [list(SIZES), list(SIZES)]
     for name in SIZES:
         torch.testing.assert_close(states[1][name], states[0][name], rtol=1e-3, atol=2e-5)
@@ -238,25 +238,25 @@ def test_what_cannot_be_stacked_is_trained_as_always(make: Any) -> None:
     states = []
     for together in (False, True):
         found = sites(plan(), make())
-        halves: dict[str, SiloHalf] = {name: Local().silo_half(site) for name, site in found.items()}
+        sides: dict[str, SiloSide] = {name: Local().silo_side(site) for name, site in found.items()}
         initial = state_of(found["a"].model)
-        for half in halves.values():
-            half.begin(copy.deepcopy(initial))
+        for side in sides.values():
+            side.begin(copy.deepcopy(initial))
         if together:
-            train_round(halves, 0, Downloads(), found, Stacked())
+            train_round(sides, 0, Downloads(), found, Stacked())
         else:
-            for half in halves.values():
-                half.train(0, {})
-        states.append({name: half.personal() for name, half in halves.items()})
+            for side in sides.values():
+                side.train(0, {})
+        states.append({name: side.personal() for name, side in sides.items()})
     assert all(torch.equal(states[0][name][key], states[1][name][key]) for name in SIZES for key in initial)
 
 
 @pytest.mark.parametrize("engine", [Stacked(), InThreads(2), InLanes(2)], ids=["stacked", "threads", "lanes"])
 def test_divergence_is_the_same_error_and_leaves_the_sites_as_they_were(engine: Engine) -> None:
     found = sites(plan(optimizer="sgd", learning_rate=1e30))
-    halves = halves_of(found)
+    sides = sides_of(found)
     with pytest.raises(TrainingError, match=r"diverged in round 1, epoch 1.*smaller learning rate"):
-        train_round(halves, 1, Downloads(), found, engine)
+        train_round(sides, 1, Downloads(), found, engine)
     assert not any("fit" in vars(site) for site in found.values())
 
 

@@ -71,15 +71,15 @@ def test_the_same_run_twice_gives_the_same_bits(shards: list[ImageDataset]) -> N
     for one in runs:
         for _ in range(3):
             one.step()
-    for name, half in runs[0].silos.items():
-        assert torch.equal(flat(half.personal()), flat(runs[1].silos[name].personal()))
+    for name, side in runs[0].silos.items():
+        assert torch.equal(flat(side.personal()), flat(runs[1].silos[name].personal()))
 
 
 def test_z_is_made_of_the_uploads_of_the_round(shards: list[ImageDataset]) -> None:
     """Through payloads, stack and mixing, z is what the published function gives for the silos' models."""
     one = simulate(shards, DiversiFed(temperature=0.7))
     one.step()
-    models = torch.stack([flat(half.memory[PERSONAL]) for half in one.silos.values()])
+    models = torch.stack([flat(side.memory[PERSONAL]) for side in one.silos.values()])
     expected = attract_repel(models, temperature=0.7)
     for row, name in enumerate(one.silos):
         z = flat(one._own[name][Exposure.PEER_DERIVED].tensors())
@@ -105,8 +105,8 @@ def test_every_method_bears_partial_participation_and_ends(shards: list[ImageDat
     for _ in range(4):
         one.step()
     assert set(one.finish()) == {shard.name for shard in shards}
-    for half in one.silos.values():
-        assert torch.isfinite(flat(half.personal())).all()
+    for side in one.silos.values():
+        assert torch.isfinite(flat(side.personal())).all()
 
 
 def test_after_fedavg_all_silos_hold_the_same_model(shards: list[ImageDataset]) -> None:
@@ -114,7 +114,7 @@ def test_after_fedavg_all_silos_hold_the_same_model(shards: list[ImageDataset]) 
     one.step()
     one.step()
     one.finish()
-    first, *others = (flat(half.personal()) for half in one.silos.values())
+    first, *others = (flat(side.personal()) for side in one.silos.values())
     assert all(torch.equal(first, other) for other in others)
 
 
@@ -224,8 +224,8 @@ def test_a_run_gone_on_with_from_a_file_has_the_bits_of_one_that_was_not_stopped
         one.finish()
         rows[kind] += one.last
     assert rows["whole"] == rows["parts"]
-    for name, half in whole.silos.items():
-        expected, found = half.personal(), again.silos[name].personal()
+    for name, side in whole.silos.items():
+        expected, found = side.personal(), again.silos[name].personal()
         assert expected.keys() == found.keys()
         assert all(torch.equal(tensor, found[key]) for key, tensor in expected.items())
 
@@ -258,6 +258,6 @@ def test_a_checkpoint_is_a_safetensors_file(shards: list[ImageDataset], tmp_path
     one.save(tmp_path / "checkpoint")
     with safe_open(tmp_path / "checkpoint", framework="pt") as file:
         state = json.loads(bytes(file.get_tensor("state").numpy()))
-        for name, half in one.silos.items():
+        for name, side in one.silos.items():
             for key, number in state["silos"][name][PERSONAL].items():
-                assert torch.equal(file.get_tensor(str(number)), half.personal()[key])
+                assert torch.equal(file.get_tensor(str(number)), side.personal()[key])

@@ -50,12 +50,12 @@ def averaged(method: PartialSharing | PFedSim, models: list[Tensor], images: lis
     """What a coordinator makes of flat models ``[29]`` in its first round, flat as well."""
     layout = Layout.of(small_model())
     silos = tuple(f"hospital{n}" for n in range(len(models)))
-    half = method.coordinator_half(Federation(layout, 4, 1, silos))
+    side = method.coordinator_side(Federation(layout, 4, 1, silos))
     uploads: dict[str, Payload] = {}
     for number, silo in enumerate(silos):
         upload: dict[Exposure, Part] = {}
         start = 0
-        for exposure, specs in half.upload_parts(0, silo).items():
+        for exposure, specs in side.upload_parts(0, silo).items():
             if exposure == Exposure.SAMPLE_COUNT:
                 upload[exposure] = Part.of({"samples": torch.tensor(images[number] if images else 1)})
                 continue
@@ -66,7 +66,7 @@ def averaged(method: PartialSharing | PFedSim, models: list[Tensor], images: lis
                 start += size
             upload[exposure] = Part.of(tensors)
         uploads[silo] = upload
-    everyone = half.aggregate(Round(0, uploads, uploads, MemoryWorkspace())).everyone
+    everyone = side.aggregate(Round(0, uploads, uploads, MemoryWorkspace())).everyone
     assert everyone is not None
     return torch.cat([t.reshape(-1) for t in everyone[Exposure.PEER_DERIVED].tensors().values()])
 
@@ -142,22 +142,22 @@ def test_a_silo_that_claims_many_images_gains_nothing() -> None:
     robust = FedAvg(aggregation="median")
     assert torch.equal(averaged(robust, models), torch.ones(29))
     assert Exposure.SAMPLE_COUNT not in robust.uploads
-    half = robust.silo_half(SmallSite())
-    half.begin(state_of(small_model()))
-    assert Exposure.SAMPLE_COUNT not in half.upload()
+    side = robust.silo_side(SmallSite())
+    side.begin(state_of(small_model()))
+    assert Exposure.SAMPLE_COUNT not in side.upload()
 
 
 class _Poisoned:
-    """A silo half whose classifier goes up turned round and blown up."""
+    """A silo side whose classifier goes up turned round and blown up."""
 
-    def __init__(self, half: Any) -> None:
-        self._half = half
+    def __init__(self, side: Any) -> None:
+        self._side = side
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._half, name)
+        return getattr(self._side, name)
 
     def upload(self) -> Payload:
-        sent: Mapping[Exposure, Part] = self._half.upload()
+        sent: Mapping[Exposure, Part] = self._side.upload()
         return {
             exposure: Part.of({name: -30 * tensor for name, tensor in part.tensors().items()})
             if exposure == Exposure.MODEL_PARAMETERS_CLASSIFIER
@@ -170,8 +170,8 @@ def accuracy_under_attack(method: Method) -> float:
     """The honest silos' mean accuracy at the end, one of five turning its classifier round in each round."""
     shards = [shard(f"hospital{n}", seed=n, train=60, test=30) for n in range(1, 6)]
     simulation = Simulation(run_plan(method, rounds=6), method, shards, device=torch.device("cpu"))
-    halves: Any = simulation.silos
-    halves["hospital3"] = _Poisoned(halves["hospital3"])
+    sides: Any = simulation.silos
+    sides["hospital3"] = _Poisoned(sides["hospital3"])
     for _ in range(6):
         simulation.step()
     measured = simulation.finish()

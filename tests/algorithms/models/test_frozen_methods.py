@@ -54,7 +54,7 @@ def test_a_method_trains_and_sends_what_is_not_frozen(name: str, train: Any) -> 
     start = {n: t.clone() for n, t in whole_state(model).items() if n in frozen}
     for _ in range(2):
         one.step()
-    kept = [state for half in one.silos.values() for state in half.memory.values()]
+    kept = [state for side in one.silos.values() for state in side.memory.values()]
     assert not any(frozen & set(state) for state in kept)
     sent = one.last[0].up
     if Exposure.MODEL_PARAMETERS_EXTRACTOR in METHODS[name]().uploads:
@@ -62,7 +62,7 @@ def test_a_method_trains_and_sends_what_is_not_frozen(name: str, train: Any) -> 
     assert sent.get(MODEL[1], 0) in (0, 4 * (84 * 9 + 9))
     one.finish()
     assert all(torch.equal(whole_state(model)[n], tensor) for n, tensor in start.items())
-    assert all(t.isfinite().all() for half in one.silos.values() for t in half.personal().values())
+    assert all(t.isfinite().all() for side in one.silos.values() for t in side.personal().values())
 
 
 @pytest.mark.parametrize("train", ["head", {"lora": {"rank": 2}}], ids=["head", "lora"])

@@ -10,7 +10,7 @@ import torch
 
 from medsilo.algorithms.declarations import Sums
 from medsilo.algorithms.families.sharing import count_part
-from medsilo.algorithms.method import CoordinatorHalf, Federation, Method, Round
+from medsilo.algorithms.method import CoordinatorSide, Federation, Method, Round
 from medsilo.algorithms.models import Layout, build
 from medsilo.algorithms.protection.blind import blind_method
 from medsilo.algorithms.protection.masked import (
@@ -35,9 +35,9 @@ SUMS = [name for name, method in METHODS.items() if isinstance(method.under_mask
 PLAN = SecureAggregationPlan(minimum=3, rounds=3)
 
 
-def summed(half: CoordinatorHalf, number: int, uploads: dict[str, Payload]) -> dict[str, Payload]:
+def summed(side: CoordinatorSide, number: int, uploads: dict[str, Payload]) -> dict[str, Payload]:
     """What a coordinator has of a round under masks: the mean in each silo's place. Masks themselves cancel."""
-    parts = half.upload_parts(number, next(iter(uploads)))
+    parts = side.upload_parts(number, next(iter(uploads)))
     masked = []
     for upload in uploads.values():
         payload = masked_payload(upload, encode_upload(upload, PLAN, len(uploads))[1])
@@ -58,7 +58,7 @@ def test_the_mean_in_each_silos_place_gives_what_the_single_updates_give(name: s
     method = make(name, parameters)
     model = build(run_plan(method, rounds=3, model="stain-texture" if name == "ridge" else "lenet5").model, seed=1)
     plain, blind = (
-        method.coordinator_half(Federation(Layout.of(model), rounds=3, seed=1, silos=("a", "b", "c", "d")))
+        method.coordinator_side(Federation(Layout.of(model), rounds=3, seed=1, silos=("a", "b", "c", "d")))
         for _ in range(2)
     )
     rng = np.random.default_rng(7)
@@ -77,10 +77,10 @@ def test_the_mean_in_each_silos_place_gives_what_the_single_updates_give(name: s
                 torch.testing.assert_close(found.everyone[exposure].tensors()[key], tensor, rtol=1e-5, atol=1e-6)
 
 
-def random_upload(half: CoordinatorHalf, number: int, silo: str, rng: np.random.Generator) -> Payload:
+def random_upload(side: CoordinatorSide, number: int, silo: str, rng: np.random.Generator) -> Payload:
     """Random numbers in the form that the method wants."""
     found = {}
-    for exposure, specs in half.upload_parts(number, silo).items():
+    for exposure, specs in side.upload_parts(number, silo).items():
         if exposure == Exposure.SAMPLE_COUNT:
             found[exposure] = count_part(int(rng.integers(1, 1000)))
         else:

@@ -98,7 +98,7 @@ def test_every_method_runs_with_exactly_the_planned_steps_or_is_refused(name: st
         assert averages == sum(release.times for release in plan.privacy.releases)
     expected = epsilon(plan.privacy.events, delta=1e-5)
     assert {spent.epsilon for spent in simulation.spent.values()} == {expected}
-    assert all(torch.isfinite(t).all() for half in simulation.silos.values() for t in half.personal().values())
+    assert all(torch.isfinite(t).all() for side in simulation.silos.values() for t in side.personal().values())
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,8 @@ def test_a_method_goes_on_without_a_hospital_that_withdrew_and_takes_it_back(
         run.opened(5)
         run.work(*NAMES)
         run.rounds.wait_until_done()
-        for half in run.halves.values():
-            assert all(tensor.isfinite().all() for tensor in half.personal().values())
+        for side in run.sides.values():
+            assert all(tensor.isfinite().all() for tensor in side.personal().values())
     finally:
         run.close()
 
@@ -90,7 +90,7 @@ def test_a_dropped_update_is_used_for_nothing(begin: Callable[..., Run], name: s
     federation = Federation(
         Layout.of(model), ROUNDS, run.plan.seed, NAMES, run.plan.model.input_shape, run.config.open_public(model)
     )
-    reference = run.method.coordinator_half(federation)
+    reference = run.method.coordinator_side(federation)
     first = {silo: run.uploads[0, silo] for silo in NAMES}
     reference.aggregate(Round(0, first, first, MemoryWorkspace()))
     reference.forget("a")
@@ -149,15 +149,15 @@ def test_a_run_that_nobody_began_ends_when_all_have_withdrawn(begin: Callable[..
 def test_a_withdrawal_while_a_round_is_being_closed_waits_for_it(begin: Callable[..., Run]) -> None:
     """Its update is being used just then; the tombstone counts from the next round on."""
     run = begin("fedavg")
-    half, closing, go_on = run.rounds._aggregator.half, threading.Event(), threading.Event()
-    aggregate = half.aggregate
+    side, closing, go_on = run.rounds._aggregator.side, threading.Event(), threading.Event()
+    aggregate = side.aggregate
 
     def slow(*arguments: Any) -> Any:
         closing.set()
         go_on.wait(30)
         return aggregate(*arguments)
 
-    half.aggregate = slow  # type: ignore[method-assign]
+    side.aggregate = slow  # type: ignore[method-assign]
     run.join(*NAMES)
     run.work(*NAMES)
     assert closing.wait(30)

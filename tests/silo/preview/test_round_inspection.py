@@ -84,10 +84,10 @@ def configured(folder: Path, exposures: Iterable[str]) -> SiloConfig:
 def really_sent(folder: Path, config: SiloConfig, plan: RunPlan) -> tuple[int, dict[str, int], dict[str, int]]:
     """Messages, bytes by class and bytes by field of a trained round's update, as the silo's door records them."""
     site = LocalSite("hospital1", load_npz(config.shard), build(plan.model, seed=1), plan, device=torch.device("cpu"))
-    half = make(plan.method.name, plan.method.parameters).silo_half(site)
-    half.begin(state_of(site.model))
-    half.train(0, {})
-    payload = dict(half.upload())
+    side = make(plan.method.name, plan.method.parameters).silo_side(site)
+    side.begin(state_of(site.model))
+    side.train(0, {})
+    payload = dict(side.upload())
     consent = ConsentFile.read(config.consent)
     if Exposure.LOCAL_METRICS in set(plan.optional) & consent.consent.classes:
         payload[Exposure.LOCAL_METRICS] = Part.of({spec.name: torch.rand(()) for spec in local_metrics(plan)})

@@ -205,11 +205,11 @@ def train_a_round(
     with several:
         model = build(plan.model, seed=1)
         site = LocalSite("h", dataset, model, plan, device=CPU, progress=progress, place=several.place)
-        half = make(plan.method.name, {}).silo_half(site)
+        side = make(plan.method.name, {}).silo_side(site)
         with several.together("begin", {"initial": state_of(model)}):
-            half.begin(state_of(model))
+            side.begin(state_of(model))
         with several.together("train", {}):
-            half.train(0, {})
+            side.train(0, {})
 
 
 def test_a_process_that_dies_in_mid_training_ends_it_and_is_named(tmp_path: Path) -> None:

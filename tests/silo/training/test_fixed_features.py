@@ -59,11 +59,11 @@ def test_only_the_linear_layer_is_trained_sent_and_kept(name: str) -> None:
     layout = Layout.of(model)
     assert [spec.name for spec in layout.parameters] == ["classifier.weight"] == list(model.state_dict())
     assert layout.extractor == layout.buffers == layout.statistics == ()
-    half = FedAvg().silo_half(site(on(name)))
-    half.begin(state_of(model))
-    half.train(0, {})
-    assert [spec.name for spec in half.upload()[Exposure.MODEL_PARAMETERS_CLASSIFIER].specs] == ["classifier.weight"]
-    assert half.upload()[Exposure.MODEL_PARAMETERS_EXTRACTOR].specs == ()
+    side = FedAvg().silo_side(site(on(name)))
+    side.begin(state_of(model))
+    side.train(0, {})
+    assert [spec.name for spec in side.upload()[Exposure.MODEL_PARAMETERS_CLASSIFIER].specs] == ["classifier.weight"]
+    assert side.upload()[Exposure.MODEL_PARAMETERS_EXTRACTOR].specs == ()
 
 
 @pytest.mark.parametrize("name", NAMES)

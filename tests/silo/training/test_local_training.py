@@ -81,8 +81,8 @@ def test_every_epoch_visits_every_image_once_the_incomplete_last_batch_included(
     assert [len(images) for images in model.batches] == 2 * sizes
     images = to_tensor(data.train.images)
     everything = sorted(image.sum().item() for image in images)
-    half = len(sizes)
-    epochs = [torch.cat(model.batches[:half]), torch.cat(model.batches[half:])]
+    side = len(sizes)
+    epochs = [torch.cat(model.batches[:side]), torch.cat(model.batches[side:])]
     for epoch in epochs:
         assert sorted(image.sum().item() for image in epoch) == pytest.approx(everything)
     if train > 3:
@@ -252,13 +252,13 @@ def test_a_device_that_is_not_there_is_a_configuration_error() -> None:
 @pytest.mark.parametrize("weight", [0.0, 50.0])
 def test_a_large_lambda_holds_the_model_at_z(weight: float) -> None:
     one = site(plan(optimizer="sgd", learning_rate=0.01, epochs=10))
-    half = DiversiFed(proximal_weight=weight).silo_half(one)
+    side = DiversiFed(proximal_weight=weight).silo_side(one)
     initial = state_of(one.model)
-    half.begin(initial)
+    side.begin(initial)
     z = {spec.name: initial[spec.name] + 0.01 for spec in one.layout.parameters}
     start = sum(((initial[name] - z[name]) ** 2).sum().item() for name in z)
-    half.train(1, {Exposure.PEER_DERIVED: Part.of(z)})
-    end = sum(((half.personal()[name] - z[name]) ** 2).sum().item() for name in z)
+    side.train(1, {Exposure.PEER_DERIVED: Part.of(z)})
+    end = sum(((side.personal()[name] - z[name]) ** 2).sum().item() for name in z)
     assert (end < 0.05 * start) == (weight > 0)
 
 

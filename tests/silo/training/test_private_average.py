@@ -72,10 +72,10 @@ def released(site: LocalSite, what: str) -> Tensor:
         return found[-1]
 
     site.average = watching  # type: ignore[method-assign]
-    half = METHOD.silo_half(site)
-    half.begin(state_of(site.model))
+    side = METHOD.silo_side(site)
+    side.begin(state_of(site.model))
     if what == "identifier":
-        half.identifier(0)  # type: ignore[attr-defined]
+        side.identifier(0)  # type: ignore[attr-defined]
     else:
         gradients = {}
         for rank in range(3):
@@ -83,7 +83,7 @@ def released(site: LocalSite, what: str) -> Tensor:
             for spec in site.layout.classifier:
                 # The coordinator may send what it likes: very long steps are no way around the bound.
                 gradients[f"{rank:06d}/{spec.name}"] = 10.0 ** (3 * rank) * torch.randn(spec.shape, generator=generator)
-        half._try_gradients(1, gradients)  # type: ignore[attr-defined]
+        side._try_gradients(1, gradients)  # type: ignore[attr-defined]
     (one,) = found
     return one
 
@@ -166,12 +166,12 @@ def test_what_the_plan_does_not_name_is_not_released() -> None:
 def test_the_classifiers_gradient_is_that_of_the_noised_steps() -> None:
     """With plain SGD, what the noised model has moved divided by the steps: nothing that the model does not tell."""
     site = private_site(averaging_plan(training={"learning_rate": 0.5}))
-    half = METHOD.silo_half(site)
+    side = METHOD.silo_side(site)
     before = state_of(site.model)
-    half.begin(before)
-    half.train(0, {})
-    found = half.upload()[Exposure.CLASSIFIER_GRADIENT].tensors()
-    after = half.memory[PERSONAL]
+    side.begin(before)
+    side.train(0, {})
+    found = side.upload()[Exposure.CLASSIFIER_GRADIENT].tensors()
+    after = side.memory[PERSONAL]
     steps = 2  # an epoch at sampling rate 1/2
     for name, gradient in found.items():
         torch.testing.assert_close(gradient, (before[name] - after[name]) / (0.5 * steps), rtol=1e-3, atol=1e-5)
@@ -181,7 +181,7 @@ def test_the_classifiers_gradient_is_that_of_the_noised_steps() -> None:
 def test_the_choice_among_gradients_is_made_on_noised_numbers_alone() -> None:
     """With noise that outweighs all, useless gradients are taken as often as useful ones."""
     site = private_site(averaging_plan(noise=1e6))
-    half = METHOD.silo_half(site)
+    side = METHOD.silo_side(site)
     before = state_of(site.model)
     torch.nn.functional.cross_entropy(site.model(site._train[0]), site._train[1]).backward()
     parameters = dict(site.model.named_parameters())
@@ -190,7 +190,7 @@ def test_the_choice_among_gradients_is_made_on_noised_numbers_alone() -> None:
         gradients = {f"000000/{s.name}": sign * parameters[s.name].grad for s in site.layout.classifier}
         for _ in range(40):
             site.load(before)
-            half._try_gradients(1, Part.of(gradients).tensors())  # type: ignore[attr-defined, arg-type]
+            side._try_gradients(1, Part.of(gradients).tensors())  # type: ignore[attr-defined, arg-type]
             taken[kind] += any(not torch.equal(before[n], t) for n, t in state_of(site.model).items())
     for count in taken.values():
         assert 6 <= count <= 34, "a fair coin falls outside in fewer than one of 10^5 runs"

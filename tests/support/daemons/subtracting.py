@@ -41,19 +41,19 @@ def main() -> None:
         save_file({**sums, "weight": torch.tensor(weight)}, self._config.state / f"sum-{number}.safetensors")
         return found
 
-    def the_same_again(half: Any, *_: Any) -> Downloads:
-        initial = half.initial[Exposure.INITIAL_MODEL].tensors()
-        names = [spec.name for spec in half.parameters]
+    def the_same_again(side: Any, *_: Any) -> Downloads:
+        initial = side.initial[Exposure.INITIAL_MODEL].tensors()
+        names = [spec.name for spec in side.parameters]
         return Downloads(everyone={Exposure.PEER_DERIVED: Part.of({name: initial[name] for name in names})})
 
     restore = Aggregator.restore
 
     def restored(self: Aggregator) -> None:
         restore(self)
-        half = self.half
-        half.initial = read_payload(self._files.initial)  # type: ignore[attr-defined]
-        half.parameters = self.federation.layout.parameters  # type: ignore[attr-defined]
-        half.aggregate = lambda *arguments: the_same_again(half, *arguments)  # type: ignore[method-assign]
+        side = self.side
+        side.initial = read_payload(self._files.initial)  # type: ignore[attr-defined]
+        side.parameters = self.federation.layout.parameters  # type: ignore[attr-defined]
+        side.aggregate = lambda *arguments: the_same_again(side, *arguments)  # type: ignore[method-assign]
 
     def never(*_: Any) -> bool:
         """An honest coordinator gives a round up that lacks one of the run's set."""

@@ -44,5 +44,5 @@ class Account:
 
 def identifier(account: Account, plan: RunPlan | None = None, **options: Any) -> Tensor:
     site = private_site(plan or averaging_plan(), charge=account.charge, kept=account.kept, **options)
-    half = METHOD.silo_half(site)
-    return half.identifier(0)  # type: ignore[attr-defined, no-any-return]
+    side = METHOD.silo_side(site)
+    return side.identifier(0)  # type: ignore[attr-defined, no-any-return]

@@ -91,7 +91,7 @@ def result(case: str, place: Alone) -> State:
     for _ in range(plan.rounds):
         simulation.step()
     simulation.finish()
-    return {f"{name}/{key}": t for name, half in simulation.silos.items() for key, t in half.personal().items()}
+    return {f"{name}/{key}": t for name, side in simulation.silos.items() for key, t in side.personal().items()}
 
 
 def _fitted(case: str, place: Alone) -> State:

@@ -13,7 +13,7 @@ def fitting(method: Method, *models: str) -> str:
     for name in (*models, "stain-texture"):
         layout = Layout.of(build(ModelPlan(name=name, input_shape=(3, 28, 28), classes=3)))
         try:
-            method.coordinator_half(Federation(layout, rounds=2, seed=1))
+            method.coordinator_side(Federation(layout, rounds=2, seed=1))
         except ConfigurationError:
             continue
         if not method.warnings(3, name, "sgd"):

@@ -1,13 +1,13 @@
-"""A coordinator half whose silo-to-silo weights are known: ``i - 10 j`` of silo j's model for silo i."""
+"""A coordinator side whose silo-to-silo weights are known: ``i - 10 j`` of silo j's model for silo i."""
 
 from __future__ import annotations
 
 import torch
 
-from medsilo.algorithms.method import CoordinatorHalf, Downloads, Round, SiloWeights
+from medsilo.algorithms.method import CoordinatorSide, Downloads, Round, SiloWeights
 
 
-class Mixing(CoordinatorHalf):
+class Mixing(CoordinatorSide):
     """Hands out nothing; only its weights matter."""
 
     def aggregate(self, ended: Round) -> Downloads:

@@ -1,4 +1,4 @@
-"""A small site for the methods' silo halves: a model of 26 numbers, eight images, training that is easy to foresee."""
+"""A small site for the methods' silo sides: a model of 26 numbers, eight images, training that is easy to foresee."""
 
 from __future__ import annotations
 

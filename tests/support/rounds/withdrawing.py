@@ -79,11 +79,11 @@ class Run:
         self.method = self.config.make_method()
         self.store = Store(self.config.database)
         self.rounds = Rounds(self.config, self.plan, self.method, self.store)
-        self.halves = {}
+        self.sides = {}
         for number, name in enumerate(NAMES):
             model = build(self.plan.model, seed=1)
             site = LocalSite(name, shard(name, number), model, self.plan, device=torch.device("cpu"))
-            self.halves[name] = self.method.silo_half(site)
+            self.sides[name] = self.method.silo_side(site)
         self.uploads: dict[tuple[int, str], Payload] = {}
         if start:
             self.rounds.start()
@@ -97,7 +97,7 @@ class Run:
         """The same after a crash of the coordinator; the hospitals keep what they have."""
         self.close()
         again = Run(self.config.state.parent, self.config.run.method, start=False)
-        again.halves, again.uploads = self.halves, self.uploads
+        again.sides, again.uploads = self.sides, self.uploads
         again.rounds.start()
         return again
 
@@ -116,19 +116,19 @@ class Run:
     def work(self, *names: str) -> None:
         """One task each, from asking to delivering."""
         for name in names:
-            half = self.halves[name]
-            with self.rounds.task(name, 60, lambda: True, holds_model=bool(half.memory)) as (order, payload):
+            side = self.sides[name]
+            with self.rounds.task(name, 60, lambda: True, holds_model=bool(side.memory)) as (order, payload):
                 assert order.kind in (wire.TASK_KIND_TRAIN, wire.TASK_KIND_FINISH), f"{name} got nothing to do"
                 given = dict(payload)
                 initial = given.pop(Exposure.INITIAL_MODEL, None)
                 if initial is not None:
-                    half.begin(initial.tensors())
+                    side.begin(initial.tensors())
                 if order.kind == wire.TASK_KIND_FINISH:
-                    half.finish(given)
+                    side.finish(given)
                     upload: Payload = {}
                 else:
-                    half.train(order.round, given)
-                    upload = half.upload()
+                    side.train(order.round, given)
+                    upload = side.upload()
                     expected = self.rounds.expected_parts(name, order.round)
                     check_parts({exposure: part.specs for exposure, part in upload.items()}, expected)
             self.deliver(name, order.round, upload)

@@ -312,5 +312,5 @@ class Federation:
         for _ in range(plan.training_rounds):
             simulation.step()
         simulation.finish()
-        halves = simulation.silos.items()
-        return {name: plain_state(half.site.model, half.personal()) for name, half in halves}
+        sides = simulation.silos.items()
+        return {name: plain_state(side.site.model, side.personal()) for name, side in sides}

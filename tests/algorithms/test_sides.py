@@ -1,4 +1,4 @@
-"""Both halves of each method, run over a small site: what is trained, what is uploaded, what comes back."""
+"""Both sides of each method, run over a small site: what is trained, what is uploaded, what comes back."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tests.support.methods.small_site import SmallSite, small_model
 EXTRACTOR, CLASSIFIER = MODEL
 
 
-def half_at(method: Any, site: SmallSite) -> Any:
-    half = method.silo_half(site)
-    half.begin(state_of(site.model))
-    return half
+def side_at(method: Any, site: SmallSite) -> Any:
+    side = method.silo_side(site)
+    side.begin(state_of(site.model))
+    return side
 
 
 def payload_of(model: nn.Module) -> Payload:
@@ -50,25 +50,25 @@ def federation(model: nn.Module) -> Federation:
 def test_the_last_update_is_let_go_of_while_the_next_is_trained(method: Any) -> None:
     class Watched(SmallSite):
         def fit(self, round_number: int, **options: Any) -> int:
-            held.append(TRAINED in half.memory)
+            held.append(TRAINED in side.memory)
             return super().fit(round_number, **options)
 
     held: list[bool] = []
     site = Watched()
-    half = half_at(method, site)
-    half.train(0, {})
-    first = dict(half.memory[TRAINED])
-    half.train(1, peer({spec.name: torch.ones(spec.shape) for spec in site.layout.parameters}))
+    side = side_at(method, site)
+    side.train(0, {})
+    first = dict(side.memory[TRAINED])
+    side.train(1, peer({spec.name: torch.ones(spec.shape) for spec in site.layout.parameters}))
     assert held == [False, False]
     # What the silo keeps to itself goes on from the first round's all the same.
     buffers = [spec.name for spec in site.layout.buffers]
     assert buffers
-    assert all(torch.equal(half.memory[PERSONAL][name], first[name]) for name in buffers)
+    assert all(torch.equal(side.memory[PERSONAL][name], first[name]) for name in buffers)
 
 
 def test_diversifed_without_a_centre_trains_plainly() -> None:
     one, two = SmallSite(), SmallSite()
-    half_at(DiversiFed(), one).train(0, {})
+    side_at(DiversiFed(), one).train(0, {})
     two.fit(0)
     assert torch.equal(flat(one.model), flat(two.model))
 
@@ -77,7 +77,7 @@ def test_diversifeds_proximal_term_pulls_towards_z() -> None:
     site = SmallSite(steps=1, pull=0.0)
     before = flat(site.model)
     centre = {spec.name: torch.full(spec.shape, 5.0) for spec in site.layout.parameters}
-    half_at(DiversiFed(proximal_weight=3.0, step_size=2.0), site).train(1, peer(centre))
+    side_at(DiversiFed(proximal_weight=3.0, step_size=2.0), site).train(1, peer(centre))
     # One step of rate 0.1 along lambda/alpha (w - z) = 1.5 (w - z).
     torch.testing.assert_close(flat(site.model), before - 0.1 * 1.5 * (before - 5))
 
@@ -85,79 +85,79 @@ def test_diversifeds_proximal_term_pulls_towards_z() -> None:
 def test_diversifed_with_lambda_0_is_separate_training() -> None:
     site, alone = SmallSite(), SmallSite()
     centre = {spec.name: torch.full(spec.shape, 5.0) for spec in site.layout.parameters}
-    half_at(DiversiFed(proximal_weight=0.0), site).train(1, peer(centre))
-    half_at(Local(), alone).train(1, {})
+    side_at(DiversiFed(proximal_weight=0.0), site).train(1, peer(centre))
+    side_at(Local(), alone).train(1, {})
     assert torch.equal(flat(site.model), flat(alone.model))
 
 
 @pytest.mark.parametrize(("start", "found"), [("own", 2.0), ("z", 5.0)])
 def test_diversifed_continues_its_own_model_unless_told_to_start_from_z(start: str, found: float) -> None:
     site = SmallSite(steps=0)
-    half = half_at(DiversiFed(start=start), site)  # type: ignore[arg-type]
+    side = side_at(DiversiFed(start=start), site)  # type: ignore[arg-type]
     for spec in site.layout.parameters:
-        half.memory[PERSONAL][spec.name].fill_(2.0)
-    half.train(1, peer({spec.name: torch.full(spec.shape, 5.0) for spec in site.layout.parameters}))
+        side.memory[PERSONAL][spec.name].fill_(2.0)
+    side.train(1, peer({spec.name: torch.full(spec.shape, 5.0) for spec in site.layout.parameters}))
     assert flat(site.model).unique().tolist() == [found]
 
 
 def test_diversifed_uploads_exactly_the_models_parameters() -> None:
     site = SmallSite()
-    half = half_at(DiversiFed(), site)
-    half.train(0, {})
-    upload = half.upload()
+    side = side_at(DiversiFed(), site)
+    side.train(0, {})
+    upload = side.upload()
     assert list(upload) == [EXTRACTOR, CLASSIFIER]
     found = payload_tensors(upload, MODEL)
     parameters = dict(site.model.named_parameters())
     assert list(found) == list(parameters)  # no running statistics among them
     assert all(torch.equal(found[name], parameter) for name, parameter in parameters.items())
-    coordinator = DiversiFed().coordinator_half(federation(site.model))
+    coordinator = DiversiFed().coordinator_side(federation(site.model))
     assert {e: part.specs for e, part in upload.items()} == coordinator.upload_parts(0, "a")
 
 
 @pytest.mark.parametrize("method", [DiversiFed(), FedAvg(), FedAvg(weighting="uniform"), Local()])
 def test_uploading_twice_gives_the_same_bytes_and_changes_nothing(method: Any) -> None:
-    half = half_at(method, SmallSite())
-    half.train(0, {})
-    memory = {group: {name: t.clone() for name, t in state.items()} for group, state in half.memory.items()}
-    one, two = half.upload(), half.upload()
+    side = side_at(method, SmallSite())
+    side.train(0, {})
+    memory = {group: {name: t.clone() for name, t in state.items()} for group, state in side.memory.items()}
+    one, two = side.upload(), side.upload()
     for exposure in one:
         size = one[exposure].nbytes
         assert bytes(one[exposure].source.read(0, size)) == bytes(two[exposure].source.read(0, size))
-    assert {group: list(state) for group, state in half.memory.items()} == {g: list(s) for g, s in memory.items()}
-    assert all(torch.equal(half.memory[g][n], t) for g, state in memory.items() for n, t in state.items())
+    assert {group: list(state) for group, state in side.memory.items()} == {g: list(s) for g, s in memory.items()}
+    assert all(torch.equal(side.memory[g][n], t) for g, state in memory.items() for n, t in state.items())
 
 
 @pytest.mark.parametrize("method", [DiversiFed(), FedAvg(), FedAvg(weighting="uniform"), Local()])
 def test_a_rehearsal_has_the_names_and_shapes_of_a_real_upload(method: Any) -> None:
-    rehearsed, trained = half_at(method, SmallSite()), half_at(method, SmallSite())
+    rehearsed, trained = side_at(method, SmallSite()), side_at(method, SmallSite())
     rehearsed.rehearse()
     trained.train(0, {})
     assert rehearsed.site.fits == 0
     real = {e: part.specs for e, part in trained.upload().items()}
     assert {e: part.specs for e, part in rehearsed.upload().items()} == real
-    wanted = method.coordinator_half(federation(small_model())).upload_parts(0, "a")
+    wanted = method.coordinator_side(federation(small_model())).upload_parts(0, "a")
     assert {e: tuple(specs) for e, specs in wanted.items()} == real
     assert set(real) == method.uploads
 
 
 @pytest.mark.parametrize("method", [DiversiFed(), FedAvg()])
 def test_a_download_of_another_shape_is_refused(method: Any) -> None:
-    half = half_at(method, SmallSite())
-    names = [spec.name for spec in half.site.layout.parameters]
+    side = side_at(method, SmallSite())
+    names = [spec.name for spec in side.site.layout.parameters]
     for wrong in (
         peer({name: torch.zeros(2) for name in names}),
-        peer({spec.name: torch.zeros(spec.shape) for spec in half.site.layout.parameters[:-1]}),
+        peer({spec.name: torch.zeros(spec.shape) for spec in side.site.layout.parameters[:-1]}),
         {Exposure.INITIAL_MODEL: Part.of({"x": torch.zeros(1)})},
     ):
         with pytest.raises(RefusedError, match="names and shapes"):
-            half.train(1, wrong)
+            side.train(1, wrong)
 
 
 def test_the_coordinators_z_is_that_of_the_pure_function() -> None:
     models = [small_model(seed) for seed in range(4)]
     uploads = {f"h{n}": payload_of(model) for n, model in enumerate(models)}
-    half = DiversiFed(temperature=0.7, step_size=0.9).coordinator_half(federation(models[0]))
-    downloads = half.aggregate(Round(0, uploads, uploads, MemoryWorkspace()))
+    side = DiversiFed(temperature=0.7, step_size=0.9).coordinator_side(federation(models[0]))
+    downloads = side.aggregate(Round(0, uploads, uploads, MemoryWorkspace()))
     order = Layout.of(models[0]).parameters
     rows = torch.stack([torch.cat([state_of(m)[spec.name].reshape(-1) for spec in order]) for m in models])
     expected = attract_repel(rows, temperature=0.7, step_size=0.9)
@@ -176,8 +176,8 @@ def test_z_does_not_depend_on_how_a_model_is_cut_into_blocks() -> None:
         str(n): {EXTRACTOR: Part.of({"w": row[:-5]}), CLASSIFIER: Part.of({"b": row[-5:]})}
         for n, row in enumerate(rows)
     }
-    half = DiversiFed().coordinator_half(federation(small_model()))
-    downloads = half.aggregate(Round(0, uploads, uploads, MemoryWorkspace()))
+    side = DiversiFed().coordinator_side(federation(small_model()))
+    downloads = side.aggregate(Round(0, uploads, uploads, MemoryWorkspace()))
     centre = rows.double()
     d = torch.cdist(centre, centre, compute_mode="donot_use_mm_for_euclid_dist")
     for i, (j, k) in enumerate(((1, 2), (0, 2), (0, 1))):
@@ -202,8 +202,8 @@ def test_a_hundred_silos_with_ten_thousand_parameters() -> None:
 def test_a_silo_that_missed_the_round_keeps_its_z_or_gets_none(stale: str, kept: bool) -> None:
     uploads = {f"h{n}": payload_of(small_model(n)) for n in range(3)}
     latest = {**uploads, "absent": payload_of(small_model(9))}
-    half = DiversiFed(stale=stale).coordinator_half(federation(small_model()))  # type: ignore[arg-type]
-    downloads = half.aggregate(Round(1, uploads, latest, MemoryWorkspace()))
+    side = DiversiFed(stale=stale).coordinator_side(federation(small_model()))  # type: ignore[arg-type]
+    downloads = side.aggregate(Round(1, uploads, latest, MemoryWorkspace()))
     assert {"h0", "h1", "h2"} <= set(downloads.own)
     assert ("absent" in downloads.own) is kept  # an empty download replaces the old one, no download leaves it
     assert downloads.for_silo("absent") == {}
@@ -219,8 +219,8 @@ def fedavg_of(counts: list[int] | None) -> dict[str, Tensor]:
         if counts:
             payload[Exposure.SAMPLE_COUNT] = Part.of({"samples": torch.tensor(counts[n])})
         uploads[str(n)] = payload
-    half = FedAvg(weighting="samples" if counts else "uniform").coordinator_half(federation(small_model()))
-    everyone = half.aggregate(Round(0, uploads, uploads, MemoryWorkspace())).everyone
+    side = FedAvg(weighting="samples" if counts else "uniform").coordinator_side(federation(small_model()))
+    everyone = side.aggregate(Round(0, uploads, uploads, MemoryWorkspace())).everyone
     assert everyone is not None
     return everyone[Exposure.PEER_DERIVED].tensors()
 
@@ -236,11 +236,11 @@ def test_fedavg_averages_by_samples_or_uniformly(counts: list[int] | None, avera
 
 
 def test_fedavgs_silo_takes_the_global_parameters_and_keeps_its_own_running_statistics() -> None:
-    half = half_at(FedAvg(), SmallSite())
-    half.train(0, {})
-    own = state_of(half.site.model)
-    half.finish(peer({spec.name: torch.full(spec.shape, 5.0) for spec in half.site.layout.parameters}))
-    personal = half.personal()
+    side = side_at(FedAvg(), SmallSite())
+    side.train(0, {})
+    own = state_of(side.site.model)
+    side.finish(peer({spec.name: torch.full(spec.shape, 5.0) for spec in side.site.layout.parameters}))
+    personal = side.personal()
     assert set(personal) == set(own)
     for name, tensor in personal.items():
         if "running" in name or "batches" in name:
@@ -251,18 +251,18 @@ def test_fedavgs_silo_takes_the_global_parameters_and_keeps_its_own_running_stat
 
 def test_fedavg_uploads_its_number_of_images_only_where_it_weighs() -> None:
     for weighting, wanted in (("samples", 8), ("uniform", None)):
-        half = half_at(FedAvg(weighting=weighting), SmallSite())  # type: ignore[arg-type]
-        half.train(0, {})
-        counts = payload_tensors(half.upload(), [Exposure.SAMPLE_COUNT])
+        side = side_at(FedAvg(weighting=weighting), SmallSite())  # type: ignore[arg-type]
+        side.train(0, {})
+        counts = payload_tensors(side.upload(), [Exposure.SAMPLE_COUNT])
         assert [int(count) for count in counts.values()] == ([] if wanted is None else [wanted])
 
 
 def test_separate_training_exposes_nothing() -> None:
-    half = half_at(Local(), SmallSite())
-    half.train(0, {})
-    assert half.upload() == {}
+    side = side_at(Local(), SmallSite())
+    side.train(0, {})
+    assert side.upload() == {}
     assert Local().uploads == Local().downlink == frozenset()
-    coordinator = Local().coordinator_half(federation(small_model()))
+    coordinator = Local().coordinator_side(federation(small_model()))
     assert coordinator.upload_parts(0, "a") == {}
     assert coordinator.aggregate(Round(0, {}, {}, MemoryWorkspace())) == Downloads()
 
