@@ -20,8 +20,8 @@ keeps attraction of what is close and repulsion of what is far, but as shares of
 
 A silo's a_ij sum to 1 − ρ, their sizes to at most 1 + ρ, and d has no unit: scaling all models scales z. Where models
 lie about equally far apart, all a_ij are nearly the same, and z is nearly the mean: the bounded form is then
-mean-regularised learning (``mrmtl``), whose coordinator needs a sum and no single model. So it was wherever we measured
-it (docs/results/diversifed-on-fashion-mnist.md#mean): prefer ``mrmtl``.
+mean-regularised learning (``mrmtl``), whose coordinator needs a sum and no single model. So it
+becomes as training settles, wherever we measured it (docs/results/diversifed-on-fashion-mnist.md#mean).
 """
 
 from __future__ import annotations
