@@ -46,14 +46,14 @@ def test_revoked_and_renewed_certificates_count_at_once_and_on_open_connections(
     second.join()
     silo = one.start_silo("hospital3")
     one.wait_to_say("coordinator", "round 1 of 3 is open")
-    side = first.side(first.frames(first.constant(1.0)), 1)
+    half = first.half(first.frames(first.constant(1.0)), 1)
 
     said = one.command("coordinator", "ca", "revoke", "hospital1")
     assert "revoked: certificate" in said
     shutil.copy(one.folder / "ca" / "ca.crl", one.keys("coordinator") / "ca.crl")
     code, details = refusal(first.get_plan)
     assert (code, "was revoked on" in details) == (grpc.StatusCode.PERMISSION_DENIED, True), details
-    code, details = refusal(side.go_on)
+    code, details = refusal(half.go_on)
     assert (code, "was revoked on" in details) == (grpc.StatusCode.PERMISSION_DENIED, True), details
     assert delivered(one) <= 1, "hospital 3's; the update that was under way counts for nothing"
     second.get_plan()

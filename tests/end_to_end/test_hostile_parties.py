@@ -204,7 +204,7 @@ def test_stalled_uploads_of_one_hospital_do_not_keep_the_others_out(federation: 
     payload = first.constant(1.0)
     # The last 32 are more than a hospital may have open, whatever they say of their journal.
     stalled = [stall(one, first, first.frames(payload), 1) for _ in range(8)]
-    stalled += [first.side([first.header(payload)], 1) for _ in range(32)]
+    stalled += [first.half([first.header(payload)], 1) for _ in range(32)]
     try:
         assert not second.submit(second.constant(2.0)).repeated
     finally:
@@ -440,8 +440,8 @@ def test_many_uploads_at_once_of_one_update_count_once(federation: Make) -> None
     one = federation()
     client, *_ = start(one)
     answers: list[wire.SubmitUpdateResponse] = []
-    sides = [stall(one, client, client.frames(client.constant(3.0)), 1) for _ in range(8)]
-    threads = [threading.Thread(target=lambda side=side: answers.append(side.go_on())) for side in sides]
+    halves = [stall(one, client, client.frames(client.constant(3.0)), 1) for _ in range(8)]
+    threads = [threading.Thread(target=lambda half=half: answers.append(half.go_on())) for half in halves]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -143,7 +143,7 @@ def test_what_a_hospital_is_refused_with_names_no_other_hospital(federation: Mak
         lambda: client.unary("Join", wire.JoinRequest(nonce=nonce(), silo="hospital1", plan_sha256=bytes(32))),
     ):
         turned_away(action)
-    stalled = [client.side([], 0) for _ in range(12)]
+    stalled = [client.half([], 0) for _ in range(12)]
     one.wait_for("a busy hospital", lambda: "calls open already" in one.said("coordinator"))
     turned_away(client.get_plan)
     for call in stalled:

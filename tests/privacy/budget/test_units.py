@@ -169,7 +169,7 @@ def blank(count: int) -> Content:
 def test_a_patient_who_is_split_into_several_bears_the_charges_for_all_of_them(tmp_path: Path) -> None:
     charge(account(tmp_path, "split", content("abc", "678"), unit="patient"))
     assert spent(account(tmp_path, "whole", content("abcz", "1112"), unit="patient")) == grouped(STEPS, 3)
-    # Of the two sides, each other version's own word says whom it holds.
+    # Of the two halves, each other version's own word says whom it holds.
     assert spent(account(tmp_path, "split", content("abc", "678"), unit="patient")) == epsilon([STEPS], delta=DELTA)
 
 

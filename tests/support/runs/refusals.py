@@ -33,6 +33,6 @@ def stall(one: Federation, client: HandMade, messages: list[bytes], first: int) 
         return len([r for r in one.messages("coordinator", "received") if r["rpc"] == "SubmitUpdate"])
 
     before = there()
-    side = client.side(messages, first)
+    half = client.half(messages, first)
     one.wait_for("the upload's first messages", lambda: there() == before + first)
-    return side
+    return half
