@@ -15,16 +15,16 @@ from medsilo.algorithms.models import Layout, build
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.privacy.budget.ledger import ledgers
 from medsilo.privacy.secure_aggregation.blind_mixing import FRACTION_BITS
-from tests.support.runs.blind import BLIND, blind
-from tests.support.runs.checks import assert_both_sides_agree, assert_journals_sound, assert_signed
+from tests.support.runs.blind import BLIND, NEAR, SMOOTH, blind
+from tests.support.runs.checks import (
+    assert_both_sides_agree,
+    assert_every_round_counted_once,
+    assert_journals_sound,
+    assert_signed,
+)
 from tests.support.runs.federation import PATIENCE, Federation, without_signatures
 from tests.support.runs.masked import Make
 from tests.support.runs.traces import traces
-
-SMOOTH = {"epochs": 1, "batch_size": 30, "optimizer": "sgd", "learning_rate": 0.1}
-"""Adam makes whole steps of the least differences."""
-NEAR = 3e-4
-"""Weights are multiples of 2^-10 and models' numbers some 0.1 apart; what errors add is a tenth of that."""
 
 
 def models_of(one: Federation) -> dict[str, dict[str, torch.Tensor]]:
@@ -45,14 +45,6 @@ def assert_models_are_the_plain_runs(one: Federation) -> None:
     one.write("coordinator.yaml", {**one.coordinator_config, "run": alone})
     assert furthest(one.simulate(), expected) > 5 * NEAR
     one.write("coordinator.yaml", one.coordinator_config)
-
-
-def assert_all_counted(one: Federation) -> None:
-    """A round of training takes two of the run's."""
-    status = one.status()
-    assert status["finished"]
-    rounds = 2 * one.coordinator_config["run"]["rounds"]
-    assert [silo["rounds_delivered"] for silo in status["silos"]] == [rounds] * len(one.silos)
 
 
 def sent(one: Federation, name: str, number: int) -> list[dict[str, Any]]:
@@ -89,7 +81,7 @@ def test_models_are_the_plain_runs_and_the_coordinator_has_none_of_them(federati
     coordinator.terminate()
     one.finish(coordinator)
 
-    assert_all_counted(one)
+    assert_every_round_counted_once(one)
     assert_journals_sound(one)
     assert_both_sides_agree(one)
     assert_signed(one)
@@ -138,7 +130,7 @@ def test_kills_between_sealing_and_opening_change_nothing(federation: Make) -> N
     one.finish(*others, one.start_silo("hospital3"))
     coordinator.terminate()
     one.finish(coordinator)
-    assert_all_counted(one)
+    assert_every_round_counted_once(one)
     assert_journals_sound(one)
     assert_models_are_the_plain_runs(one)
     for name in one.silos:
@@ -173,7 +165,7 @@ def test_a_part_of_a_model_is_mixed_by_bounded_weights_and_accuracies_go_with_it
     for name in one.silos:
         one.write_consent(name, exposures=[*BLIND, "LOCAL_METRICS"], secure_aggregation={"minimum": 3})
     one.run_to_the_end()
-    assert_all_counted(one)
+    assert_every_round_counted_once(one)
     assert_journals_sound(one)
     for name in one.silos:
         assert [classes_of(sent(one, name, number)) for number in range(4)] == [
@@ -192,7 +184,7 @@ def test_with_differential_privacy_each_round_of_training_is_paid_for_once(feder
     privacy = {"epsilon": 4.0, "delta": 1e-5, "clipping_norm": 1.0, "sampling_rate": 0.25}
     one = blind(federation, run={"privacy": privacy})
     one.run_to_the_end()
-    assert_all_counted(one)
+    assert_every_round_counted_once(one)
     assert_journals_sound(one)
     for name in one.silos:
         (account,) = ledgers(one.folder / "state" / name / "ledger")

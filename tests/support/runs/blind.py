@@ -22,18 +22,20 @@ ANY = 1000.0
 """An isolation that no method's weights come to: they stay as they are."""
 
 
+SMOOTH = {"epochs": 1, "batch_size": 30, "optimizer": "sgd", "learning_rate": 0.1}
+"""Adam makes whole steps of the least differences."""
+NEAR = 3e-4
+"""Weights are multiples of 2^-10 and models' numbers some 0.1 apart; what errors add is a tenth of that."""
+SETTINGS = {"mode": "blind", "minimum": 3, "sketch_size": EXACT, "largest_isolation": ANY}
+
+
 def blind(
     make: Make, *, run: dict[str, Any] | None = None, isolation: float = ANY, sketch: int = EXACT, **options: Any
 ) -> Federation:
     settings = {
         "rounds": 2,
         "ask_for": [],
-        "secure_aggregation": {
-            "mode": "blind",
-            "minimum": 3,
-            "sketch_size": sketch,
-            "largest_isolation": isolation,
-        },
+        "secure_aggregation": {**SETTINGS, "sketch_size": sketch, "largest_isolation": isolation},
     }
     one = make(run={**settings, **(run or {})}, exposures=BLIND, **options)
     for name in one.silos:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.privacy.audit.verification import verify_evidence
 from medsilo.privacy.identity.keys import load_audit_key
 from tests.support.network.proxy import Proxy
@@ -45,12 +46,14 @@ def assert_models_are(one: Federation, expected: dict[str, dict[str, torch.Tenso
             assert torch.equal(tensor, expected[name][key]), f"{name}: {key} differs"
 
 
-def assert_models_are_nearly(one: Federation, expected: dict[str, dict[str, torch.Tensor]]) -> None:
+def assert_models_are_nearly(
+    one: Federation, expected: dict[str, dict[str, torch.Tensor]], *, by: float = 1e-4
+) -> None:
     """Under masks: sums are of multiples of 2^-32, and from there Adam, whose steps do not become smaller with the
     gradient, makes up to a few 10^-6; a tenth of one of its steps is 10^-4. Masks that do not cancel make 10^9."""
     for name in one.silos:
         for key, tensor in load_file(one.run_folder(name) / "model.safetensors").items():
-            assert torch.allclose(tensor, expected[name][key], rtol=0, atol=1e-4), f"{name}: {key}"
+            assert torch.allclose(tensor, expected[name][key], rtol=0, atol=by), f"{name}: {key}"
 
 
 def assert_signed(one: Federation) -> None:
@@ -60,7 +63,7 @@ def assert_signed(one: Federation) -> None:
 
 def assert_every_round_counted_once(one: Federation) -> None:
     status = one.status()
-    rounds = one.coordinator_config["run"]["rounds"]
+    rounds = CoordinatorConfig.read(one.folder / "coordinator.yaml").run.exchanges
     assert status["finished"]
     assert [silo["rounds_delivered"] for silo in status["silos"]] == [rounds] * len(one.silos)
 

@@ -35,6 +35,7 @@ from medsilo.privacy.files.durable import write_atomically
 from medsilo.silo.data.settings import PracticalGroups
 from medsilo.silo.data.sharding import cut
 from medsilo.silo.data.synthetic import generate_tissue
+from tests.support.runs.blind import ANY, BLIND, NEAR, SETTINGS, SMOOTH
 from tests.support.runs.checks import (
     assert_every_round_counted_once,
     assert_journals_sound,
@@ -85,6 +86,17 @@ MIXES: dict[str, dict[str, Any]] = {
         "exposures": ["PROTOCOL", "IDENTITY", "MASKED_UPDATE", "PEER_DERIVED"],
         "run": {"method": {"name": "fedavg"}, "ask_for": [], "secure_aggregation": {"minimum": 3}},
         "consent": {"secure_aggregation": {"minimum": 3}},
+    },
+    "fedamp, blind": {
+        "silos": 3,
+        "exposures": BLIND,
+        "run": {
+            "method": {"name": "fedamp"},
+            "training": {**SMOOTH, "learning_rate": 0.02},  # in large steps, units that switch off make jumps
+            "ask_for": [],
+            "secure_aggregation": SETTINGS,
+        },
+        "consent": {"secure_aggregation": {"minimum": 3, "largest_isolation": ANY}},
     },
 }
 KINDS = {"kill": 45, "power": 15, "full": 12, "read-only": 9, "io-error": 11, "clock": 8}
@@ -208,6 +220,8 @@ class Campaign:
                 self._expected[mix] = one.simulate()
         if "masked" in mix:
             assert_models_are_nearly(one, self._expected[mix])
+        elif "blind" in mix:
+            assert_models_are_nearly(one, self._expected[mix], by=NEAR)
         else:
             assert_models_are(one, self._expected[mix])
 
