@@ -24,7 +24,7 @@ ANY = 1000.0
 
 SMOOTH = {"epochs": 1, "batch_size": 30, "optimizer": "sgd", "learning_rate": 0.1}
 """Adam makes whole steps of the least differences."""
-NEAR = 3e-4
+NEAR = 5e-4
 """Weights are multiples of 2^-10 and models' numbers some 0.1 apart; what errors add is a tenth of that."""
 SETTINGS = {"mode": "blind", "minimum": 3, "sketch_size": EXACT, "largest_isolation": ANY}
 
