@@ -91,12 +91,12 @@ MIXES: dict[str, dict[str, Any]] = {
         "silos": 3,
         "exposures": BLIND,
         "run": {
-            "method": {"name": "fedamp"},
+            "method": {"name": "fedamp", "proximal_weight": 10.0},
             "training": {**SMOOTH, "learning_rate": 0.02},  # in large steps, units that switch off make jumps
             "ask_for": [],
             "secure_aggregation": SETTINGS,
         },
-        "consent": {"secure_aggregation": {"minimum": 3, "largest_isolation": ANY}},
+        "consent": {"secure_aggregation": {"minimum": 3, "largest_isolation": ANY, "largest_sketch": 1}},
     },
 }
 KINDS = {"kill": 45, "power": 15, "full": 12, "read-only": 9, "io-error": 11, "clock": 8}
