@@ -35,8 +35,9 @@ from torch.nn import functional as F
 from medsilo.algorithms.method import Correction, Downloads, Objective, SiloSide, State, Watch
 from medsilo.algorithms.models import OnFixedFeatures, frozen_names
 from medsilo.privacy.errors import ConfigurationError
+from medsilo.silo.training.local_training import chosen_of, diverged, gradients_of
 from medsilo.silo.training.optimizers import make_optimizer
-from medsilo.silo.training.site import LocalSite, chosen_of, diverged, gradients_of
+from medsilo.silo.training.site import LocalSite
 
 _RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
 

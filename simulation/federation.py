@@ -131,22 +131,11 @@ class Simulation:
         )
         self._coordinator = method.coordinator_side(federation)
         self._shards = {shard.name: shard for shard in shards}
-        self._charges: dict[str, list[Event]] = {}
+        self._charges: dict[str, list[Event]] = {name: [] for name in names}
         self._sites: dict[str, LocalSite] = {}
         self._sides: dict[str, SiloSide] = {}
         for shard in shards:
-            self._charges[shard.name] = []
-            site = LocalSite(
-                shard.name,
-                shard,
-                self._model,
-                plan,
-                device=device,
-                charge=self._charger(shard.name),
-                # Of one data set each: files of another are deleted when one is written.
-                features=features and features / shard.fingerprint,
-            )
-            self._sites[shard.name] = site
+            site = self._sites[shard.name] = self._site(shard, device, features)
             self._sides[shard.name] = method.silo_side(site)
             self._sides[shard.name].begin({name: tensor.clone() for name, tensor in initial.items()})
         self._latest: dict[str, Payload] = {}
@@ -154,6 +143,18 @@ class Simulation:
         self._everyone: Payload | None = None
         self._started: set[str] = set()
         self._measured: dict[str, Measurement | None] = {}
+
+    def _site(self, shard: ImageDataset, device: torch.device, features: Path | None) -> LocalSite:
+        return LocalSite(
+            shard.name,
+            shard,
+            self._model,
+            self.plan,
+            device=device,
+            charge=self._charger(shard.name),
+            # Of one data set each: files of another are deleted when one is written.
+            features=features and features / shard.fingerprint,
+        )
 
     @property
     def silos(self) -> Mapping[str, SiloSide]:

@@ -48,8 +48,9 @@ from medsilo.silo.preview.pretend import released_model
 from medsilo.silo.run.account import check_promise
 from medsilo.silo.state.config import SiloConfig
 from medsilo.silo.training.device import choose_device
+from medsilo.silo.training.images import check_fits
 from medsilo.silo.training.measuring import Progress
-from medsilo.silo.training.site import LocalSite, check_fits
+from medsilo.silo.training.site import LocalSite
 
 CANARIES = 1000
 """At most so many, unless told otherwise."""
@@ -161,12 +162,7 @@ def rehearse(
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     unit: Unit = plan.privacy.unit if plan.privacy else "image"
-    members = units_of(dataset, unit)
-    if len(members) < FEWEST_UNITS:
-        raise DataError(
-            f"{dataset.source}: holds {len(members)} training units ({unit}); guesses about fewer than {FEWEST_UNITS} "
-            "prove nothing, so there is nothing to rehearse"
-        )
+    members = _enough_units(dataset, unit)
     coins = coins or np.random.default_rng(secrets.randbits(128))
     chosen = np.sort(coins.permutation(len(members))[: max(canaries, 2)])
     trained = coins.random(len(chosen)) < 0.5
@@ -181,11 +177,6 @@ def rehearse(
     shown = [dataset.train.take(members[index][:IMAGES_OF_A_UNIT]) for index in chosen]
     scores = Attackers(model, initial, shown).scores(released)
     delta = plan.privacy.delta if plan.privacy else DELTA
-    claim = None
-    if plan.privacy is not None:
-        # Of noise that is shared out, the attacker here sees the hospital's own share alone.
-        cost = accounting.epsilon([accounting.own_share(event) for event in events], delta=delta)
-        claim = dataclasses.replace(plan.privacy.guarantee, epsilon=cost)
     return Rehearsal(
         plan=plan,
         silo=config.name,
@@ -193,13 +184,33 @@ def rehearse(
         synthetic=dataset.synthetic,
         unit=unit,
         units=len(members),
-        claim=claim,
+        claim=_claim(plan, events),
         audit=audit_scores(scores, trained, delta=delta),
         trained=trained,
         scores=scores,
         leaves=tuple(exposure for exposure in MODEL if exposure in upload),
         identifier=_probe(config, plan, method, dataset, members, coins),
     )
+
+
+def _enough_units(dataset: ImageDataset, unit: Unit) -> list[npt.NDArray[np.int64]]:
+    """Each training unit's images; raises ``DataError`` where they are too few."""
+    members = units_of(dataset, unit)
+    if len(members) < FEWEST_UNITS:
+        raise DataError(
+            f"{dataset.source}: holds {len(members)} training units ({unit}); guesses about fewer than {FEWEST_UNITS} "
+            "prove nothing, so there is nothing to rehearse"
+        )
+    return members
+
+
+def _claim(plan: RunPlan, events: Sequence[Event]) -> Guarantee | None:
+    """What the rehearsed trainings cost by the plan's own account; None without privacy."""
+    if plan.privacy is None:
+        return None
+    # Of noise that is shared out, the attacker here sees the hospital's own share alone.
+    cost = accounting.epsilon([accounting.own_share(event) for event in events], delta=plan.privacy.delta)
+    return dataclasses.replace(plan.privacy.guarantee, epsilon=cost)
 
 
 def _start(config: SiloConfig, plan: RunPlan) -> nn.Module:

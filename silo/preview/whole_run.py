@@ -50,8 +50,9 @@ from medsilo.silo.preview.rehearsal import CANARIES, IMAGES_OF_A_UNIT
 from medsilo.silo.run.account import check_promise
 from medsilo.silo.state.config import SiloConfig
 from medsilo.silo.training.device import choose_device
+from medsilo.silo.training.images import check_fits
 from medsilo.silo.training.measuring import Measurement
-from medsilo.silo.training.site import LocalSite, check_fits
+from medsilo.silo.training.site import LocalSite
 
 HOSPITALS = 4
 """So many pretend hospitals, unless told otherwise."""

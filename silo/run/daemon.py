@@ -99,15 +99,8 @@ def _train(config: SiloConfig, display: Display, day: Callable[[], date]) -> Out
                 run = plan.run
                 uplink.needed = done is None or plan.sha256.hex() != done.plan_sha256
                 gate, account, counts = agree(config, plan, uplink, gate, dataset, door, history, display)
-                masking = open_masking(
-                    plan,
-                    config.runs / plan.run / "blind.json",
-                    credentials.current if credentials else None,
-                    audit_key,
-                    gate,
-                    door,
-                    history,
-                )
+                blind, current = config.runs / run / "blind.json", credentials.current if credentials else None
+                masking = open_masking(plan, blind, current, audit_key, gate, door, history)
                 with Processes(config, devices, plan, dataset) as processes:
                     participation = Participation(
                         config, plan, gate, dataset, processes, uplink, display, account, counts, masking, door
@@ -124,17 +117,13 @@ def _train(config: SiloConfig, display: Display, day: Callable[[], date]) -> Out
             if done is None:
                 raise
             run = done.run
-            display.notice(
-                f"{error}\nThe coordinator is not waited for: run {run} has ended, and it has acknowledged that. For "
-                "another run, give the same command again"
-            )
+            _not_waited_for(display, error, run)
         except ConsentError as error:
             if not joined and not isinstance(error, EndedError):
                 raise  # the plan was declined
             ended = Ending(config, door, audit_key, uplink, display.notice).conclude(error)
-            if isinstance(ended, EndedError) and ended.cause == Cause.BUDGET:
-                raise BudgetError(str(ended)) from None
-            raise ended from None
+            over = isinstance(ended, EndedError) and ended.cause == Cause.BUDGET
+            raise (BudgetError(str(ended)) if over else ended) from None
         finally:
             uplink.close()
     return Outcome(run, config.runs / run, uplink.bytes_sent)
@@ -152,6 +141,13 @@ def _consent_to_ask(config: SiloConfig, history: History, display: Display, day:
             raise conclude_alone(config, EndedError(cause, str(error)), display.notice)
         raise error
     return consent
+
+
+def _not_waited_for(display: Display, error: UnansweredError, run: str) -> None:
+    display.notice(
+        f"{error}\nThe coordinator is not waited for: run {run} has ended, and it has acknowledged that. For "
+        "another run, give the same command again"
+    )
 
 
 def _note_consent(door: Door, file: ConsentFile, dataset: ImageDataset, problem: str | None) -> None:

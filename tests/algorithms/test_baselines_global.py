@@ -195,7 +195,7 @@ def fresh_site(simulation: Simulation, name: str) -> Any:
     from medsilo.silo.training.site import LocalSite
 
     plan, old = simulation.plan, simulation._sites[name]
-    return LocalSite(name, old._dataset, build(plan.model, seed=plan.seed), plan, device=torch.device("cpu"))
+    return LocalSite(name, old._images._dataset, build(plan.model, seed=plan.seed), plan, device=torch.device("cpu"))
 
 
 @pytest.mark.parametrize("silos", [1, 2, 4])

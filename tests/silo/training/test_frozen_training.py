@@ -165,7 +165,7 @@ def test_private_steps_of_a_frozen_extractors_head_are_the_exact_ones() -> None:
     head = head_of(one.model.train(), chosen, one.inputs(), units)
     assert head is not None
     exact, _, _ = head.clipped_sum(np.arange(10), 0.05)
-    images, labels = one._train
+    images, labels = one._images.train
     with per_image_gradients(one.model):
         written_out, _ = clipped_sum(one.model, list(chosen.values()), images, labels, np.arange(10), 0.05)
     for found, expected in zip(exact, written_out, strict=True):
@@ -179,7 +179,7 @@ def test_low_rank_updates_have_single_images_gradients(name: str) -> None:
     with torch.no_grad():
         for parameter in parameters:  # as they begin, the gradients of half of them are zeros
             parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
-    images, labels = site(on("all"))._train
+    images, labels = site(on("all"))._images.train
     bound = 0.5
     expected = [torch.zeros_like(parameter) for parameter in parameters]
     for image, label in zip(images, labels, strict=True):

@@ -183,7 +183,7 @@ def test_the_choice_among_gradients_is_made_on_noised_numbers_alone() -> None:
     site = private_site(averaging_plan(noise=1e6))
     side = METHOD.silo_side(site)
     before = state_of(site.model)
-    torch.nn.functional.cross_entropy(site.model(site._train[0]), site._train[1]).backward()
+    torch.nn.functional.cross_entropy(site.model(site._images.train[0]), site._images.train[1]).backward()
     parameters = dict(site.model.named_parameters())
     taken = {"useful": 0, "harmful": 0}
     for kind, sign in (("useful", 1.0), ("harmful", -1.0)):

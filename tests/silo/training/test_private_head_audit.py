@@ -59,7 +59,7 @@ def proven(share: float, *, momentum: float, averaged: float) -> float:
     data, source = dataset(12), Repeatable(share)
     site = LocalSite("h", data, net, run, device=CPU, charge=lambda *_: unsealed(), noise=source)
     start = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    head = head_of(net.train(), dict(net.named_parameters()), site._train, [np.array([i]) for i in range(12)])
+    head = head_of(net.train(), dict(net.named_parameters()), site._images.train, [np.array([i]) for i in range(12)])
     assert head is not None
     direction = flat(head.clipped_sum(np.array([CANARY]), BOUND)[0])
 

@@ -113,7 +113,7 @@ def test_no_patient_moves_the_clipped_sum_by_more_than_the_bound(patients: list[
 
 def test_clipped_sum_is_that_of_single_backward_passes() -> None:
     run = private_plan()
-    model, data = build(run.model, seed=1), private_site(run)._train
+    model, data = build(run.model, seed=1), private_site(run)._images.train
     parameters = list(model.parameters())
     norms = []
     expected = [torch.zeros_like(p) for p in parameters]
@@ -135,7 +135,7 @@ def test_clipped_sum_is_that_of_single_backward_passes() -> None:
 def test_small_gradients_are_not_clipped() -> None:
     run = private_plan(rate=1.0, clipping_norm=1e6)
     site = private_site(run, noise=Silent())
-    images, labels = site._train
+    images, labels = site._images.train
     plain = build(run.model, seed=1)
     nn.functional.cross_entropy(plain(images), labels).backward()
     gradient = moved(site)
@@ -147,10 +147,10 @@ def test_small_gradients_are_not_clipped() -> None:
 def test_a_gradient_that_is_not_finite_counts_as_none() -> None:
     run = private_plan(rate=1.0)
     site = private_site(run, noise=Silent())
-    images, labels = site._train
+    images, labels = site._images.train
     bad = images.clone()
     bad[3] = float("inf")
-    site._train = (bad, labels)
+    site._images.train = (bad, labels)
     with_bad = moved(site)
     assert all(torch.isfinite(tensor).all() for tensor in with_bad.values())
 
@@ -422,7 +422,7 @@ def test_whether_a_unit_is_in_a_sample_cannot_be_told_from_what_is_drawn_for_the
     def first_step(noise: NoiseSource, round_number: int) -> Tensor:
         seen: list[Tensor] = []
         site = LocalSite("h", data, model(), run, device=CPU, charge=lambda *_: unsealed(), noise=noise)
-        site._train[0][0] = float("inf")  # has no gradient, as the blanked unit of zero-out adjacency
+        site._images.train[0][0] = float("inf")  # has no gradient, as the blanked unit of zero-out adjacency
         site.fit(round_number, watch=lambda found: seen.append(torch.cat([g.flatten() for g in found.values()])))
         return seen[0]
 

@@ -83,7 +83,7 @@ def test_the_sum_is_a_falling_step_of_momentum_on_all_units_of_all_hospitals() -
         optimizer.param_groups[0]["lr"] = 0.3 * (ROUNDS - number) / ROUNDS
         for own in sites:
             for patient in sorted(set(PATIENTS)):
-                images, labels = (t[[i for i, p in enumerate(PATIENTS) if p == patient]] for t in own._train)
+                images, labels = (t[[i for i, p in enumerate(PATIENTS) if p == patient]] for t in own._images.train)
                 gradients = torch.autograd.grad(
                     nn.functional.cross_entropy(together(images), labels), [*together.parameters()]
                 )
@@ -106,7 +106,7 @@ def test_planted_neighbours_differ_by_no_more_than_the_noise_is_made_for_whateve
             own.load({name: 5 * p for name, p in net().named_parameters()})
             if label_shift:
                 rows = [i for i, p in enumerate(PATIENTS) if p == blanked]
-                own._train[0][rows] = torch.nan  # without a gradient, as zero-out has it
+                own._images.train[0][rows] = torch.nan  # without a gradient, as zero-out has it
             own.fit(0)
             numbers.append(torch.cat([t.reshape(-1) for t in own.noised.values()]).double())
         moved = float((numbers[0] - numbers[1]).norm())
