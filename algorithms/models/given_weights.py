@@ -167,7 +167,7 @@ def brought_start(model: nn.Module, plan: WeightsPlan, places: Sequence[Path]) -
 def fillable(model: nn.Module) -> dict[str, Tensor]:
     """What of a model's state weights from a file may fill: all but low-rank updates, which are drawn."""
     added = added_names(model)
-    return {name: tensor for name, tensor in whole_state(model).items() if name not in added}
+    return {name: tensor.detach() for name, tensor in nn.Module.state_dict(model).items() if name not in added}
 
 
 def check_taken(tensors: dict[str, Tensor], plan: WeightsPlan, *, where: object) -> dict[str, Tensor]:

@@ -7,7 +7,6 @@ import stat
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -23,7 +22,6 @@ from medsilo.privacy.budget.sealed_keys import unsealed
 from medsilo.privacy.consent.plan import AugmentationPlan, ModelPlan, RunPlan
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.exposure import Exposure
-from medsilo.silo.training.fixed_features import SharedFeatures
 from medsilo.silo.training.site import LocalSite
 from tests.support.hospital.local_training import dataset, plan, site
 
@@ -46,9 +44,7 @@ class Counting(StainTexture):
         return super().of(images)
 
 
-def counted(
-    run: RunPlan, folder: Path | SharedFeatures | None = None, data: ImageDataset | None = None
-) -> tuple[LocalSite, Counting]:
+def counted(run: RunPlan, folder: Path | None = None, data: ImageDataset | None = None) -> tuple[LocalSite, Counting]:
     extractor = Counting()
     return site(run, data, model=OnFixedFeatures(extractor, 3), features=folder), extractor
 
@@ -117,37 +113,6 @@ def test_features_are_made_anew_for_other_data_and_another_extractor(tmp_path: P
     (file,) = tmp_path.iterdir()  # what was made of images that are no longer the hospital's is gone
     with safe_open(file, "pt") as read:
         assert read.metadata()["data_sha256"] == other.fingerprint
-
-
-def test_runs_of_one_process_make_the_features_of_an_image_once() -> None:
-    run, shared = on("stain-texture"), SharedFeatures()
-    alone, _ = counted(run)
-    one, first = counted(run, shared)
-    again, second = counted(run, shared)
-    for trained in (alone, one, again):
-        trained.fit(0)
-    assert (first.seen, second.seen) == (15, 0)
-    weights = [trained.model.classifier.weight for trained in (alone, one, again)]
-    assert torch.equal(weights[0], weights[1])
-    assert torch.equal(weights[0], weights[2])
-    whole = dataset()
-    part = dataclasses.replace(whole, train=whole.train.take(np.array([3, 1, 4])))
-    fewer, third = counted(run, shared, part)
-    fewer.fit(0)
-    assert third.seen == 0
-    by_itself, _ = counted(run, None, part)
-    by_itself.fit(0)
-    assert torch.equal(fewer.model.classifier.weight, by_itself.model.classifier.weight)
-
-
-def test_features_in_memory_are_let_go_before_they_fill_it() -> None:
-    run, small = on("stain-texture"), SharedFeatures(most=4 * 123 * 5)
-    one, first = counted(run, small)
-    again, second = counted(run, small)
-    one.fit(0)
-    again.fit(0)
-    assert (first.seen, second.seen) == (15, 15)
-    assert torch.equal(one.model.classifier.weight, again.model.classifier.weight)
 
 
 class _Newer(StainTexture):
