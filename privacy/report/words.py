@@ -121,7 +121,9 @@ def masked_sums(silos: Collection[int]) -> str:
     return f"masked: the coordinator saw only the sum of {count}"
 
 
-BLIND_MIXTURE = "blind mixture: the coordinator learnt how far models lie apart, and the weights; no model"
+BLIND_MIXTURE = (
+    "blind mixture: a coordinator that kept to the protocol learnt how far models lie apart, and the weights; no model"
+)
 """What blind mixing lets the coordinator see."""
 
 
@@ -172,8 +174,9 @@ RISK: dict[Exposure, str] = {
     "image's features and its finding; of fewer images than there are features, single ones can be worked out.",
     Exposure.SEALED_MODEL: "By itself it cannot be told from random numbers, as long as learning with errors is as "
     "hard as is thought. Each other hospital opens a mixture that this hospital's model is part of: what can be tried "
-    "on a model can be tried on that. Hospitals that work with the coordinator can take their own parts out of it. "
-    "Nobody outside the project has reviewed how models are sealed.",
+    "on a model can be tried on that. A coordinator that works with three other hospitals or more has to be thought "
+    "able to read the model itself, and one that changes mixtures on their way some of its numbers. Nobody outside "
+    "the project has reviewed how models are sealed.",
     Exposure.MODEL_DISTANCES: "The coordinator learns which hospitals' models are alike, so whose patients are. A "
     "hospital that works with the coordinator can give away a sketch of this hospital's model, for small models the "
     "model itself.",
