@@ -134,7 +134,9 @@ class PrivacyConfig(StrictModel):
             return None
         noise = self.plan(method, training, rounds).noise_multiplier
         averaged = hospitals if method.downlink else 1
-        return presets.Known(self.units, self.clipping_norm, averaged, self.honest or 1, rounds, noise, steps)
+        return presets.Known(
+            self.units, self.clipping_norm, averaged, self.honest or 1, rounds, noise, steps, self.unit
+        )
 
     def plan(self, method: Method, training: TrainingPlan, rounds: int) -> PrivacyPlan:
         """The plan with the least noise that keeps to the target; raises ``BudgetError`` if none does."""
