@@ -33,6 +33,7 @@ from medsilo.coordinator.cli import app as coordinator_app
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.privacy.consent.consent import Consent
 from medsilo.privacy.consent.plan import ModelPlan
+from medsilo.privacy.dossier.questionnaire import Answers
 from medsilo.privacy.errors import MedsiloError
 from medsilo.privacy.exposure import MODEL, Exposure
 from medsilo.silo.cli import app as silo_app
@@ -93,7 +94,7 @@ def trained_table() -> str:
 
 
 def configuration() -> str:
-    """Every key of the five kinds of file."""
+    """Every key of the six kinds of file."""
     parts = [
         "# Configuration files\n\nEvery key of the files that Medsilo reads, from the code that reads them. All are "
         "YAML; an unknown key, a wrong value or a key that stands twice is an error that names the file, the key and "
@@ -105,6 +106,7 @@ def configuration() -> str:
         ("`hospitalN.yaml`: a silo", SiloConfig),
         ("`hospitalN-flower.yaml`: a door for a [Flower app](../flower.md)", FlowerConfig),
         ("`hospitalN.consent.yaml`: what a hospital agrees to", Consent),
+        ("`hospitalN.dossier.yaml`: what only the hospital can say (`silo dossier`)", Answers),
         ("An experiment (`simulation run`)", ExperimentConfig),
     ]
     seen: set[type[BaseModel]] = set()
