@@ -95,8 +95,11 @@ def cite(evidence: Path, numbers: Iterable[tuple[int, int]]) -> tuple[Citation, 
 
 
 def citations_in(document: Any) -> Iterator[Mapping[str, Any]]:
-    """All citations in a JSON document, wherever they stand in it."""
-    if isinstance(document, Mapping):
+    """All citations in a JSON document, wherever they stand in it; in a text too that is one (where a form knows texts
+    alone)."""
+    if isinstance(document, str) and document.startswith('{"records": [['):
+        yield json.loads(document)
+    elif isinstance(document, Mapping):
         if set(document) >= {"records", "sha256"} and isinstance(document["records"], list):
             yield document
         else:

@@ -68,7 +68,7 @@ class Draft:
         """A fact of the record; raises ``KeyError`` for a topic of which there is no record."""
         if not topics:
             raise KeyError(f"no records are named for: {text}")
-        return self._add(text, "record", [self._by_topic[topic].citation() for topic in dict.fromkeys(topics)], figures)
+        return self._add(text, "record", [self.citation(topic) for topic in dict.fromkeys(topics)], figures)
 
     def stated(self, what: str, answer: str) -> Fact:
         """What the hospital states of itself, or a blank where it has stated nothing."""
@@ -82,13 +82,17 @@ class Draft:
         """What is to be filled in by hand."""
         return self._add(what, "blank")
 
+    def citation(self, topic: Topic) -> Citation:
+        """The records of a topic; raises ``KeyError`` if there are none."""
+        return self._by_topic[topic].citation()
+
     def has(self, *topic: str) -> bool:
         """Whether any record is of a topic."""
         return topic in self._by_topic
 
     def count(self, *topic: str) -> int:
         """How many records are of a topic."""
-        return self._by_topic[topic].citation().count if self.has(*topic) else 0
+        return self.citation(topic).count if self.has(*topic) else 0
 
     @property
     def data_sets(self) -> list[str]:

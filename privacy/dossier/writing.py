@@ -24,7 +24,6 @@ from medsilo.privacy.pages.blocks import (
 )
 from medsilo.privacy.pages.page import page
 from medsilo.privacy.pages.wording import grouped, minute, number_of
-from medsilo.privacy.report.model import Report
 from medsilo.privacy.report.page_one import answers as answers_of
 from medsilo.privacy.report.page_one import warnings
 
@@ -39,12 +38,8 @@ _LABEL = {
 }
 
 
-def write_dossier(report: Report, journal: Path, answers: Answers, folder: Path) -> tuple[Document, list[Path]]:
-    """Writes ``dossier.html``, ``dossier.md`` and ``dossier.json``; returns what the page says, and their paths.
-
-    Raises ``JournalError`` if the journal is not what the report was made from.
-    """
-    draft = Draft(report, journal)
+def write_dossier(draft: Draft, answers: Answers, folder: Path) -> tuple[Document, list[Path]]:
+    """Writes ``dossier.html``, ``dossier.md`` and ``dossier.json``; returns what the page says, and their paths."""
     document = make_document(draft, answers)
     folder.mkdir(parents=True, exist_ok=True)
     content = {"html": page(document), "md": _markdown(document), "json": _json(draft, answers)}

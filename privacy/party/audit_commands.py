@@ -121,14 +121,20 @@ def _add_show(app: typer.Typer, read: Callable[[Path], PartyConfig]) -> None:
         cited: Annotated[
             Path | None, typer.Option("--cited", help="Resolve every citation in this file (JSON) instead.")
         ] = None,
+        receipts: Annotated[
+            Path | None,
+            typer.Option("--receipts", help="Write the records and their COSE receipts into this folder too."),
+        ] = None,
     ) -> None:
         """Show records by their numbers, as they were signed, with the hash by which documents cite them.
 
         With `--cited`, ends with 1 if a citation does not hold. Whether the records are sound, `verify` says.
         """
         from medsilo.privacy.dossier.citations import check_citations, cite
+        from medsilo.privacy.dossier.cose_receipts import write_receipts
 
-        source = bundle or (read(config).journal if config is not None else None)
+        own = read(config) if config is not None else None
+        source = bundle or (own.journal if own is not None else None)
         if source is None or bool(numbers) == (cited is not None):
             raise ConfigurationError("give --config or --bundle, and with it either numbers of records or --cited FILE")
         if cited is not None:
@@ -140,6 +146,11 @@ def _add_show(app: typer.Typer, read: Callable[[Path], PartyConfig]) -> None:
         citation, lines = cite(source, [_span(text) for text in numbers or ()])
         for line in lines:
             typer.echo(line.decode())
+        if receipts is not None:
+            if own is None or bundle is not None:
+                raise ConfigurationError("--receipts: give --config alone, as the owner's key signs them")
+            wanted = [number for first, last in citation.spans for number in range(first, last + 1)]
+            write_receipts(own.journal, own.keys / "audit.key", wanted, receipts)
         say(f"{citation.count} of its records: {citation.numbers}\nSHA-256 {citation.sha256}")
 
 

@@ -20,7 +20,7 @@ from medsilo.privacy.party.commands import (
     ReportFormats,
     report_on,
 )
-from medsilo.privacy.party.console import out, say
+from medsilo.privacy.party.console import medsilo_version, out, say
 from medsilo.privacy.report.format import Format
 from medsilo.silo.commands.options import Config
 from medsilo.silo.flower.config import read_party
@@ -125,11 +125,16 @@ def dossier(
         Path | None, typer.Option("--out", help="Folder for the files (default: `dossier` in the state folder).")
     ] = None,
     run: OnlyRun = None,
+    bom: Annotated[
+        Path | None, typer.Option("--bom", help="Write the runs' models and data as a CycloneDX file (JSON) too.")
+    ] = None,
 ) -> None:
     """Draft the data protection file: art. 30 and 35 GDPR and others, each fact with the records that prove it.
 
     Asks once, at a terminal, what only the hospital can say, and keeps the answers; what is not answered is a blank.
     """
+    from medsilo.privacy.dossier.draft import Draft
+    from medsilo.privacy.dossier.model_bom import make_bom
     from medsilo.privacy.dossier.questionnaire import Answers, ask_answers, read_answers
     from medsilo.privacy.dossier.writing import write_dossier
     from medsilo.privacy.identity.keys import load_audit_key
@@ -151,7 +156,12 @@ def dossier(
     found = make_report(party.journal, key=key, party=party.identity, run=run)
     if folder is None:
         keep_private(party.state)
-    document, paths = write_dossier(found, party.journal, stated, folder or party.state / "dossier")
+    draft = Draft(found, party.journal)
+    document, paths = write_dossier(draft, stated, folder or party.state / "dossier")
+    if bom is not None:
+        files = {file.parent.name: file for file in (party.state / "runs").glob("*/model.safetensors")}
+        write_atomically(bom, make_bom(draft, files, version=medsilo_version()))
+        paths.append(bom)
     print_page_one(document, out)
     for path in paths:
         say(str(path))

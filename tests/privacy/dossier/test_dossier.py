@@ -36,7 +36,7 @@ def recorded(tmp_path: Path) -> Any:
 
 def written(recorded: Recorded, answers: Answers = ANSWERS, **options: Any) -> tuple[dict[str, Any], Path]:
     folder = recorded.folder.parent / "dossier"
-    write_dossier(recorded.report(**options), recorded.folder, answers, folder)
+    write_dossier(Draft(recorded.report(**options), recorded.folder), answers, folder)
     return json.loads((folder / "dossier.json").read_bytes()), folder
 
 
