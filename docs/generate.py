@@ -36,6 +36,7 @@ from medsilo.privacy.consent.plan import ModelPlan
 from medsilo.privacy.dossier.questionnaire import Answers
 from medsilo.privacy.errors import MedsiloError
 from medsilo.privacy.exposure import MODEL, Exposure
+from medsilo.privacy.witness.config import WitnessConfig, WitnessPolicy
 from medsilo.silo.cli import app as silo_app
 from medsilo.silo.commands.shard import shard
 from medsilo.silo.flower.config import FlowerConfig
@@ -94,7 +95,7 @@ def trained_table() -> str:
 
 
 def configuration() -> str:
-    """Every key of the six kinds of file."""
+    """Every key of each kind of file."""
     parts = [
         "# Configuration files\n\nEvery key of the files that Medsilo reads, from the code that reads them. All are "
         "YAML; an unknown key, a wrong value or a key that stands twice is an error that names the file, the key and "
@@ -107,6 +108,8 @@ def configuration() -> str:
         ("`hospitalN-flower.yaml`: a door for a [Flower app](../flower.md)", FlowerConfig),
         ("`hospitalN.consent.yaml`: what a hospital agrees to", Consent),
         ("`hospitalN.dossier.yaml`: what only the hospital can say (`silo dossier`)", Answers),
+        ("`witness.yaml`: a [witness](../witnesses.md)", WitnessConfig),
+        ("A policy on witnesses (`audit verify --witness`)", WitnessPolicy),
         ("An experiment (`simulation run`)", ExperimentConfig),
     ]
     seen: set[type[BaseModel]] = set()
