@@ -35,6 +35,7 @@ from medsilo.privacy.consent.consent import Consent
 from medsilo.privacy.consent.plan import ModelPlan
 from medsilo.privacy.errors import MedsiloError
 from medsilo.privacy.exposure import MODEL, Exposure
+from medsilo.privacy.witness.config import WitnessConfig, WitnessPolicy
 from medsilo.silo.cli import app as silo_app
 from medsilo.silo.commands.shard import shard
 from medsilo.silo.flower.config import FlowerConfig
@@ -93,7 +94,7 @@ def trained_table() -> str:
 
 
 def configuration() -> str:
-    """Every key of the five kinds of file."""
+    """Every key of each kind of file."""
     parts = [
         "# Configuration files\n\nEvery key of the files that Medsilo reads, from the code that reads them. All are "
         "YAML; an unknown key, a wrong value or a key that stands twice is an error that names the file, the key and "
@@ -105,6 +106,8 @@ def configuration() -> str:
         ("`hospitalN.yaml`: a silo", SiloConfig),
         ("`hospitalN-flower.yaml`: a door for a [Flower app](../flower.md)", FlowerConfig),
         ("`hospitalN.consent.yaml`: what a hospital agrees to", Consent),
+        ("`witness.yaml`: a [witness](../witnesses.md)", WitnessConfig),
+        ("A policy on witnesses (`audit verify --witness`)", WitnessPolicy),
         ("An experiment (`simulation run`)", ExperimentConfig),
     ]
     seen: set[type[BaseModel]] = set()
