@@ -16,13 +16,16 @@ from medsilo.privacy.errors import ConsentError
 from medsilo.privacy.exposure import UNDER_ROSTER, Exposure, expand
 from medsilo.privacy.files.canonical import write_canonical
 from medsilo.privacy.identity.identity import is_silo
+from medsilo.privacy.journal.cosignature import read_key
 from medsilo.privacy.journal.records import (
+    WITNESS_PEER,
     ConsentRecord,
     MessageRecord,
     RosterRecord,
     RunRecord,
     WithdrawalRecord,
 )
+from medsilo.privacy.witness.protocol import LARGEST_REQUEST
 
 _ALWAYS = frozenset({Exposure.PROTOCOL.value, Exposure.IDENTITY.value})
 _UNDER_ROSTER = frozenset(exposure.value for exposure in UNDER_ROSTER)
@@ -52,6 +55,7 @@ class _Consent:
     rounds: int
     total_rounds: int | None
     trusts: Trust | None
+    witnesses: frozenset[str]
     last_moment: datetime | None
 
     @classmethod
@@ -65,6 +69,9 @@ class _Consent:
             rounds=int(content["rounds"]),
             total_rounds=content.get("total_rounds"),
             trusts=trust_of(content["trusts"]["honest"]) if content.get("trusts") else None,
+            witnesses=frozenset(
+                f"{WITNESS_PEER}{read_key(key).name}" for key in (content.get("witnesses") or {}).get("keys", ())
+            ),
             # Nothing can be written after the last day that there is.
             last_moment=None if end == date.max else datetime.combine(end, datetime.max.time(), UTC) + _MIDNIGHT,
         )
@@ -177,6 +184,9 @@ class Permissions:
 
         ``whole``: the journal was read from its beginning, so that nothing allowed stands before.
         """
+        if record.peer.startswith(WITNESS_PEER):
+            self._check_witness(record, classes, whole=whole)
+            return
         telling = [name for name in classes if name not in _ALWAYS]
         plan = self._plans.get(record.plan_sha256 or "")
         if self._is_silo:
@@ -234,6 +244,19 @@ class Permissions:
             raise ConsentError(f"{', '.join(extra)} left without consent")
         if record.peer != consent.coordinator:
             raise ConsentError(f"it left for {record.peer}; the consent is for {consent.coordinator}")
+        if consent.last_moment is not None and datetime.fromisoformat(record.time) > consent.last_moment:
+            raise ConsentError("it left after the consent had expired")
+
+    def _check_witness(self, record: MessageRecord, classes: Iterable[str], *, whole: bool) -> None:
+        if set(classes) != {Exposure.CHECKPOINT.value} or record.length > LARGEST_REQUEST:
+            raise ConsentError(f"what left for {record.peer:.200} is not a checkpoint and its proof")
+        consent = self._consent
+        if not self._is_silo or (consent is None and not whole):
+            return
+        if consent is None or self._withdrawn:
+            raise ConsentError(f"a checkpoint left for {record.peer:.200} without a consent that is in force")
+        if record.peer not in consent.witnesses or Exposure.CHECKPOINT.value not in consent.classes:
+            raise ConsentError(f"a checkpoint left for {record.peer:.200}, and the consent does not hold that")
         if consent.last_moment is not None and datetime.fromisoformat(record.time) > consent.last_moment:
             raise ConsentError("it left after the consent had expired")
 

@@ -15,6 +15,7 @@ from medsilo.privacy.audit.signed_tree import SignedTree
 from medsilo.privacy.audit.spending import Spending
 from medsilo.privacy.audit.testimony import Testimony, Witness
 from medsilo.privacy.audit.times import Clockwork
+from medsilo.privacy.audit.witnesses import Asked, Witnesses
 from medsilo.privacy.door.attestation import Attestation
 from medsilo.privacy.errors import JournalError, MedsiloError
 from medsilo.privacy.exposure import SCHEMA_SHA256
@@ -26,6 +27,7 @@ from medsilo.privacy.journal.checkpoint import read_note, time_of, verify
 from medsilo.privacy.journal.merkle import MerkleTree
 from medsilo.privacy.journal.records import (
     ConsentRecord,
+    CosignedRecord,
     ForeignPeerRecord,
     KeyRecord,
     KeyRotationRecord,
@@ -52,10 +54,19 @@ Along = Callable[[MerkleTree], Callable[[Record], None]]
 class EvidenceReader:
     """Reads one party's evidence. ``result`` says what was found.
 
-    ``checks``: where its signatures are checked. ``along``: who takes its records as they are read.
+    ``checks``: where its signatures are checked. ``along``: who takes its records as they are read. ``asked``: the
+    witnesses whose word it is to have.
     """
 
-    def __init__(self, evidence: Evidence, side: Side, *, checks: Checks = HERE, along: Along | None = None) -> None:
+    def __init__(
+        self,
+        evidence: Evidence,
+        side: Side,
+        *,
+        checks: Checks = HERE,
+        along: Along | None = None,
+        asked: Asked | None = None,
+    ) -> None:
         self.result = Verification(str(evidence.source))
         self.header = evidence.header
         self.side: Side = side
@@ -76,7 +87,9 @@ class EvidenceReader:
         self._seen = 0
         self._backwards = 0
         """The first record whose time is before that of the one before it."""
-        self._clockwork = Clockwork(self.header.first if self.header is not None else 0)
+        begins = self.header.first if self.header is not None else 0
+        self._clockwork = Clockwork(begins)
+        self._witnesses = Witnesses(asked, begins)
         self._outlived = ""
         self._unknown: set[str] = set()
 
@@ -161,6 +174,7 @@ class EvidenceReader:
         self._tree.append(line)
         self._tell_root()
         self._clockwork.take(record.time)
+        self._witnesses.line(record.time, self._tree)
         self._take(record)
         self.result.records += 1
         if self._along is not None:
@@ -197,6 +211,7 @@ class EvidenceReader:
                 f"{result.federation}",
             )
         self._tree.end_bundle(header)
+        self._witnesses.end(header, self._tree)
         self._tell_root()
         if self._unused:
             raise BrokenError(None, "its header holds a schema that no record of the range uses")
@@ -252,6 +267,9 @@ class EvidenceReader:
                 self._schemas[schema.sha256] = schema
             case SegmentRecord():
                 self._tree.take_segment(record)
+            case CosignedRecord():
+                self._witnesses.take(record, self._tree)
+                self._receipts.witnessed(record)
             case OtherRecord() if len(self._unknown) < MOST_REMARKS:
                 self._unknown.add(record.kind[:40])
             case _ if self.result.whole:
@@ -376,6 +394,7 @@ class EvidenceReader:
                 "look again then."
             )
         result.tell_times(self._clockwork.conclude())
+        self._witnesses.conclude(result, tree)
         if tree.unlisted:
             result.remarks.append(
                 f"A crash kept {count_of(tree.unlisted, 'checkpoint')} from the journal's list, and what shows "

@@ -19,8 +19,9 @@ from array import array
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from medsilo.privacy.audit.findings import BrokenError, Verification, count_of
+from medsilo.privacy.audit.findings import MOST_REMARKS, BrokenError, Verification, count_of
 from medsilo.privacy.audit.record_form import public_key
+from medsilo.privacy.audit.times import moment
 from medsilo.privacy.door.attestation import MOST_CALLS, Attestation
 from medsilo.privacy.door.receipts import Key, ReceiptState
 from medsilo.privacy.errors import JournalError, ReceiptError
@@ -29,6 +30,8 @@ from medsilo.privacy.identity.envelope import from_json
 from medsilo.privacy.journal.checkpoint import read_note
 from medsilo.privacy.journal.key_rotation import follow
 from medsilo.privacy.journal.records import (
+    WITNESS_PEER,
+    CosignedRecord,
     Direction,
     ForeignPeerRecord,
     MessageRecord,
@@ -229,6 +232,8 @@ class Receipts:
         self._peers: dict[str, PeerReceipts] = {}
         self._foreign: dict[str, tuple[str, int]] = {}
         """Parties that sign no receipts: what they speak, and how many messages were sent to them."""
+        self._asked = self._cosigned = 0
+        """Checkpoints that were sent to witnesses, and that they cosigned."""
         self._withdrawn: set[str] = set()
         """Hospitals that have withdrawn and not joined since: nothing more is exchanged with them."""
 
@@ -271,6 +276,11 @@ class Receipts:
     def is_excused(self, record: MessageRecord) -> bool:
         """Whether no receipt is due for a message, which is then counted: it is the only one of its call in its
         direction, and holds no attestation."""
+        if record.peer.startswith(WITNESS_PEER):
+            if record.attestation is not None or record.frame != 0 or record.direction != "sent":
+                raise BrokenError(record.index, f"it is not a question to the witness {record.peer:.200}")
+            self._asked += 1
+            return True
         if record.peer not in self._foreign:
             return False
         if record.attestation is not None or record.frame != 0:
@@ -278,6 +288,10 @@ class Receipts:
         protocol, sent = self._foreign[record.peer]
         self._foreign[record.peer] = protocol, sent + (record.direction == "sent")
         return True
+
+    def witnessed(self, record: CosignedRecord) -> None:
+        """Witnesses have cosigned a checkpoint that was sent to them."""
+        self._cosigned += len(record.witnesses)
 
     def withdrawn(self, record: WithdrawalRecord) -> None:
         """A consent has ended: what is missing to a receipt then may stay missing."""
@@ -301,6 +315,22 @@ class Receipts:
             raise BrokenError(*min(faults))
         missing = sum(item.messages for item in found)
         result.acknowledged = result.sent - missing - sum(sent for _, sent in self._foreign.values())
+        for peer, receipts in self._peers.items():
+            heard = receipts.state.heard
+            if heard:
+                told = "; ".join(
+                    f"{party:.200}, its first {one.size} records, at {moment(one.time)}"
+                    for party, one in sorted(heard.items())[:MOST_REMARKS]
+                )
+                result.remarks.append(
+                    f"What {count_of(len(heard), 'other hospital')} had been shown of the journal of {peer:.200} was "
+                    f"heard in their own signed words, and it is the one that was shown here: {told}."
+                )
+        if unanswered := max(self._asked - self._cosigned, 0):
+            result.acknowledged -= unanswered
+            result.remarks.append(
+                f"Of {count_of(self._asked, 'question')} to witnesses {unanswered} were not answered by a cosignature."
+            )
         for peer, (protocol, sent) in self._foreign.items():
             result.remarks.append(
                 f"{peer:.200} speaks {protocol:.200} and signs no receipts: that the {count_of(sent, 'message')} to "

@@ -62,6 +62,11 @@ class SignedTree:
         return self.records.size
 
     @property
+    def origin(self) -> str:
+        """The journal's name in its checkpoints."""
+        return self._origin
+
+    @property
     def unlisted(self) -> int:
         """How many checkpoints a crash kept from the journal's own list."""
         return len(self._unlisted)
@@ -142,6 +147,18 @@ class SignedTree:
         self._check_note(record.checkpoint, checkpoint)
         if (record.first, record.sha256) != (first, digest.hexdigest()):
             raise BrokenError(self.index, "it names another segment than the one that stands before it")
+
+    def check_shown(self, note: str) -> None:
+        """Checks a checkpoint that was shown to witnesses, as far as what it covers is here."""
+        checkpoint = read_note(note)
+        if checkpoint.size > self.size:
+            raise BrokenError(
+                self.index, f"it holds a checkpoint over {checkpoint.size} records, which stand behind it"
+            )
+        if self._result.whole:
+            self._check_note(note, checkpoint)
+        elif checkpoint.size >= self._oldest_root:
+            self._check_root(checkpoint)
 
     def check_given(self, document: Attestation, call_id: str) -> None:
         """Checks the checkpoint in an own attestation; its signature is the one of the document around it."""

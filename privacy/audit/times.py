@@ -83,11 +83,12 @@ class Clockwork:
     """Takes a journal's records and the other sides' signed times as they come. Keeps nine bytes a record, at the end
     eleven, and eight more for each other side that contradicts its time.
 
-    ``first``: index of the first record.
+    ``first``: index of the first record. ``trusted``: nobody's clock is outvoted by the others'.
     """
 
-    def __init__(self, first: int = 0) -> None:
+    def __init__(self, first: int = 0, *, trusted: bool = False) -> None:
         self._first = first
+        self._trusted = trusted
         self._times = array("d")
         self._confirming = bytearray()
         """By how many other sides a record's time is confirmed."""
@@ -116,6 +117,9 @@ class Clockwork:
         index = self._first + len(self._times) - 1
         self._judge(peer, words, min(size, index), time)
         if not words.after or time > words.after[-1]:
+            if words.since[-1:] == [index]:
+                words.after[-1] = time
+                return
             words.since.append(index)
             words.after.append(time)
 
@@ -134,7 +138,9 @@ class Clockwork:
             for index in words.contradicted:
                 place = index - self._first
                 contradicting[place] = _ONE_MORE[contradicting[place]]
-        alone = [peer for peer, words in self._words.items() if self._is_outvoted(words, contradicting)]
+        alone = [
+            peer for peer, words in self._words.items() if not self._trusted and self._is_outvoted(words, contradicting)
+        ]
         doubted = bytearray(len(self._confirming))
         for peer, words in self._words.items():
             for index in words.contradicted if peer not in alone else ():

@@ -175,8 +175,22 @@ def check_consistency(first: int, first_root: bytes, second: int, second_root: b
     if first == second:
         return not proof and first_root == second_root
     path = list(proof) if first & (first - 1) else [first_root, *proof]
+    return _fold(first, second, path) == (first_root, second_root)
+
+
+def proven_beginning(first: int, second: int, second_root: bytes, proof: Sequence[bytes]) -> bytes | None:
+    """The root over the first leaves to which a consistency proof binds the tree of ``second`` leaves with that root;
+    None if it is no proof of that tree's, or ``first`` is a power of two (whose proof does not hold it)."""
+    if not 0 < first < second or not first & (first - 1):
+        return None
+    found = _fold(first, second, list(proof))
+    return None if found is None or found[1] != second_root else found[0]
+
+
+def _fold(first: int, second: int, path: Sequence[bytes]) -> tuple[bytes, bytes] | None:
+    """The roots of both trees that a consistency proof's nodes make up, if they are as many as that takes."""
     if not path:
-        return False
+        return None
     node, last = first - 1, second - 1
     while node & 1:
         node >>= 1
@@ -184,7 +198,7 @@ def check_consistency(first: int, first_root: bytes, second: int, second_root: b
     old = new = path[0]
     for sibling in path[1:]:
         if last == 0:
-            return False
+            return None
         if node & 1 or node == last:
             old, new = node_hash(sibling, old), node_hash(sibling, new)
             while node and not node & 1:
@@ -194,7 +208,7 @@ def check_consistency(first: int, first_root: bytes, second: int, second_root: b
             new = node_hash(new, sibling)
         node >>= 1
         last >>= 1
-    return last == 0 and old == first_root and new == second_root
+    return (old, new) if last == 0 else None
 
 
 def proven_subtrees(first: int, first_root: bytes, second: int, proof: Sequence[bytes]) -> dict[tuple[int, int], bytes]:

@@ -13,6 +13,9 @@ from medsilo.privacy.files.configuration import FilePath, StrictModel, load
 from medsilo.privacy.identity.endpoint import Address, is_loopback
 from medsilo.privacy.journal.cosignature import COSIGNATURE, ED25519, CosignatureError, NoteKey, Policy, read_key
 
+MOST_WITNESSES = 16
+"""Of one party."""
+
 
 def _key(text: str, kind: int, what: str) -> str:
     try:

@@ -17,6 +17,7 @@ from typing import Any
 import jinja2
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
+from medsilo.privacy.door.witnessing import read_status
 from medsilo.privacy.errors import MedsiloError
 from medsilo.privacy.exposure import MEANING, Exposure
 from medsilo.privacy.files.state_folder import keep_private
@@ -24,6 +25,7 @@ from medsilo.privacy.journal.tail import JournalTail
 from medsilo.privacy.pages.plots import Strip, bars_by_round, spending
 from medsilo.privacy.pages.wording import readable_bytes
 from medsilo.privacy.party.page_server import Content, PageServer, open_token
+from medsilo.privacy.party.witness_status import witness_gauges, witness_lines
 from medsilo.privacy.report.model import BEFORE
 from medsilo.privacy.report.words import NAME, TELLING
 from medsilo.silo.oversight.budget import lines, read_accounts
@@ -97,6 +99,8 @@ class View:
             "runs": runs,
             "outside": outside,
             "refused": refused,
+            "witnesses": (witnesses := read_status(config.state)),
+            "witnessed": witness_lines(witnesses),
             "coming": coming,
             "accounts": [
                 {
@@ -200,4 +204,5 @@ def metrics(view: View) -> bytes:
             spent.labels(account["data"], account["split"]).set(account["spent"])
     in_force = Gauge("medsilo_consent_in_force", "1 while the consent lets something leave.", registry=registry)
     in_force.set(data["consent"]["state"] == "in force")
+    witness_gauges(data["witnesses"], registry)
     return generate_latest(registry)
