@@ -135,7 +135,8 @@ def _lead(
     log.info("run %s: %s, listening on %s", plan.run, plan.method.name, config.listen)
     threading.Thread(target=_watch, args=(config, rounds, door, stopped, until_done), daemon=True).start()
     witnessing = _witnessing(config, plan, door)
-    signing = threading.Thread(target=_sign_when_idle, args=(journal, door, rounds, witnessing, stopped), daemon=True)
+    look = _ask_when_a_round_has_ended(rounds, witnessing)
+    signing = threading.Thread(target=_sign_when_idle, args=(journal, door, stopped, look), daemon=True)
     signing.start()
     alive.append(rounds.is_alive)
     service_manager.notify(f"READY=1\nSTATUS=leading run {plan.run}")
@@ -167,17 +168,27 @@ def _witnessing(config: CoordinatorConfig, plan: RunPlan, door: Door) -> Witness
     )
 
 
+def _ask_when_a_round_has_ended(rounds: Rounds, witnessing: Witnessing) -> Callable[[], None]:
+    """What looks whether witnesses are to be asked."""
+    known = rounds.round_number
+
+    def look() -> None:
+        nonlocal known
+        if rounds.round_number != known:
+            known = rounds.round_number
+            witnessing.due()
+
+    return look
+
+
 def _sign_when_idle(
-    journal: Journal, door: Door, rounds: Rounds, witnessing: Witnessing, stopped: threading.Event
+    journal: Journal, door: Door, stopped: threading.Event, look: Callable[[], None] = lambda: None
 ) -> None:
     """Records are signed with the next message; where none comes for a while, so that evidence of them can be had. Now
-    and then, and at the end, the next start is saved from reading them all. Witnesses are asked when a round has
-    ended."""
-    before, round_number = -1, rounds.round_number
+    and then, and at the end, the next start is saved from reading them all. ``look``: called as often as it looks."""
+    before = -1
     while not stopped.wait(_IDLE_SECONDS):
-        if rounds.round_number != round_number:
-            round_number = rounds.round_number
-            witnessing.due()
+        look()
         if len(journal) == before > journal.signed:
             try:
                 journal.checkpoint()

@@ -8,7 +8,7 @@ from typing import Any
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.coordinator.store.records import Member, RoundState, Withdrawal
 from medsilo.coordinator.store.store import Store
-from medsilo.privacy.door.witnessing import read_status
+from medsilo.privacy.witness.status import read_status
 
 LAST_CHANGES = 5
 """Of how many rounds' changes it tells."""

@@ -31,11 +31,10 @@ from medsilo.privacy.journal.records import CosignedRecord
 from medsilo.privacy.printable import from_the_other_side
 from medsilo.privacy.witness.link import WitnessLink
 from medsilo.privacy.witness.protocol import SIZE_TYPE, AddCheckpoint, MalformedError, joined, read_size
+from medsilo.privacy.witness.status import STATUS, read_status
 
 log = logging.getLogger(__name__)
 
-STATUS = "witnesses.json"
-"""In a party's state folder: what each witness has cosigned last, and who is away."""
 ATTEMPTS = 3
 LONGEST_SECONDS = 3600.0
 """Without rounds, a journal that has grown is shown to its witnesses so often."""
@@ -230,16 +229,6 @@ class Witnessing:
             write_atomically(self._status, json.dumps(found, indent=1).encode(), mode=0o600)
         except OSError as error:
             log.warning("what the witnesses have cosigned could not be kept: %s", error)
-
-
-def read_status(folder: Path) -> dict[str, dict[str, Any]]:
-    """What each witness of a party has cosigned last (``size``, ``time`` in seconds since 1970), and why it is
-    ``away``, by its name; empty where nothing is known."""
-    try:
-        found = json.loads((folder / STATUS).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _line_of(body: bytes, note: str, key: NoteKey) -> str:

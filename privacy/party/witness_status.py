@@ -1,6 +1,6 @@
 """How it stands with a party's witnesses, in words and for Prometheus.
 
-What is known of them the background task keeps (``medsilo.privacy.door.witnessing``).
+What is known of them stands in the state folder (``medsilo.privacy.witness.status``).
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from typing import Any
 import jinja2
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from medsilo.privacy.door.witnessing import read_status
 from medsilo.privacy.errors import MedsiloError
 from medsilo.privacy.exposure import MEANING, Exposure
 from medsilo.privacy.files.state_folder import keep_private
@@ -28,6 +27,7 @@ from medsilo.privacy.party.page_server import Content, PageServer, open_token
 from medsilo.privacy.party.witness_status import witness_gauges, witness_lines
 from medsilo.privacy.report.model import BEFORE
 from medsilo.privacy.report.words import NAME, TELLING
+from medsilo.privacy.witness.status import read_status
 from medsilo.silo.oversight.budget import lines, read_accounts
 from medsilo.silo.oversight.consent import consent_content, take_back, tell_coordinator
 from medsilo.silo.preview import inspection
