@@ -128,6 +128,13 @@ class Clockwork:
         words = self._words.get(peer)
         return words.after[-1] if words is not None and words.after else 0.0
 
+    def earlier(self, first: int, end: int, than: float) -> Iterator[tuple[int, float]]:
+        """Of the records from ``first`` on and before ``end`` those that say to be of an earlier time, with that."""
+        begin = max(first - self._first, 0)
+        for place, time in enumerate(self._times[begin : max(end - self._first, 0)], begin):
+            if time < than:
+                yield self._first + place, time
+
     def conclude(self) -> Times:
         """What came of it."""
         end = self._first + len(self._times)

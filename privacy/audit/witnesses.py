@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from medsilo.privacy.audit.bundle import Header
-from medsilo.privacy.audit.findings import BrokenError, Finding, Verification
+from medsilo.privacy.audit.findings import BrokenError, Finding, Verification, count_of
 from medsilo.privacy.audit.signed_tree import SignedTree
-from medsilo.privacy.audit.times import Clockwork, moment
+from medsilo.privacy.audit.times import TOLERANCE_SECONDS, Clockwork, moment
 from medsilo.privacy.journal.cosignature import (
     CosignatureError,
     Cosigned,
@@ -23,6 +23,7 @@ from medsilo.privacy.journal.cosignature import (
     missing,
     read_key,
     standing,
+    stretches,
     words_of,
 )
 from medsilo.privacy.journal.records import CosignedRecord
@@ -95,11 +96,12 @@ class Witnesses:
         told = [word for word in self._told if word.origin == tree.origin and self._roots.get(word.size) == word.root]
         for word in told:
             self._clock.signed(word.witness, word.size, word.time)
+        late = self._late(policy)
         against = contradicting(self._told, tree.origin, self._roots, size)
         found = standing(policy, [*self._words, *told])
         last = datetime.fromisoformat(self._last).astimezone(UTC).timestamp()
         wanting = missing(policy, found, last_time=last)
-        result.findings += [Finding("witness", what) for what in (*against, *wanting)]
+        result.findings += [Finding("witness", what) for what in (*against, *wanting, *late)]
         result.witnessed = {
             "needed": policy.needed,
             "covered": found.covered,
@@ -122,6 +124,25 @@ class Witnesses:
                 "Whether later records were withheld, only the witnesses know: ask each for the last checkpoint that "
                 "it has cosigned, and give it with --seen."
             )
+
+    def _late(self, policy: Policy) -> list[str]:
+        """Records that witnesses had first seen longer after their own time than a policy allows: they were written
+        later than they say, or witnesses were away. In words."""
+        if policy.fresh_seconds is None:
+            return []
+        late = []
+        for first, end, time in stretches(policy, self._words):
+            for index, written in self._clock.earlier(first, end, time - policy.fresh_seconds - TOLERANCE_SECONDS):
+                late.append((index, written, time))
+        if not late:
+            return []
+        index, written, time = late[0]
+        return [
+            f"{count_of(len(late), 'record')} had been seen by {policy.needed} witnesses only more than "
+            f"{policy.fresh_seconds / 3600:g} hours after their own time: written later than they say, or the "
+            f"witnesses were away. The first is record {index}: it says {moment(written)}, and was seen by "
+            f"{moment(time)}"
+        ]
 
     def _note_root(self, tree: SignedTree) -> None:
         if tree.size in self._sizes:

@@ -125,8 +125,8 @@ class WitnessAddress(StrictModel):
 class WitnessPolicy(StrictModel):
     """Whose cosignatures a journal is to have.
 
-    ``keys``: of witnesses, ``name+hash+key``. ``needed``: of how many of them; of all by default. ``fresh_hours``: how
-    much younger than what so many have seen the last record may be; any by default.
+    ``keys``: of witnesses, ``name+hash+key``. ``needed``: of how many of them; of all by default. ``fresh_hours``:
+    within how long after its own time each record is to have been seen by so many; ever by default.
     """
 
     keys: tuple[WitnessKey, ...] = Field(min_length=1, max_length=64)
