@@ -149,7 +149,7 @@ class Witnessing:
         """A witness's line under a checkpoint, or why there is none."""
         retrying = Retrying(
             stop=stop_after_attempt(attempts),
-            wait=wait_exponential_jitter(initial=0.2, max=5.0),
+            wait=wait_exponential_jitter(multiplier=0.2, max=5.0),
             retry=retry_if_exception_type(UnreachableError),
             reraise=True,
         )
