@@ -9,7 +9,7 @@ from medsilo.privacy.party.witness_commands import witness_app
 from medsilo.silo.commands.consent import approve, consent_app
 from medsilo.silo.commands.joining import doctor, init
 from medsilo.silo.commands.model import evaluate, export, models, predict
-from medsilo.silo.commands.oversight import budget, open_sent, page, report
+from medsilo.silo.commands.oversight import budget, dossier, open_sent, page, report
 from medsilo.silo.commands.prepare import prepare
 from medsilo.silo.commands.preview import inspect, rehearse
 from medsilo.silo.commands.run import flower, keys, train
@@ -25,7 +25,7 @@ app.add_typer(consent_app, name="consent")
 app.add_typer(audit, name="audit")
 app.add_typer(witness_app(read_party), name="witness")
 for command in (
-    *(init, doctor, approve, prepare, keys, train, flower, inspect, rehearse, budget, report, page),
+    *(init, doctor, approve, prepare, keys, train, flower, inspect, rehearse, budget, report, dossier, page),
     *(predict, evaluate, export, models, shard),
 ):
     app.command()(command)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from medsilo.privacy.audit.bundle import Header
 from medsilo.privacy.audit.findings import BrokenError, Finding, Verification, count_of
 from medsilo.privacy.audit.signed_tree import SignedTree
 from medsilo.privacy.audit.times import TOLERANCE_SECONDS, Clockwork, moment
@@ -68,10 +67,9 @@ class Witnesses:
             self._last = time
             self._note_root(tree)
 
-    def take(self, record: CosignedRecord, tree: SignedTree) -> None:
-        """Takes the record taken last, which says that a checkpoint was cosigned; raises ``BrokenError`` if it was not,
-        or is none of this journal."""
-        tree.check_shown(record.checkpoint)
+    def take(self, record: CosignedRecord) -> None:
+        """Takes the record taken last, which says that a checkpoint of the journal was cosigned; raises ``BrokenError``
+        if it was not."""
         try:
             for key in map(read_key, record.witnesses):
                 if cosigned_at(record.checkpoint, key) is None:
@@ -80,11 +78,11 @@ class Witnesses:
         except CosignatureError as error:
             raise BrokenError(record.index, str(error)) from None
 
-    def end(self, header: Header, tree: SignedTree) -> None:
-        """Takes a bundle's header, whose checkpoint has been checked, once all its records are in the tree."""
+    def end(self, checkpoint: str, tree: SignedTree) -> None:
+        """Takes a bundle's own checkpoint, which has been checked, once all its records are in the tree."""
         self._note_root(tree)
         try:
-            self._take_note(header.checkpoint)
+            self._take_note(checkpoint)
         except CosignatureError as error:
             raise BrokenError(None, str(error)) from None
 

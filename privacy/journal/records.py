@@ -2,7 +2,7 @@
 
 A record is one JSON object on disk. ``read`` makes its type of it and ``content`` gives the object back; no other
 module spells a record's kind or fields. A record costs nothing beside the parsed JSON: the object itself holds its
-attributes, neither copied nor checked (``medsilo.privacy.audit.record_form`` checks what others wrote). A field that a
+attributes, neither copied nor checked (``medsilo.privacy.verify`` checks what others wrote). A field that a
 record lacks raises ``AttributeError`` where it is asked for; but one with a default here has that instead. Those stand
 in some records of their kind only, or in none that an earlier release wrote, and are written where they are given.
 
@@ -74,6 +74,7 @@ class Kind(StrEnum):
     VOID = "void"
     ROSTER = "roster"
     COSIGNED = "cosigned"
+    MIX = "mix"
 
 
 class Event(TypedDict):
@@ -378,6 +379,28 @@ class CosignedRecord(Record):
     """The keys (``name+hash+key``) of those who cosigned it."""
     away: Mapping[str, str]
     """Why the others did not, by their names."""
+
+
+class MixRecord(Record):
+    """Before a silo sent what opens mixtures of a round's models: the weights, by their digest, and what it found of
+    them."""
+
+    kind = Kind.MIX
+    run: str
+    plan_sha256: Hash
+    round: Whole
+    """In which the models were sealed."""
+    roster_sha256: Hash
+    mix_sha256: Hash
+    """SHA-256 of weights and roster."""
+    models: Whole | None
+    """In a mixture that holds the silo's model, or its own, how many count beside its recipient's own, at least."""
+    isolation: float
+    """How far the silo's model stands out of what any recipient gets, at most."""
+    isolation_over_rounds: float
+    """The same of what recipients got in the last rounds together."""
+    rounds: Whole
+    """How many those are, the present one included."""
 
 
 class OtherRecord(Record):

@@ -232,6 +232,8 @@ def look_at_everything(run: Commands, folder: Path) -> None:
         ["export", *own, "--out", "model.onnx"],
         ["export", *own, "--out", "model.pt2", "--format", "pt2"],
         ["report", *own],
+        ["dossier", *own, "--bom", "bom.json"],
+        ["audit", "show", *own, "--cited", "state/hospital1/dossier/dossier.json"],
         ["audit", "export", *own, "--out", "evidence.json"],
         ["audit", "open", *own],
         ["consent", "show", *own],
