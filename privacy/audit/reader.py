@@ -13,7 +13,7 @@ from medsilo.privacy.audit.record_form import check_roster
 from medsilo.privacy.audit.signed_tree import SignedTree
 from medsilo.privacy.audit.spending import Spending
 from medsilo.privacy.audit.testimony import Testimony, Witness
-from medsilo.privacy.audit.times import Clockwork, moment
+from medsilo.privacy.audit.times import Clockwork
 from medsilo.privacy.audit.witnesses import Asked, Witnesses
 from medsilo.privacy.door.attestation import Shown
 from medsilo.privacy.door.gossip import Heard, check_shown
@@ -40,6 +40,7 @@ from medsilo.privacy.journal.stored_schema import StoredSchema
 from medsilo.privacy.verify import BrokenError, EvidenceError, Reader
 from medsilo.privacy.verify.attestation import Attestation, read_attestation
 from medsilo.privacy.verify.bundle import Header
+from medsilo.privacy.verify.permission import moment
 from medsilo.privacy.verify.reader import MOST_REMARKS
 from medsilo.privacy.verify.result import count_of
 from medsilo.privacy.verify.signed import ATTESTATION, Checkpoint, read_note, unseal, verify_note
@@ -256,8 +257,8 @@ class EvidenceReader(Reader):
                 for party, one in sorted(heard.items())[:MOST_REMARKS]
             )
             result.remarks.append(
-                f"What {count_of(len(heard), 'other hospital')} had been shown of the journal of {peer:.200} was heard in "
-                f"their own signed words, and it is the one that was shown here: {told}."
+                f"What {count_of(len(heard), 'other hospital')} had been shown of the journal of {peer:.200} was heard "
+                f"in their own signed words, and it is the one that was shown here: {told}."
             )
         if tree.unlisted:
             result.remarks.append(

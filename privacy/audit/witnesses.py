@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from medsilo.privacy.audit.findings import BrokenError, Finding, Verification, count_of
+from medsilo.privacy.audit.findings import Finding, Verification
 from medsilo.privacy.audit.signed_tree import SignedTree
-from medsilo.privacy.audit.times import TOLERANCE_SECONDS, Clockwork, moment
-from medsilo.privacy.journal.cosignature import (
+from medsilo.privacy.audit.times import Clockwork
+from medsilo.privacy.identity.cosignature import (
     CosignatureError,
     Cosigned,
     Policy,
@@ -26,6 +26,8 @@ from medsilo.privacy.journal.cosignature import (
     words_of,
 )
 from medsilo.privacy.journal.records import CosignedRecord
+from medsilo.privacy.verify.permission import TOLERANCE_SECONDS, moment
+from medsilo.privacy.verify.result import BrokenError, count_of
 
 
 @dataclass(frozen=True)

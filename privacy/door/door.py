@@ -26,9 +26,9 @@ from medsilo.privacy.door.protocol import fitted
 from medsilo.privacy.door.receipts import ReceiptState
 from medsilo.privacy.errors import ConsentError, IdentityError, JournalError, MedsiloError, ReceiptError, RefusedError
 from medsilo.privacy.exposure import SCHEMA_FILES, SCHEMA_SHA256, Attribution, Exposure, attribute
+from medsilo.privacy.identity.cosignature import ED25519, NoteKey, signature_lines
 from medsilo.privacy.identity.envelope import from_json, from_message, key_id, to_json, to_message
 from medsilo.privacy.identity.identity import is_silo
-from medsilo.privacy.journal.cosignature import ED25519, NoteKey, signature_lines
 from medsilo.privacy.journal.journal import Journal, read_journal, understanding
 from medsilo.privacy.journal.key_rotation import follow
 from medsilo.privacy.journal.records import (

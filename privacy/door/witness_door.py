@@ -9,7 +9,7 @@ from collections.abc import Callable
 from medsilo.privacy.door.door import Call, Door, Gate
 from medsilo.privacy.errors import ConsentError, MedsiloError
 from medsilo.privacy.exposure import SCHEMA_SHA256, Exposure
-from medsilo.privacy.journal.cosignature import NoteKey
+from medsilo.privacy.identity.cosignature import NoteKey
 from medsilo.privacy.journal.records import WITNESS_PEER, MessageRecord, RefusalRecord
 from medsilo.privacy.printable import printable
 from medsilo.privacy.witness.protocol import PATH, AddCheckpoint

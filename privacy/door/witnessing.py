@@ -25,8 +25,8 @@ from medsilo.privacy.door.door import Door, Gate
 from medsilo.privacy.door.witness_door import WitnessDoor
 from medsilo.privacy.errors import MedsiloError, RefusedError, UnreachableError
 from medsilo.privacy.files.durable import write_atomically
+from medsilo.privacy.identity.cosignature import CosignatureError, NoteKey, cosigned_at
 from medsilo.privacy.journal.checkpoint import read_note
-from medsilo.privacy.journal.cosignature import CosignatureError, NoteKey, cosigned_at
 from medsilo.privacy.journal.records import CosignedRecord
 from medsilo.privacy.printable import from_the_other_side
 from medsilo.privacy.witness.link import WitnessLink

@@ -126,7 +126,7 @@ def _asked(witness: str | None, seen: Sequence[Path]) -> Asked | None:
     if witness is None:
         return None
     from medsilo.privacy.audit.witnesses import Asked
-    from medsilo.privacy.journal.cosignature import CosignatureError
+    from medsilo.privacy.identity.cosignature import CosignatureError
     from medsilo.privacy.witness.config import read_policy
 
     try:

@@ -14,10 +14,10 @@ from medsilo.privacy.budget.loss import Losses
 from medsilo.privacy.consent.early_end import Cause
 from medsilo.privacy.errors import ConfigurationError, JournalError
 from medsilo.privacy.exposure import Exposure, expand
+from medsilo.privacy.identity.cosignature import read_key
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.identity.keys import load_audit_public
 from medsilo.privacy.journal.checkpoint import read_note
-from medsilo.privacy.journal.cosignature import read_key
 from medsilo.privacy.journal.journal import read_journal, read_lines
 from medsilo.privacy.journal.merkle import MerkleTree
 from medsilo.privacy.journal.records import (

@@ -10,8 +10,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.files.configuration import FilePath, StrictModel, load
+from medsilo.privacy.identity.cosignature import COSIGNATURE, ED25519, CosignatureError, NoteKey, Policy, read_key
 from medsilo.privacy.identity.endpoint import Address, is_loopback
-from medsilo.privacy.journal.cosignature import COSIGNATURE, ED25519, CosignatureError, NoteKey, Policy, read_key
 
 MOST_WITNESSES = 16
 """Of one party."""

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from medsilo.privacy.audit.verification import verify_evidence
 from medsilo.privacy.audit.witnesses import Asked
 from medsilo.privacy.errors import ConfigurationError
-from medsilo.privacy.journal.cosignature import COSIGNATURE, NoteKey, Policy
+from medsilo.privacy.identity.cosignature import COSIGNATURE, NoteKey, Policy
 from medsilo.privacy.journal.records import CosignedRecord
 from medsilo.privacy.witness.config import read_policy
 from medsilo.silo.cli import app

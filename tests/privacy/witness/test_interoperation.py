@@ -16,7 +16,7 @@ from medsilo.privacy.audit.witnesses import Asked
 from medsilo.privacy.consent.gate import PlanGate
 from medsilo.privacy.door.witnessing import Witnessing
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.journal.cosignature import ED25519, Policy, key_text, read_key
+from medsilo.privacy.identity.cosignature import ED25519, Policy, key_text, read_key
 from medsilo.privacy.witness.config import WitnessAddress
 from medsilo.privacy.witness.link import WitnessLink
 from medsilo.privacy.witness.protocol import AddCheckpoint

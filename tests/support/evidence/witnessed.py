@@ -14,8 +14,8 @@ from medsilo.privacy.consent.gate import PlanGate
 from medsilo.privacy.door.witness_door import WitnessDoor
 from medsilo.privacy.errors import MedsiloError
 from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.identity.cosignature import COSIGNATURE, ED25519, NoteKey
 from medsilo.privacy.journal.checkpoint import cosign, read_note
-from medsilo.privacy.journal.cosignature import COSIGNATURE, ED25519, NoteKey
 from medsilo.privacy.journal.journal import Journal
 from medsilo.privacy.journal.records import CosignedRecord
 from medsilo.privacy.witness.book import Book, ConflictError

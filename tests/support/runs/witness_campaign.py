@@ -21,7 +21,7 @@ from pathlib import Path
 
 from medsilo.privacy.audit.verification import verify_evidence
 from medsilo.privacy.audit.witnesses import Asked
-from medsilo.privacy.journal.cosignature import Policy
+from medsilo.privacy.identity.cosignature import Policy
 from medsilo.privacy.journal.records import read
 from tests.support.evidence.exchanging import COORDINATOR, origin_of
 from tests.support.evidence.witnessed import HOSPITALS, WITNESS, Clocks, World
