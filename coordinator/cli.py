@@ -34,6 +34,7 @@ from medsilo.privacy.party.console import application, out, say
 from medsilo.privacy.party.console import run as run_app
 from medsilo.privacy.party.logs import LogFormat
 from medsilo.privacy.party.witness_commands import witness_app
+from medsilo.privacy.party.witness_status import witness_lines
 from medsilo.privacy.report.format import Format
 
 if TYPE_CHECKING:
@@ -129,6 +130,8 @@ def status(config: Config, as_json: AsJson = False) -> None:
         out.print(
             "Unusual is not malicious: hospitals whose patients differ send updates that differ (docs/poisoning.md)."
         )
+    for line in witness_lines(content["witnesses"]):
+        say(line)
     for refusal in content["refusals"][:5]:
         out.print(
             f"refused {refusal['at']} {refusal['rpc']} by {refusal['peer']}: {refusal['reason']}",

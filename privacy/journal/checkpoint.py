@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from medsilo.privacy.errors import JournalError
 from medsilo.privacy.identity.checking import HERE, Checks, check_signature
-from medsilo.privacy.journal.cosignature import COSIGNATURE, ED25519, cosign, cosigned_text, key_hash
+from medsilo.privacy.identity.cosignature import COSIGNATURE, ED25519, cosign, cosigned_text, key_hash
 
 __all__ = ["MOST_SIGNS", "Checkpoint", "cosign", "read_note", "time_of", "verify", "verify_cosignature"]
 _LARGEST_SIZE = 2**53

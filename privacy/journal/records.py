@@ -51,6 +51,10 @@ SchemaFiles = Annotated[Sequence[str], Form(named="schema_files")]
 Direction = Literal["sent", "received"]
 
 
+WITNESS_PEER = "witness:"
+"""How the name of a witness begins where a record names whom something was sent to."""
+
+
 class Kind(StrEnum):
     """The kinds of records that this release knows."""
 
@@ -69,6 +73,7 @@ class Kind(StrEnum):
     LEDGER = "ledger"
     VOID = "void"
     ROSTER = "roster"
+    COSIGNED = "cosigned"
     MIX = "mix"
     EGRESS = "egress"
 
@@ -125,6 +130,7 @@ class Consented(TypedDict):
     privacy: NotRequired[Json | None]
     secure_aggregation: NotRequired[Json | None]
     trusts: NotRequired[Json | None]
+    witnesses: NotRequired[Json | None]
 
 
 class MaskStatement(TypedDict):
@@ -362,6 +368,18 @@ class RosterRecord(Record):
     received_sha256: Hash | None = None
     """Of the models that all of them were given to train from."""
     statements: Sequence[Annotated[Json, MaskStatement]] = ()
+
+
+class CosignedRecord(Record):
+    """A checkpoint of this journal was shown to its witnesses, and cosigned by those who answered."""
+
+    kind = Kind.COSIGNED
+    checkpoint: Note
+    """It, signed, with the witnesses' lines under it."""
+    witnesses: Sequence[str]
+    """The keys (``name+hash+key``) of those who cosigned it."""
+    away: Mapping[str, str]
+    """Why the others did not, by their names."""
 
 
 class MixRecord(Record):

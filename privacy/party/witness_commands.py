@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from medsilo.privacy.identity.cosignature import COSIGNATURE, ED25519, key_text
 from medsilo.privacy.identity.keys import load_audit_key, load_audit_public, write_private
-from medsilo.privacy.journal.cosignature import COSIGNATURE, ED25519, key_text
 from medsilo.privacy.party import logs
 from medsilo.privacy.party.commands import Log
 from medsilo.privacy.party.logs import LogFormat

@@ -49,6 +49,7 @@ def as_json(report: Report) -> bytes:
         "bytes_left": report.bytes_left,
         "runs": [_run(report, run, rounds) for run in report.runs],
         "peers": [asdict(peer) for peer in report.peers.values()],
+        "witnesses": {name: {"records": size, "at": at} for name, (size, at) in report.witnesses.items()},
         "foreign": dict(report.foreign),
         "consents": [{"time": record["time"], **record["consent"]} for record in report.consents],
         "decisions": [_decision(record) for record in report.decisions],

@@ -14,13 +14,17 @@ from medsilo.privacy.budget.loss import Losses
 from medsilo.privacy.consent.early_end import Cause
 from medsilo.privacy.errors import ConfigurationError, JournalError
 from medsilo.privacy.exposure import Exposure, expand
+from medsilo.privacy.identity.cosignature import read_key
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.identity.keys import load_audit_public
+from medsilo.privacy.journal.checkpoint import read_note
 from medsilo.privacy.journal.journal import read_journal, read_lines
 from medsilo.privacy.journal.merkle import MerkleTree
 from medsilo.privacy.journal.records import (
+    WITNESS_PEER,
     ApprovalRecord,
     ConsentRecord,
+    CosignedRecord,
     EgressRecord,
     ForeignPeerRecord,
     LedgerRecord,
@@ -153,6 +157,7 @@ def build_report(
         left=sorted(sums.left.values(), key=_order),
         came_back=sorted(sums.came_back.values(), key=_order),
         peers=dict(sorted(sums.peers.items())),
+        witnesses=dict(sorted(sums.witnesses.items())),
         foreign=sums.foreign,
         consents=list(sums.consents),
         decisions=sums.decisions,
@@ -219,6 +224,7 @@ class _Sums:
         self.came_back: _Flows = {}
         self.plans: dict[str, tuple[Mapping[str, Any] | None, str | None]] = {}
         self.peers: dict[str, Peer] = {}
+        self.witnesses: dict[str, tuple[int, str]] = {}
         self.foreign: dict[str, str] = {}
         self.schemas: dict[str, StoredSchema] = {}
         self.consents: list[dict[str, Any]] = []
@@ -275,6 +281,11 @@ class _Sums:
                 self.schemas[record.schema_sha256] = StoredSchema(record.files)
             case EgressRecord():
                 self.egress.counted(record)
+            case CosignedRecord():
+                for key in record.witnesses:
+                    self.witnesses[read_key(key).name] = read_note(record.checkpoint).size, record.time
+                for name in record.away:
+                    self.witnesses.setdefault(name, (0, ""))
             case ForeignPeerRecord():
                 self.foreign[record.peer] = record.protocol
 
@@ -339,6 +350,10 @@ class _Sums:
         if leaving and self.of_silo and self.consents and run != BEFORE and run not in self.consents[-1]["runs"]:
             self.consents[-1]["runs"].append(run)
         if not self._wanted(record):
+            return
+        if record.peer.startswith(WITNESS_PEER):
+            if self.of_silo:
+                self._flows(self.left, run, record)
             return
         # Protobuf leaves out what is false: where the field has bytes, it says yes.
         if not self.of_silo and record.message_type == _JOINING and "synthetic" in record.fields:

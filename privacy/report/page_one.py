@@ -111,6 +111,22 @@ def _what_left(report: Report) -> Answered:
     return Answered(question, verdict, sentences, points=points)
 
 
+def _witnessed(report: Report) -> list[str]:
+    """What went to witnesses, and how far they have seen the record."""
+    if not report.witnesses:
+        return []
+    told = listed(
+        [
+            f"{name} (its first {size} entries, at {minute(at)} UTC)" if size else f"{name} (which has never answered)"
+            for name, (size, at) in report.witnesses.items()
+        ]
+    )
+    return [
+        "How many entries this record has, and a hash over them, also went to witnesses, which sign that nothing in it "
+        f"was changed since: {told}."
+    ]
+
+
 def _to_whom(report: Report) -> Answered:
     if not report.of_silo:
         hospitals = sum(1 for peer in report.peers.values() if peer.identity)
@@ -127,7 +143,8 @@ def _to_whom(report: Report) -> Answered:
     if not peers:
         return Answered("To whom?", "Nobody", [])
     names = listed([f"“{last_part(peer.identity)}”" for peer in peers])
-    verdict = f"The coordinator {names}, and nobody else" if len(peers) == 1 else f"The coordinators {names}"
+    others = "; sizes and hashes to witnesses" if report.witnesses else ", and nobody else"
+    verdict = f"The coordinator {names}{others}" if len(peers) == 1 else f"The coordinators {names}"
     if reaching := _reaching_others(report):
         verdict = f"Directly to the coordinator{'s' * (len(peers) > 1)} {names} only; {reaching} the other hospitals"
     proven = not report.in_plain_text and any(peer.certificates for peer in peers)
@@ -142,6 +159,7 @@ def _to_whom(report: Report) -> Answered:
             if report.in_plain_text
             else _ONLY_MET,
             *_handed_on(report),
+            *_witnessed(report),
         ],
         "plain" if proven else "attention",
     )

@@ -179,6 +179,9 @@ class Reader:
                 self._schemas[schema.sha256] = schema
             case "segment":
                 self._tree.take_segment(record)
+            case "cosigned":
+                self._tree.check_shown(record.checkpoint)
+                self._receipts.cosigned(record)
             case "approval" | "ledger":
                 pass
             case kind if kind not in _OF_WHOLE:

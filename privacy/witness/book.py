@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from medsilo.privacy.errors import JournalError, JournalInUseError, MedsiloError
 from medsilo.privacy.files.durable import write_atomically
+from medsilo.privacy.identity.cosignature import COSIGNATURE, CosignatureError, NoteKey, cosign, signed_by
 from medsilo.privacy.journal.checkpoint import Checkpoint
-from medsilo.privacy.journal.cosignature import COSIGNATURE, CosignatureError, NoteKey, cosign, signed_by
 from medsilo.privacy.journal.merkle import EMPTY_ROOT, check_consistency
 from medsilo.privacy.witness.protocol import AddCheckpoint
 

@@ -10,8 +10,11 @@ from pydantic import AfterValidator, Field, model_validator
 
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.files.configuration import FilePath, StrictModel, load
+from medsilo.privacy.identity.cosignature import COSIGNATURE, ED25519, CosignatureError, NoteKey, Policy, read_key
 from medsilo.privacy.identity.endpoint import Address, is_loopback
-from medsilo.privacy.journal.cosignature import COSIGNATURE, ED25519, CosignatureError, NoteKey, Policy, read_key
+
+MOST_WITNESSES = 16
+"""Of one party."""
 
 
 def _key(text: str, kind: int, what: str) -> str:
@@ -122,8 +125,8 @@ class WitnessAddress(StrictModel):
 class WitnessPolicy(StrictModel):
     """Whose cosignatures a journal is to have.
 
-    ``keys``: of witnesses, ``name+hash+key``. ``needed``: of how many of them; of all by default. ``fresh_hours``: how
-    much younger than what so many have seen the last record may be; any by default.
+    ``keys``: of witnesses, ``name+hash+key``. ``needed``: of how many of them; of all by default. ``fresh_hours``:
+    within how long after its own time each record is to have been seen by so many; ever by default.
     """
 
     keys: tuple[WitnessKey, ...] = Field(min_length=1, max_length=64)

@@ -12,10 +12,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
 from medsilo.coordinator.cli import app as coordinator_app
+from medsilo.privacy.identity.cosignature import ED25519, cosigned_at, key_text, read_key
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.identity.keys import create_keys, load_audit_key
 from medsilo.privacy.journal.checkpoint import Checkpoint
-from medsilo.privacy.journal.cosignature import ED25519, cosigned_at, key_text, read_key
 from medsilo.privacy.journal.merkle import MerkleTree
 from medsilo.privacy.witness.protocol import AddCheckpoint, joined
 from medsilo.silo.cli import app as silo_app

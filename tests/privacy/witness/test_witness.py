@@ -9,8 +9,8 @@ from aiohttp.test_utils import TestClient, TestServer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from medsilo.privacy.errors import JournalError, JournalInUseError
+from medsilo.privacy.identity.cosignature import ED25519, NoteKey, cosigned_at, words_of
 from medsilo.privacy.journal.checkpoint import Checkpoint
-from medsilo.privacy.journal.cosignature import ED25519, NoteKey, cosigned_at, words_of
 from medsilo.privacy.journal.merkle import ProvingTree
 from medsilo.privacy.witness.book import Book
 from medsilo.privacy.witness.protocol import AddCheckpoint, joined

@@ -3,8 +3,7 @@
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from medsilo.privacy.journal.checkpoint import Checkpoint, verify
-from medsilo.privacy.journal.cosignature import (
+from medsilo.privacy.identity.cosignature import (
     COSIGNATURE,
     ED25519,
     CosignatureError,
@@ -19,6 +18,7 @@ from medsilo.privacy.journal.cosignature import (
     standing,
     words_of,
 )
+from medsilo.privacy.journal.checkpoint import Checkpoint, verify
 
 # The example of Go's documentation of golang.org/x/mod/sumdb/note.
 GO_KEY = "PeterNeumann+c74f20a3+ARpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TW"

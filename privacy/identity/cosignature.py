@@ -55,8 +55,8 @@ class NoteKey:
 
 @dataclass(frozen=True)
 class Policy:
-    """Whose word is asked for: ``needed`` of ``keys`` (of different names). ``fresh_seconds``: how old the newest word
-    of so many may be when the last record was written; None for any age."""
+    """Whose word is asked for: ``needed`` of ``keys`` (of different names). ``fresh_seconds``: within how long after it
+    says that it was written each record is to have been seen by so many; None for ever."""
 
     keys: tuple[NoteKey, ...]
     needed: int
@@ -220,6 +220,23 @@ def standing(policy: Policy, words: Iterable[Cosigned]) -> Standing:
         return Standing(0, 0, last)
     best = sorted(last.values(), reverse=True)[: policy.needed]
     return Standing(min(size for size, _ in best), max(time for _, time in best), last)
+
+
+def stretches(policy: Policy, words: Sequence[Cosigned]) -> list[tuple[int, int, int]]:
+    """Records by when as many witnesses as a policy asks for had seen them: (first, end, time in seconds since 1970),
+    from the first record on, as far as so many have."""
+    earliest: dict[str, list[tuple[int, int]]] = {key.name: [] for key in policy.keys}
+    for word in sorted(words, key=lambda word: (-word.size, word.time)):
+        if (known := earliest.get(word.witness)) is not None and (not known or word.time < known[-1][1]):
+            known.append((word.size, word.time))  # by falling size, and time
+    found, first = [], 0
+    for end in sorted({size for known in earliest.values() for size, _ in known}):
+        seen = [[time for size, time in known if size >= end] for known in earliest.values()]
+        times = sorted(min(times, default=_LATEST) for times in seen)
+        if end > first and times[policy.needed - 1] < _LATEST:
+            found.append((first, end, times[policy.needed - 1]))
+        first = max(first, end)
+    return found
 
 
 def missing(policy: Policy, found: Standing, *, last_time: float) -> list[str]:
