@@ -368,8 +368,8 @@ def _kernel(draft: Draft) -> Iterator[Fact]:
     addresses = listed(sorted({f"`{one.address}`" for one in report.egress}))
     yield draft.fact(
         f"The program had no way to any address but {addresses}. The kernel let {grouped(sent)} bytes out to it, of "
-        f"which messages on record are {grouped(attributed)}; it stopped "
-        f"{number_of(refused, 'attempt')} to reach another.",
+        f"which messages on record are {grouped(attributed)}; it stopped {number_of(refused, 'attempt')} to reach "
+        "another.",
         ("kind", Kind.EGRESS),
         kernel_bytes=sent,
         attributed=attributed,

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from medsilo.algorithms.datasets import ImageDataset
+from tests.support.runs.blind import blind
 from tests.support.runs.federation import BIG, Federation, Process
+from tests.support.runs.masked import masked
 
 Make = Callable[..., Federation]
 
@@ -68,11 +70,33 @@ def run(one: Federation, *, prefix: tuple[str, ...] = (), confined: bool = True)
     return found
 
 
-@pytest.mark.parametrize("model", [None, BIG], ids=["small", "of several messages"])
+def plain(make: Make, **options: Any) -> Federation:
+    return make(**options)
+
+
+def of_several_messages(make: Make, **options: Any) -> Federation:
+    return make(run={"model": BIG, "rounds": 2}, **options)
+
+
+def private(make: Make, **options: Any) -> Federation:
+    settings = {
+        "training": {"epochs": 1, "batch_size": 32, "learning_rate": 0.001},
+        "rounds": 2,
+        "ask_for": [],
+        "privacy": {"epsilon": 4.0, "delta": 1e-5, "clipping_norm": 1.0, "sampling_rate": 0.25},
+    }
+    classes = ("PROTOCOL", "IDENTITY", "MODEL_PARAMETERS", "PEER_DERIVED", "SAMPLE_COUNT")
+    one = make(run=settings, exposures=classes, **options)
+    for name in one.silos:
+        one.write_consent(name, privacy={"epsilon": 9.0, "delta": 1e-5})
+    return one
+
+
+@pytest.mark.parametrize("kind", [plain, of_several_messages, private, masked, blind])
 def test_the_kernel_let_out_what_the_journal_tells_of_and_its_carriage(
-    federation: Make, shards: list[ImageDataset], model: dict[str, Any] | None
+    federation: Make, kind: Callable[..., Federation]
 ) -> None:
-    one = federation(shards=shards[:2], **({"run": {"model": model, "rounds": 2}} if model else {}))
+    one = kind(federation)
     report = run(one)
     (egress,) = report["egress"]
     counts = [record for record in one.records("hospital1") if record["kind"] == "egress"]
@@ -85,7 +109,7 @@ def test_the_kernel_let_out_what_the_journal_tells_of_and_its_carriage(
     assert egress["refused"] == 0
     assert 0 < egress["overhead"] <= egress["allowance"]
     assert egress["accounted"]
-    print(egress)  # noqa: T201 for docs/operating.md
+    print(kind.__name__, egress)  # noqa: T201 for docs/operating.md
     assert "proven by the kernel" in (one.folder / "state" / "hospital1" / "report" / "report.html").read_text()
     one.command("silo", "audit", "verify", "--config", "hospital1.yaml")
     one.command("silo", "dossier", "--config", "hospital1.yaml", "--bom", "bom.json")
