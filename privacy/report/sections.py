@@ -89,7 +89,8 @@ def _egress(report: Report) -> Iterator[Block]:
     yield Paragraph(
         "The program ran in a network namespace without any device but loopback; a relay beside it, which has no keys "
         "and no images, connects to the one address. Counts are the kernel's, of bytes within TCP; each packet has "
-        "headers of TCP and IP (40 to 120 bytes) besides. Files, and programs on the same machine, are not in this."
+        "headers of TCP and IP (40 to 120 bytes) besides. Files, and programs on the same machine, are not in this. "
+        "What the kernel counted, this program wrote down: the record is as good as the account that it runs under."
     )
     yield Table(
         "The kernel's count, beside the record's",

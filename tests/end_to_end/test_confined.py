@@ -6,16 +6,18 @@ import ctypes
 import http.server
 import json
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil
 import pytest
 
 from medsilo.algorithms.datasets import ImageDataset
 from tests.support.runs.blind import blind
-from tests.support.runs.federation import BIG, Federation, Process
+from tests.support.runs.federation import BIG, PATIENCE, Federation, Process
 from tests.support.runs.masked import masked
 
 Make = Callable[..., Federation]
@@ -118,6 +120,27 @@ def test_the_kernel_let_out_what_the_journal_tells_of_and_its_carriage(
         one.command("silo", "audit", "show", "--cited", str(cited), "--config", "hospital1.yaml")
     kernels = [s for s in json.loads(dossier.read_bytes())["statements"] if "kernel_bytes" in s.get("figures", {})]
     assert {one["figures"]["kernel_bytes"] for one in kernels} == {egress["sent"]}
+
+
+def test_a_coordinator_that_comes_late_is_reached(federation: Make, shards: list[ImageDataset]) -> None:
+    one = federation(shards=shards[:1], run={"rounds": 1})
+    silo = one.start("silo", "train", "--confined", "--config", "hospital1.yaml")
+    one.wait_to_say("hospital1", "does not answer")
+    one.finish(one.start_coordinator(), silo)
+    last = [record for record in one.records("hospital1") if record["kind"] == "egress"][-1]
+    assert last["sent"] > 0
+    assert last["refused"] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_both_processes(federation: Make, shards: list[ImageDataset], number: int) -> None:
+    one = federation(shards=shards[:1])
+    silo = one.start("silo", "train", "--confined", "--config", "hospital1.yaml")
+    one.wait_to_say("hospital1", "does not answer")
+    (daemon,) = psutil.Process(silo.pid).children()
+    os.kill(silo.pid or 0, number)
+    assert silo.wait(PATIENCE) == 128 + number
+    daemon.wait(PATIENCE)
 
 
 def test_a_leak_is_stopped_and_shows_in_the_report(
