@@ -94,15 +94,19 @@ UNDER_ROSTER = frozenset({Exposure.MASKED_UPDATE, Exposure.SEALED_MODEL})
 BLIND_UPLINK = frozenset({Exposure.SEALED_MODEL, Exposure.MODEL_DISTANCES, Exposure.OPENING_SHARES})
 """What a silo sends where mixtures are blind."""
 
-BLIND_DOWNLINK = frozenset({Exposure.MIXING_WEIGHTS, Exposure.SEALED_MIXTURE})
+BLIND_DOWNLINK = frozenset({Exposure.MIXING_WEIGHTS, Exposure.SEALED_MIXTURE, Exposure.OPENING_SHARES})
 """What it is given there."""
 
-MADE_OF_UPDATES = BLIND_DOWNLINK | {
-    Exposure.PEER_DERIVED,
-    Exposure.PEER_MODELS,
-    Exposure.DERIVED_ACCURACY,
-    Exposure.PEER_INITIAL_MODEL,
-}
+MADE_OF_UPDATES = frozenset(
+    {
+        Exposure.PEER_DERIVED,
+        Exposure.PEER_MODELS,
+        Exposure.DERIVED_ACCURACY,
+        Exposure.PEER_INITIAL_MODEL,
+        Exposure.MIXING_WEIGHTS,
+        Exposure.SEALED_MIXTURE,
+    }
+)
 """What a coordinator makes of updates, or passes on of them. It leaves no silo, and tells about those who sent them."""
 
 TENSOR_CLASSES: tuple[Exposure, ...] = tuple(
