@@ -42,9 +42,11 @@ class CheckSums:
             for prime, bits, places in _LIMBS:
                 for place in places:
                     limb = (block[prime] >> np.uint64(place)) & np.uint64((1 << bits) - 1)
-                    product = ring.from_signed((limb.astype(np.float64) @ weights).astype(np.int64))
+                    product = ring.shifted(
+                        ring.from_signed((limb.astype(np.float64) @ weights).astype(np.int64)), place
+                    )
                     product[1 - prime] = 0
-                    self.sums = ring.add(self.sums, ring.shifted(product, place))
+                    self.sums = ring.add(self.sums, product)
 
     def _weights(self, count: int) -> NDArray[np.float64]:
         drawn = ring.words(self._key, 2 * count, start=2 * self._taken)

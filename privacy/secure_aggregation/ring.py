@@ -37,6 +37,8 @@ Words = NDArray[np.uint64]
 _LONG, _SHORT = np.uint64((1 << LONG) - 1), np.uint64((1 << SHORT) - 1)
 _DIGIT_BITS = 16
 _BLOCK = 1 << 13
+_AT_ONCE = 8
+"""Polynomials whose transforms fit a processor's cache."""
 _TWIST = np.exp(1j * np.pi * np.arange(DEGREE // 2) / DEGREE)
 _INVERSE = np.uint64(pow((1 << LONG) - 1, -1, (1 << SHORT) - 1))
 _TRAVELLING = np.dtype([("long", "<u8"), ("short", "<u4")])
@@ -44,8 +46,7 @@ _TRAVELLING = np.dtype([("long", "<u8"), ("short", "<u4")])
 
 def from_signed(values: NDArray[np.int64]) -> Words:
     """Whole numbers of -2^61 … 2^61, modulo q."""
-    words = values.view(np.uint64)
-    return np.stack([_fold_long(words + (_LONG << np.uint64(1))), _fold_short(words + (_SHORT << np.uint64(31)))])
+    return np.stack([_signed(values, LONG), _signed(values, SHORT)])
 
 
 def to_real(words: Words, fraction_bits: int) -> NDArray[np.float64]:
@@ -53,7 +54,7 @@ def to_real(words: Words, fraction_bits: int) -> NDArray[np.float64]:
     long = words[0].astype(np.int64)
     low = np.where(long > int(_LONG) // 2, long - int(_LONG), long)
     # Garner: what is missing, in multiples of 2^61 - 1.
-    left = _sub(words[1], from_signed(low)[1], _SHORT)
+    left = _sub(words[1], _signed(low, SHORT), _SHORT)
     high = _fold_short(left * _INVERSE).astype(np.int64)
     high = np.where(high > int(_SHORT) // 2, high - int(_SHORT), high)
     unit = 2.0**-fraction_bits
@@ -128,11 +129,13 @@ def combined(rows: Sequence[Words], weights: NDArray[np.int64]) -> Words:
         long, short = (np.stack([row[prime, start : start + _BLOCK] for row in rows]) for prime in (0, 1))
         # Products and sums of whole numbers below 2^53 are exact in float64.
         low, high, last = (
-            from_signed((matrix @ part.astype(np.float64)).astype(np.int64))
+            (matrix @ part.astype(np.float64)).astype(np.int64)
             for part in (long & half, long >> np.uint64(SHORT), short)
         )
-        found[0, :, start : start + _BLOCK] = _add(low[0], _rotated(high[0], SHORT, LONG), _LONG)
-        found[1, :, start : start + _BLOCK] = last[1]
+        found[0, :, start : start + _BLOCK] = _add(
+            _signed(low, LONG), _rotated(_signed(high, LONG), SHORT, LONG), _LONG
+        )
+        found[1, :, start : start + _BLOCK] = _signed(last, SHORT)
     return found
 
 
@@ -145,7 +148,12 @@ class Factor:
 
     def times(self, others: Words) -> Words:
         """The products with ``[2, b, DEGREE]``, of the same shape."""
-        return np.stack([self._times(others[0], 0, LONG), self._times(others[1], 1, SHORT)])
+        found = np.empty_like(others)
+        for start in range(0, others.shape[1], _AT_ONCE):
+            for which, bits in enumerate((LONG, SHORT)):
+                block = others[which, start : start + _AT_ONCE]
+                found[which, start : start + _AT_ONCE] = self._times(block, which, bits)
+        return found
 
     def _times(self, others: NDArray[np.uint64], which: int, bits: int) -> NDArray[np.uint64]:
         own, theirs = self._transforms[which], _transforms(others, bits)
@@ -156,7 +164,7 @@ class Factor:
                 theirs[one] * own[place - one] for one in range(max(0, place - len(own) + 1), min(len(own), place + 1))
             ]
             folded = np.fft.ifft(np.sum(terms, axis=0), axis=-1) / _TWIST
-            product = from_signed(np.rint(np.concatenate([folded.real, folded.imag], axis=-1)).astype(np.int64))[which]
+            product = _signed(np.rint(np.concatenate([folded.real, folded.imag], axis=-1)).astype(np.int64), bits)
             found = _add(found, _rotated(product, place * _DIGIT_BITS % bits, bits), prime)
         return found
 
@@ -181,6 +189,14 @@ def _transforms(polynomials: NDArray[np.uint64], bits: int) -> list[NDArray[np.c
         folded = digit[:, : DEGREE // 2] + 1j * digit[:, DEGREE // 2 :]
         found.append(np.fft.fft(folded * _TWIST, axis=-1))
     return found
+
+
+def _signed(values: NDArray[np.int64], bits: int) -> NDArray[np.uint64]:
+    """Whole numbers of -2^61 … 2^61 modulo one prime."""
+    words = values.view(np.uint64)
+    return (
+        _fold_long(words + (_LONG << np.uint64(1))) if bits == LONG else _fold_short(words + (_SHORT << np.uint64(31)))
+    )
 
 
 def _rotated(words: NDArray[np.uint64], by: int, bits: int) -> NDArray[np.uint64]:
