@@ -1,10 +1,13 @@
 """What blind mixing costs, and what it changes in the models.
 
-Cost: seconds and bytes of one silo and of the coordinator, for several sizes of model and numbers of silos, each beside
-today's masks (`masking.mask`) in the same run. Processor time of one thread, the least of some repeats; the mixture of
-large models is timed on the first 2^20 numbers and scaled (named so).
+Cost: seconds, bytes and memory of one silo and of the coordinator, for several sizes of model and numbers of silos,
+beside plain mixing of the same models and today's masks (`masking.mask`) in the same run. The whole protocol is done,
+with files as in daemons, each step in a process of its own: its processor time, and by how much its memory grew at
+most. What is opened is held against the mixture of the models. All sealed models and mixtures lie in --folder: 24 bytes
+a parameter and silo, and 8 for plain mixing.
 
-    python benchmarks/blind_mixing.py cost [--sizes 44641 1000000] [--silos 3 20 100] [--repeats 3] [--out FILE.json]
+    python benchmarks/blind_mixing.py cost [--sizes 44641 1000000] [--silos 3 20 100] [--folder FOLDER]
+                                           [--out FILE.json]
 
 Models: federated training in the simulation, whose coordinator mixes plainly, or blind with sketches of so many numbers
 (0: as many as the model has, so that distances are exact). Every step of the protocol is done, in one process. Beside
@@ -20,9 +23,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import json
 import os
 import platform
+import resource
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -38,21 +44,40 @@ from medsilo.algorithms.diversifed import DiversiFed
 from medsilo.algorithms.families.tethered import Tethered, pairwise_distances, squared_distances
 from medsilo.algorithms.fedamp import FedAMP, attention
 from medsilo.algorithms.method import CoordinatorSide, Downloads, Method, Round
-from medsilo.algorithms.tensors import Part, Stack, combine
-from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
+from medsilo.algorithms.protection.blind import (
+    check_sums,
+    encode_upload,
+    mix_sealed,
+    open_mixture,
+    openers,
+    read_mix,
+    shares_payload,
+    stated,
+)
+from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload, Stack, combine
+from medsilo.algorithms.tensors.files import FileWorkspace, Spares, read_payload, write_payload
+from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, SecureAggregationPlan, TrainingPlan
 from medsilo.privacy.exposure import MODEL, Exposure
-from medsilo.privacy.secure_aggregation import blind_mixing, ring
+from medsilo.privacy.secure_aggregation import ring
 from medsilo.privacy.secure_aggregation.blind_distances import SIZE, messages, sketch, squared_distance
-from medsilo.privacy.secure_aggregation.blind_mixing import WEIGHT_BITS, Mix, Sealer, mixtures, share_of, whole_weights
+from medsilo.privacy.secure_aggregation.blind_mixing import FRACTION_BITS, WEIGHT_BITS, Mix, Sealer, whole_weights
 from medsilo.privacy.secure_aggregation.masking import PairKey, mask, pair_keys
 from medsilo.privacy.secure_aggregation.mixing_rules import isolation
-from medsilo.privacy.secure_aggregation.ring import DEGREE
 from medsilo.silo.data.settings import PracticalGroups
 from medsilo.silo.data.sharding import cut
 from medsilo.silo.data.synthetic import generate_tissue
 from medsilo.simulation.federation import Simulation
 
-SCALED = 1 << 20
+MASKS = SecureAggregationPlan.model_validate(
+    {
+        "mode": "blind",
+        "minimum": 3,
+        "fraction_bits": FRACTION_BITS,
+        "rounds": 2,
+        "sketch_size": SIZE,
+        "largest_isolation": 1.0,
+    }
+)
 
 
 def keys_of(names: tuple[str, ...]) -> dict[str, dict[str, PairKey]]:
@@ -71,65 +96,198 @@ def blind(models: Mapping[str, NDArray[np.float32]], weights_of: Callable[[Any],
     names = tuple(models)
     keys = keys_of(names)
     silos = {name: Sealer(name, keys[name], b"benchmark") for name in names}
-    sealed = {name: silos[name].seal(models[name], what=name) for name in names}
+    masks = MASKS.model_copy(update={"sketch_size": size})
+    updates = {name: {MODEL[0]: Part.of({"model": torch.from_numpy(models[name])})} for name in names}
+    sealed = {
+        name: encode_upload(updates[name], silos[name], keys[name], masks, b"benchmark", MemoryWorkspace())
+        for name in names
+    }
+    squared = torch.zeros(len(names), len(names), dtype=torch.float64)
     sent = {n: messages(sketch(models[n], size=size, context=b"benchmark"), keys[n]) for n in names}
-    squared = np.zeros((len(names), len(names)))
     for i, one in enumerate(names):
         for j, other in enumerate(names[:i]):
             squared[i, j] = squared[j, i] = max(0.0, squared_distance(sent[one][other], sent[other][one]))
-    mix = Mix(names, whole_weights(weights_of(torch.from_numpy(squared)).numpy()), b"benchmark")
-    shares = [silos[name].shares(mix) for name in names]
-    mixed = mixtures(sealed, mix)
-    return {name: silos[name].open(mixed[name], share_of(name, shares)) for name in names}, mix
+    whole = torch.from_numpy(whole_weights(weights_of(squared).numpy()))
+    told: Payload = {Exposure.MIXING_WEIGHTS: Part.of({"weights": whole})}
+    mixed, digests = mix_sealed(sealed, told, MemoryWorkspace())
+    mix = read_mix(stated(told, digests), names, b"benchmark")
+    given = openers({name: shared(silos[name], sealed[name], mix) for name in names})
+    opened = {}
+    for name in names:
+        sums = check_sums(sealed[name][Exposure.SEALED_MODEL], mix)
+        specs = updates[name][MODEL[0]].specs
+        payload = open_mixture({**mixed[name], **given[name]}, silos[name], names, name, sums, specs)
+        opened[name] = flat(payload[Exposure.PEER_DERIVED])
+    return opened, mix
 
 
-def cost(size: int, count: int, repeats: int) -> dict[str, Any]:
-    """One silo's and the coordinator's seconds and bytes."""
-    names = tuple(f"silo-{number:03}" for number in range(count))
-    private = X25519PrivateKey.generate()
-    public = {name: X25519PrivateKey.generate().public_key().public_bytes_raw() for name in names[1:]}
-    pairs = dict(zip(public, pair_keys(names[0], private, public, bytes(32)), strict=True))
-    model = np.random.default_rng(0).normal(0, 0.1, size).astype(np.float32)
-    whole = whole_weights(np.full((count, count), 1 / count))
-    mix = Mix(names, whole, b"benchmark")
-    part = min(size, SCALED)
-    rows = {name: np.random.default_rng(1).integers(0, 2**61, part, dtype=np.uint64) for name in names}
-    integers = model.astype(np.float64).view(np.uint64)
-    sealer = Sealer(names[0], pairs, b"benchmark")
-    # A mixture of its own model alone takes as long to open as any, and needs nothing of the others but their pads.
-    alone = Mix(names, np.eye(count, dtype=np.int64) << WEIGHT_BITS, b"alone")
-    opener = Sealer(names[0], pairs, b"benchmark")
-    mixture = ring.scaled(opener.seal(model, what="the model"), 1 << WEIGHT_BITS)
-    opener.shares(alone)
-    pads = [{names[0]: blind_mixing._pad(pairs[name], alone, name, names[0])} for name in names[1:]]
-    share = share_of(names[0], pads)
-    tasks: dict[str, Callable[[], object]] = {
-        "silo_seals": lambda: Sealer(names[0], pairs, b"benchmark").seal(model, what="the model"),
-        "silo_sketches": lambda: messages(sketch(model, size=SIZE, context=b"benchmark"), pairs),
-        "silo_shares": lambda: sealer.shares(mix),
-        "silo_opens": lambda: opener.open(mixture, share),
-        "coordinator_mixes": lambda: mixtures(rows, mix),
-        "silo_masks_for_a_sum": lambda: mask(integers, pairs.values()),
-    }
-    least: dict[str, float] = {}
-    for _ in range(repeats):
-        for name, task in tasks.items():
-            began = time.process_time()
-            task()
-            least[name] = min(least.get(name, float("inf")), time.process_time() - began)
-    least["coordinator_mixes"] *= size / part
-    silo = sum(least[name] for name in ("silo_seals", "silo_sketches", "silo_shares", "silo_opens"))
-    up = 8 * size + (count - 1) * (8 * min(size, SIZE) + 8 + 8 * DEGREE)
-    down = 8 * size + 8 * DEGREE + 8 * count * count
-    return {
-        "parameters": size,
-        "silos": count,
-        "seconds": {name: round(value, 4) for name, value in least.items()},
-        "mixes_scaled_from": part if part < size else None,
-        "silo_to_masks": round(silo / least["silo_masks_for_a_sum"], 2),
-        "bytes": {"up": up, "down": down, "plain_up": 4 * size, "plain_down": 4 * size, "masked_up": 8 * size},
-        "bytes_to_plain": round((up + down) / (8 * size), 2),
-    }
+def shared(sealer: Sealer, sealed: Payload, mix: Mix) -> Payload:
+    """What a silo gives so that others can open their mixtures."""
+    sums = check_sums(sealed[Exposure.SEALED_MODEL], mix)
+    return shares_payload(sealer.shares(mix), sums, sealer.tags(mix, sums))
+
+
+@dataclasses.dataclass
+class Measured:
+    """What a step cost: processor seconds, and by how many MB its memory grew."""
+
+    seconds: float
+    megabytes: float
+
+
+def measured(task: Callable[[], object]) -> Measured:
+    """Does a step in a process of its own, of which nothing is left but what it has written."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        began, start = time.process_time(), _resident()
+        task()
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        os.write(theirs, json.dumps([time.process_time() - began, max(0.0, most - start)]).encode())
+        os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours, "rb") as pipe:
+        told = pipe.read()
+    if os.waitpid(child, 0)[1] != 0:
+        raise SystemExit("a step has failed")
+    return Measured(*json.loads(told))
+
+
+def _resident() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+class Costs:
+    """One round of so many silos with models of so many numbers."""
+
+    def __init__(self, size: int, count: int, folder: Path) -> None:
+        self.size, self.folder = size, folder
+        self.spares = Spares(folder / "spare", most=0)
+        self.names = tuple(f"silo-{number:03}" for number in range(count))
+        self.keys = keys_of(self.names)
+        self.silos = {name: Sealer(name, self.keys[name], b"benchmark") for name in self.names}
+        self.steps: dict[str, Measured] = {}
+        for place, name in enumerate(self.names):
+            values = np.random.default_rng(place).normal(0, 0.1, size).astype(np.float32)
+            write_payload(
+                folder / f"plain-{name}.safetensors", {MODEL[0]: Part.of({"model": torch.from_numpy(values)})}
+            )
+
+    def row(self) -> dict[str, Any]:
+        """All that is measured."""
+        first = self.names[0]
+        for name in self.names:
+            step = measured(lambda name=name: self.seal(name))  # type: ignore[misc]
+            if name == first:
+                self.steps["silo_seals"] = step
+        even = whole_weights(np.full((len(self.names),) * 2, 1 / len(self.names)))
+        told: Payload = {Exposure.MIXING_WEIGHTS: Part.of({"weights": torch.from_numpy(even)})}
+        self.steps["coordinator_mixes"] = measured(lambda: self.mix(told))
+        digests = [sha256_of(self.read("mixture", name)) for name in self.names]
+        mix = read_mix(stated(told, digests), self.names, b"benchmark")
+        for name in self.names:
+            step = measured(lambda name=name: self.share(name, mix))  # type: ignore[misc]
+            if name == first:
+                self.steps["silo_shares"] = step
+        self.steps["coordinator_passes_on"] = measured(self.pass_on)
+        self.silos[first].shares(mix)
+        self.steps["silo_opens"] = measured(lambda: self.open(first, mix))
+        self.steps["coordinator_mixes_plainly"] = measured(lambda: self.mix_plainly(even))
+        values = np.zeros(self.size, dtype=np.uint64)
+        self.steps["silo_masks_for_a_sum"] = measured(lambda: mask(values, self.keys[first].values()))
+        return self.summary()
+
+    def summary(self) -> dict[str, Any]:
+        """Seconds, memory and bytes."""
+        silo = sum(self.steps[name].seconds for name in ("silo_seals", "silo_shares", "silo_opens"))
+        first, count = self.names[0], len(self.names)
+        up = sum(self.path(what, first).stat().st_size for what in ("sealed", "distances", "shares"))
+        down = sum(self.path(what, first).stat().st_size for what in ("mixture", "opener"))
+        down += count * (8 * count + hashlib.sha256().digest_size)
+        return {
+            "parameters": self.size,
+            "silos": count,
+            "seconds": {name: round(step.seconds, 3) for name, step in self.steps.items()},
+            "megabytes": {name: round(step.megabytes, 1) for name, step in self.steps.items()},
+            "silo_seconds": round(silo, 3),
+            "bytes": {"up": up, "down": down, "plain": 8 * self.size, "masked": 12 * self.size},
+            "bytes_to_plain": round((up + down) / (8 * self.size), 2),
+        }
+
+    def path(self, what: str, name: str) -> Path:
+        """Where something of a silo lies."""
+        return self.folder / f"{what}-{name}.safetensors"
+
+    def read(self, what: str, name: str) -> Part:
+        """Of one class."""
+        (part,) = read_payload(self.path(what, name)).values()
+        return part
+
+    def write(self, what: str, name: str, payload: Payload) -> None:
+        """For a later step."""
+        write_payload(self.path(what, name), payload)
+
+    def files(self, what: str) -> FileWorkspace:
+        """Of a step."""
+        return FileWorkspace(self.folder / what, self.spares)
+
+    def seal(self, name: str) -> None:
+        """A silo seals its model, and tells of its distances."""
+        update, keys = read_payload(self.path("plain", name)), self.keys[name]
+        sealed = dict(encode_upload(update, self.silos[name], keys, MASKS, b"benchmark", self.files(name)))
+        source: Any = sealed.pop(Exposure.SEALED_MODEL).source
+        source.path.replace(self.path("sealed", name))
+        self.write("distances", name, sealed)
+
+    def mix(self, told: Payload) -> None:
+        """The coordinator mixes."""
+        sealed = {name: {Exposure.SEALED_MODEL: self.read("sealed", name)} for name in self.names}
+        mixed, _ = mix_sealed(sealed, told, self.files("mixed"))
+        for name, payload in mixed.items():
+            source: Any = payload[Exposure.SEALED_MIXTURE].source
+            source.path.replace(self.path("mixture", name))
+
+    def share(self, name: str, mix: Mix) -> None:
+        """A silo helps others to open theirs."""
+        sealer = Sealer(name, self.keys[name], b"benchmark", seed=self.silos[name].seed)
+        self.write("shares", name, shared(sealer, {Exposure.SEALED_MODEL: self.read("sealed", name)}, mix))
+
+    def pass_on(self) -> None:
+        """The coordinator adds shares."""
+        given = openers({name: read_payload(self.path("shares", name)) for name in self.names})
+        for name, payload in given.items():
+            self.write("opener", name, payload)
+
+    def open(self, name: str, mix: Mix) -> None:
+        """A silo opens its mixture; it has to be the mean of all models."""
+        payload = {Exposure.SEALED_MIXTURE: self.read("mixture", name), **read_payload(self.path("opener", name))}
+        sealer = Sealer(name, self.keys[name], b"benchmark", seed=self.silos[name].seed, mix=mix)
+        sums = ring.unpack(read_payload(self.path("shares", name))[Exposure.OPENING_SHARES].tensors()["sums"].numpy())
+        opened = open_mixture(payload, sealer, self.names, name, sums, self.read("plain", name).specs)
+        found = np.frombuffer(opened[Exposure.PEER_DERIVED].source.read(0, 4000), dtype="<f4")
+        models = [np.frombuffer(self.read("plain", other).source.read(0, 4000), dtype="<f4") for other in self.names]
+        expected = mix.row(name) / (1 << WEIGHT_BITS) @ np.stack(models)
+        if np.abs(found - expected).max() > 1e-4:
+            raise SystemExit("what was opened is not the mixture of the models")
+
+    def mix_plainly(self, weights: NDArray[np.int64]) -> None:
+        """What the coordinator does where it sees the models."""
+        updates = [read_payload(self.path("plain", name)) for name in self.names]
+        combine(Stack.of(updates, MODEL), torch.from_numpy(weights / (1 << WEIGHT_BITS)), self.files("plain"))
+
+
+def sha256_of(part: Part) -> bytes:
+    """Of a mixture as it travels."""
+    found = hashlib.sha256()
+    for chunk in part.chunks(1 << 20):
+        found.update(chunk)
+    return found.digest()
+
+
+def cost(size: int, count: int, folder: Path | None) -> dict[str, Any]:
+    """One silo's and the coordinator's seconds, bytes and memory."""
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        return Costs(size, count, Path(place)).row()
 
 
 class BlindCoordinator(CoordinatorSide):
@@ -223,7 +381,7 @@ def main() -> None:
     parser.add_argument("what", choices=["cost", "models"])
     parser.add_argument("--sizes", type=int, nargs="+", default=[44_641, 1_000_000])
     parser.add_argument("--silos", type=int, nargs="+", default=[3, 20, 100])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--folder", type=Path, help="where models lie meanwhile")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--rounds", type=int, default=12)
@@ -244,7 +402,7 @@ def main() -> None:
     if options.what == "cost":
         for size in options.sizes:
             for count in options.silos:
-                add(cost(size, count, options.repeats))
+                add(cost(size, count, options.folder))
         return
     data = load_npz(options.data) if options.data else generate_tissue(seed=0, train=8000, test=2000)
     dominant = ((0, 1), (2, 3)) if data.num_classes == 4 else ((0, 1, 2), (3, 4, 5))
