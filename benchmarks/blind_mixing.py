@@ -1,20 +1,22 @@
 """What blind mixing costs, and what it changes in the models.
 
-Cost: seconds, bytes and memory of one silo and of the coordinator, for several sizes of model and numbers of silos,
-beside plain mixing of the same models and today's masks (`masking.mask`) in the same run. The whole protocol is done,
-with files as in daemons, each step in a process of its own: its processor time, and by how much its memory grew at
-most. What is opened is held against the mixture of the models. All sealed models and mixtures lie in --folder: 24 bytes
-a parameter and silo, and 8 for plain mixing.
+Cost: seconds and bytes of one silo and of the coordinator, for several sizes of model and numbers of silos, each beside
+today's masks (`masking.mask`) in the same run. Processor time of one thread, the least of some repeats; the mixture of
+large models is timed on the first 2^20 numbers and scaled (named so).
 
-    python benchmarks/blind_mixing.py cost [--sizes 44641 1000000] [--silos 3 20 100] [--folder FOLDER]
-                                           [--out FILE.json]
+    python benchmarks/blind_mixing.py cost [--sizes 44641 1000000] [--silos 3 20 100] [--repeats 3] [--out FILE.json]
 
 Models: federated training in the simulation, whose coordinator mixes plainly, or blind with sketches of so many numbers
 (0: as many as the model has, so that distances are exact). Every step of the protocol is done, in one process. Beside
 accuracies: how far a blind mixture lies from the plain one of the same uploads, as a share of what mixing moves.
 
     python benchmarks/blind_mixing.py models [--data FILE.npz] [--seeds 1 2 3] [--rounds 12] [--sketches 0 512]
+                                             [--methods diversifed bounded fedamp pfedsim] [--dirichlet 0.5]
+                                             [--blind-only]
                                              [--out FILE.json]
+
+Twenty silos in two groups of practical shares of classes, or of Dirichlet's label distributions. A sketch is never
+larger than the methods' default.
 
 Without --data on generated images, of which accuracies say nothing about real tissue.
 """
@@ -23,12 +25,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import hashlib
+import itertools
 import json
 import os
 import platform
-import resource
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -40,44 +40,37 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from medsilo.algorithms.datasets import ImageDataset, load_npz
-from medsilo.algorithms.diversifed import DiversiFed
-from medsilo.algorithms.families.tethered import Tethered, pairwise_distances, squared_distances
-from medsilo.algorithms.fedamp import FedAMP, attention
-from medsilo.algorithms.method import CoordinatorSide, Downloads, Method, Round
+from medsilo.algorithms.declarations import Mixing
+from medsilo.algorithms.method import PERSONAL, CoordinatorSide, Downloads, Method, Round
+from medsilo.algorithms.models import Layout, build
 from medsilo.algorithms.protection.blind import (
-    check_sums,
+    blind_method,
+    default_sketch,
     encode_upload,
     mix_sealed,
+    mixed_specs,
     open_mixture,
-    openers,
-    read_mix,
+    read_weights,
+    rules_of,
     shares_payload,
-    stated,
+    weigh,
 )
-from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload, Stack, combine
-from medsilo.algorithms.tensors.files import FileWorkspace, Spares, read_payload, write_payload
+from medsilo.algorithms.registry import make
+from medsilo.algorithms.tensors import Payload, TensorSpec
 from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, SecureAggregationPlan, TrainingPlan
-from medsilo.privacy.exposure import MODEL, Exposure
-from medsilo.privacy.secure_aggregation import ring
-from medsilo.privacy.secure_aggregation.blind_distances import SIZE, messages, sketch, squared_distance
-from medsilo.privacy.secure_aggregation.blind_mixing import FRACTION_BITS, WEIGHT_BITS, Mix, Sealer, whole_weights
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.secure_aggregation import blind_mixing, ring
+from medsilo.privacy.secure_aggregation.blind_distances import SIZE, messages, sketch
+from medsilo.privacy.secure_aggregation.blind_mixing import WEIGHT_BITS, Mix, Sealer, mixtures, share_of, whole_weights
 from medsilo.privacy.secure_aggregation.masking import PairKey, mask, pair_keys
-from medsilo.privacy.secure_aggregation.mixing_rules import isolation
-from medsilo.silo.data.settings import PracticalGroups
+from medsilo.privacy.secure_aggregation.mixing_rules import as_far, isolation
+from medsilo.privacy.secure_aggregation.ring import DEGREE
+from medsilo.silo.data.settings import Dirichlet, PracticalGroups, Setting
 from medsilo.silo.data.sharding import cut
 from medsilo.silo.data.synthetic import generate_tissue
 from medsilo.simulation.federation import Simulation
 
-MASKS = SecureAggregationPlan.model_validate(
-    {
-        "mode": "blind",
-        "minimum": 3,
-        "fraction_bits": FRACTION_BITS,
-        "rounds": 2,
-        "sketch_size": SIZE,
-        "largest_isolation": 1.0,
-    }
-)
+SCALED = 1 << 20
 
 
 def keys_of(names: tuple[str, ...]) -> dict[str, dict[str, PairKey]]:
@@ -91,267 +84,160 @@ def keys_of(names: tuple[str, ...]) -> dict[str, dict[str, PairKey]]:
     return found
 
 
-def blind(models: Mapping[str, NDArray[np.float32]], weights_of: Callable[[Any], Any], size: int) -> Any:
-    """What silos open in one round of the whole protocol, and the whole weights."""
-    names = tuple(models)
-    keys = keys_of(names)
-    silos = {name: Sealer(name, keys[name], b"benchmark") for name in names}
-    masks = MASKS.model_copy(update={"sketch_size": size})
-    updates = {name: {MODEL[0]: Part.of({"model": torch.from_numpy(models[name])})} for name in names}
-    sealed = {
-        name: encode_upload(updates[name], silos[name], keys[name], masks, b"benchmark", MemoryWorkspace())
-        for name in names
+def cost(size: int, count: int, repeats: int) -> dict[str, Any]:
+    """One silo's and the coordinator's seconds and bytes."""
+    names = tuple(f"silo-{number:03}" for number in range(count))
+    private = X25519PrivateKey.generate()
+    public = {name: X25519PrivateKey.generate().public_key().public_bytes_raw() for name in names[1:]}
+    pairs = dict(zip(public, pair_keys(names[0], private, public, bytes(32)), strict=True))
+    model = np.random.default_rng(0).normal(0, 0.1, size).astype(np.float32)
+    whole = whole_weights(np.full((count, count), 1 / count))
+    mix = Mix(names, whole, b"benchmark")
+    part = min(size, SCALED)
+    rows = {name: np.random.default_rng(1).integers(0, 2**61, part, dtype=np.uint64) for name in names}
+    integers = model.astype(np.float64).view(np.uint64)
+    sealer = Sealer(names[0], pairs, b"benchmark")
+    # A mixture of its own model alone takes as long to open as any, and needs nothing of the others but their pads.
+    alone = Mix(names, np.eye(count, dtype=np.int64) << WEIGHT_BITS, b"alone")
+    opener = Sealer(names[0], pairs, b"benchmark")
+    mixture = ring.scaled(opener.seal(model, what="the model"), 1 << WEIGHT_BITS)
+    opener.shares(alone)
+    pads = [{names[0]: blind_mixing._pad(pairs[name], alone, name, names[0])} for name in names[1:]]
+    share = share_of(names[0], pads)
+    tasks: dict[str, Callable[[], object]] = {
+        "silo_seals": lambda: Sealer(names[0], pairs, b"benchmark").seal(model, what="the model"),
+        "silo_sketches": lambda: messages(sketch(model, size=SIZE, context=b"benchmark")[None], pairs),
+        "silo_shares": lambda: sealer.shares(mix),
+        "silo_opens": lambda: opener.open(mixture, share),
+        "coordinator_mixes": lambda: mixtures(rows, mix),
+        "silo_masks_for_a_sum": lambda: mask(integers, pairs.values()),
     }
-    squared = torch.zeros(len(names), len(names), dtype=torch.float64)
-    sent = {n: messages(sketch(models[n], size=size, context=b"benchmark"), keys[n]) for n in names}
-    for i, one in enumerate(names):
-        for j, other in enumerate(names[:i]):
-            squared[i, j] = squared[j, i] = max(0.0, squared_distance(sent[one][other], sent[other][one]))
-    whole = torch.from_numpy(whole_weights(weights_of(squared).numpy()))
-    told: Payload = {Exposure.MIXING_WEIGHTS: Part.of({"weights": whole})}
-    mixed, digests = mix_sealed(sealed, told, MemoryWorkspace())
-    mix = read_mix(stated(told, digests), names, b"benchmark")
-    given = openers({name: shared(silos[name], sealed[name], mix) for name in names})
-    opened = {}
-    for name in names:
-        sums = check_sums(sealed[name][Exposure.SEALED_MODEL], mix)
-        specs = updates[name][MODEL[0]].specs
-        payload = open_mixture({**mixed[name], **given[name]}, silos[name], names, name, sums, specs)
-        opened[name] = flat(payload[Exposure.PEER_DERIVED])
-    return opened, mix
-
-
-def shared(sealer: Sealer, sealed: Payload, mix: Mix) -> Payload:
-    """What a silo gives so that others can open their mixtures."""
-    sums = check_sums(sealed[Exposure.SEALED_MODEL], mix)
-    return shares_payload(sealer.shares(mix), sums, sealer.tags(mix, sums))
-
-
-@dataclasses.dataclass
-class Measured:
-    """What a step cost: processor seconds, and by how many MB its memory grew."""
-
-    seconds: float
-    megabytes: float
-
-
-def measured(task: Callable[[], object]) -> Measured:
-    """Does a step in a process of its own, of which nothing is left but what it has written."""
-    ours, theirs = os.pipe()
-    child = os.fork()
-    if child == 0:
-        began, start = time.process_time(), _resident()
-        task()
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        os.write(theirs, json.dumps([time.process_time() - began, max(0.0, most - start)]).encode())
-        os._exit(0)
-    os.close(theirs)
-    with os.fdopen(ours, "rb") as pipe:
-        told = pipe.read()
-    if os.waitpid(child, 0)[1] != 0:
-        raise SystemExit("a step has failed")
-    return Measured(*json.loads(told))
-
-
-def _resident() -> float:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-class Costs:
-    """One round of so many silos with models of so many numbers."""
-
-    def __init__(self, size: int, count: int, folder: Path) -> None:
-        self.size, self.folder = size, folder
-        self.spares = Spares(folder / "spare", most=0)
-        self.names = tuple(f"silo-{number:03}" for number in range(count))
-        self.keys = keys_of(self.names)
-        self.silos = {name: Sealer(name, self.keys[name], b"benchmark") for name in self.names}
-        self.steps: dict[str, Measured] = {}
-        for place, name in enumerate(self.names):
-            values = np.random.default_rng(place).normal(0, 0.1, size).astype(np.float32)
-            write_payload(
-                folder / f"plain-{name}.safetensors", {MODEL[0]: Part.of({"model": torch.from_numpy(values)})}
-            )
-
-    def row(self) -> dict[str, Any]:
-        """All that is measured."""
-        first = self.names[0]
-        for name in self.names:
-            step = measured(lambda name=name: self.seal(name))  # type: ignore[misc]
-            if name == first:
-                self.steps["silo_seals"] = step
-        even = whole_weights(np.full((len(self.names),) * 2, 1 / len(self.names)))
-        told: Payload = {Exposure.MIXING_WEIGHTS: Part.of({"weights": torch.from_numpy(even)})}
-        self.steps["coordinator_mixes"] = measured(lambda: self.mix(told))
-        digests = [sha256_of(self.read("mixture", name)) for name in self.names]
-        mix = read_mix(stated(told, digests), self.names, b"benchmark")
-        for name in self.names:
-            step = measured(lambda name=name: self.share(name, mix))  # type: ignore[misc]
-            if name == first:
-                self.steps["silo_shares"] = step
-        self.steps["coordinator_passes_on"] = measured(self.pass_on)
-        self.silos[first].shares(mix)
-        self.steps["silo_opens"] = measured(lambda: self.open(first, mix))
-        self.steps["coordinator_mixes_plainly"] = measured(lambda: self.mix_plainly(even))
-        values = np.zeros(self.size, dtype=np.uint64)
-        self.steps["silo_masks_for_a_sum"] = measured(lambda: mask(values, self.keys[first].values()))
-        return self.summary()
-
-    def summary(self) -> dict[str, Any]:
-        """Seconds, memory and bytes."""
-        silo = sum(self.steps[name].seconds for name in ("silo_seals", "silo_shares", "silo_opens"))
-        first, count = self.names[0], len(self.names)
-        up = sum(self.path(what, first).stat().st_size for what in ("sealed", "distances", "shares"))
-        down = sum(self.path(what, first).stat().st_size for what in ("mixture", "opener"))
-        down += count * (8 * count + hashlib.sha256().digest_size)
-        return {
-            "parameters": self.size,
-            "silos": count,
-            "seconds": {name: round(step.seconds, 3) for name, step in self.steps.items()},
-            "megabytes": {name: round(step.megabytes, 1) for name, step in self.steps.items()},
-            "silo_seconds": round(silo, 3),
-            "bytes": {"up": up, "down": down, "plain": 8 * self.size, "masked": 12 * self.size},
-            "bytes_to_plain": round((up + down) / (8 * self.size), 2),
-        }
-
-    def path(self, what: str, name: str) -> Path:
-        """Where something of a silo lies."""
-        return self.folder / f"{what}-{name}.safetensors"
-
-    def read(self, what: str, name: str) -> Part:
-        """Of one class."""
-        (part,) = read_payload(self.path(what, name)).values()
-        return part
-
-    def write(self, what: str, name: str, payload: Payload) -> None:
-        """For a later step."""
-        write_payload(self.path(what, name), payload)
-
-    def files(self, what: str) -> FileWorkspace:
-        """Of a step."""
-        return FileWorkspace(self.folder / what, self.spares)
-
-    def seal(self, name: str) -> None:
-        """A silo seals its model, and tells of its distances."""
-        update, keys = read_payload(self.path("plain", name)), self.keys[name]
-        sealed = dict(encode_upload(update, self.silos[name], keys, MASKS, b"benchmark", self.files(name)))
-        source: Any = sealed.pop(Exposure.SEALED_MODEL).source
-        source.path.replace(self.path("sealed", name))
-        self.write("distances", name, sealed)
-
-    def mix(self, told: Payload) -> None:
-        """The coordinator mixes."""
-        sealed = {name: {Exposure.SEALED_MODEL: self.read("sealed", name)} for name in self.names}
-        mixed, _ = mix_sealed(sealed, told, self.files("mixed"))
-        for name, payload in mixed.items():
-            source: Any = payload[Exposure.SEALED_MIXTURE].source
-            source.path.replace(self.path("mixture", name))
-
-    def share(self, name: str, mix: Mix) -> None:
-        """A silo helps others to open theirs."""
-        sealer = Sealer(name, self.keys[name], b"benchmark", seed=self.silos[name].seed)
-        self.write("shares", name, shared(sealer, {Exposure.SEALED_MODEL: self.read("sealed", name)}, mix))
-
-    def pass_on(self) -> None:
-        """The coordinator adds shares."""
-        given = openers({name: read_payload(self.path("shares", name)) for name in self.names})
-        for name, payload in given.items():
-            self.write("opener", name, payload)
-
-    def open(self, name: str, mix: Mix) -> None:
-        """A silo opens its mixture; it has to be the mean of all models."""
-        payload = {Exposure.SEALED_MIXTURE: self.read("mixture", name), **read_payload(self.path("opener", name))}
-        sealer = Sealer(name, self.keys[name], b"benchmark", seed=self.silos[name].seed, mix=mix)
-        sums = ring.unpack(read_payload(self.path("shares", name))[Exposure.OPENING_SHARES].tensors()["sums"].numpy())
-        opened = open_mixture(payload, sealer, self.names, name, sums, self.read("plain", name).specs)
-        found = np.frombuffer(opened[Exposure.PEER_DERIVED].source.read(0, 4000), dtype="<f4")
-        models = [np.frombuffer(self.read("plain", other).source.read(0, 4000), dtype="<f4") for other in self.names]
-        expected = mix.row(name) / (1 << WEIGHT_BITS) @ np.stack(models)
-        if np.abs(found - expected).max() > 1e-4:
-            raise SystemExit("what was opened is not the mixture of the models")
-
-    def mix_plainly(self, weights: NDArray[np.int64]) -> None:
-        """What the coordinator does where it sees the models."""
-        updates = [read_payload(self.path("plain", name)) for name in self.names]
-        combine(Stack.of(updates, MODEL), torch.from_numpy(weights / (1 << WEIGHT_BITS)), self.files("plain"))
-
-
-def sha256_of(part: Part) -> bytes:
-    """Of a mixture as it travels."""
-    found = hashlib.sha256()
-    for chunk in part.chunks(1 << 20):
-        found.update(chunk)
-    return found.digest()
-
-
-def cost(size: int, count: int, folder: Path | None) -> dict[str, Any]:
-    """One silo's and the coordinator's seconds, bytes and memory."""
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        return Costs(size, count, Path(place)).row()
+    least: dict[str, float] = {}
+    for _ in range(repeats):
+        for name, task in tasks.items():
+            began = time.process_time()
+            task()
+            least[name] = min(least.get(name, float("inf")), time.process_time() - began)
+    least["coordinator_mixes"] *= size / part
+    silo = sum(least[name] for name in ("silo_seals", "silo_sketches", "silo_shares", "silo_opens"))
+    up = 8 * size + (count - 1) * (8 * min(size, SIZE) + 8 + 8 * DEGREE)
+    down = 8 * size + 8 * DEGREE + 8 * count * count
+    return {
+        "parameters": size,
+        "silos": count,
+        "seconds": {name: round(value, 4) for name, value in least.items()},
+        "mixes_scaled_from": part if part < size else None,
+        "silo_to_masks": round(silo / least["silo_masks_for_a_sum"], 2),
+        "bytes": {"up": up, "down": down, "plain_up": 4 * size, "plain_down": 4 * size, "masked_up": 8 * size},
+        "bytes_to_plain": round((up + down) / (8 * size), 2),
+    }
 
 
 class BlindCoordinator(CoordinatorSide):
-    """Mixes what a method mixes, blind, and remembers by how much that differs from mixing plainly."""
+    """Mixes what a method mixes, blind, with what silos and coordinators do in daemons, and remembers by how much that
+    differs from mixing plainly; what hospitals would have seen of it, too."""
 
-    size: ClassVar[int] = 0
+    masks: ClassVar[SecureAggregationPlan]
+    start: ClassVar[Mapping[str, torch.Tensor]]
     errors: ClassVar[list[float]] = []
-    isolations: ClassVar[list[float]] = []
+    changed: ClassVar[list[bool]] = []
+    rounds: ClassVar[list[Mixed]] = []
 
     def aggregate(self, ended: Round) -> Downloads:
         """One mixture a participant."""
-        method: Any = self.method
-        stack = Stack.of(list(ended.uploads.values()), MODEL)
         names = tuple(ended.uploads)
-        weights_of = weights_by_squared(method)
-        distances = pairwise_distances(stack.map(squared_distances), len(names))
-        plain = combine(stack, weights_of(distances.square()), ended.workspace)
-        models = {name: flat(row) for name, row in zip(names, stack_rows(ended), strict=True)}
-        opened, mix = blind(models, weights_of, self.size or next(iter(models.values())).size)
-        own = {}
-        for place, (name, part) in enumerate(zip(names, plain, strict=True)):
-            true = flat(part)
-            move = np.linalg.norm(true - models[name])
-            self.errors.append(float(np.linalg.norm(opened[name] - true) / move))
-            self.isolations.append(max(isolation(mix.weights, place, (i,)) for i in range(len(names)) if i != place))
-            own[name] = {Exposure.PEER_DERIVED: shaped(opened[name], part)}
+        mixing = blind_method(self.method).mixing(self.method, ended.number, self.federation.rounds)
+        keys = keys_of(names)
+        silos = {name: Sealer(name, keys[name], b"benchmark") for name in names}
+        sealed = {
+            name: encode_upload(ended.uploads[name], mixing, silos[name], keys[name], self.masks, b"benchmark")
+            for name in names
+        }
+        told, _ = weigh(sealed, mixing, self.masks)
+        whole = read_weights(told, names)
+        mix = Mix.of(names, whole, b"benchmark")
+        shares = {name: shares_payload(silos[name].shares(mix)) for name in names}
+        given = mix_sealed(sealed, shares, whole, ended.workspace)
+        specs = mixed_specs(ended.uploads[names[0]], mixing)
+        own = {name: open_mixture(given[name], silos[name], specs) for name in names}
+        self._note(ended, mixing, whole, own, specs)
         return Downloads(own=own)
 
+    def _note(
+        self,
+        ended: Round,
+        mixing: Mixing,
+        whole: NDArray[np.int64],
+        own: Mapping[str, Payload],
+        specs: tuple[TensorSpec, ...],
+    ) -> None:
+        named = [spec.name for spec in specs]
+        models = []
+        for upload in ended.uploads.values():
+            tensors = {
+                name: t for exposure in mixing.mixed & set(upload) for name, t in upload[exposure].tensors().items()
+            }
+            models.append(torch.cat([tensors[name].double().reshape(-1) for name in named]))
+        stacked = torch.stack(models)
+        weights = mixing.weights(exact_distances(ended.uploads, mixing, stacked))
+        plain = weights @ stacked
+        opened = torch.stack(
+            [
+                torch.cat([t.reshape(-1) for t in own[n][Exposure.PEER_DERIVED].tensors().values()])
+                for n in ended.uploads
+            ]
+        )
+        moves = (plain - stacked).norm(dim=1)
+        self.errors.extend(((opened - plain).norm(dim=1) / moves)[moves > 0].tolist())
+        wanted = whole_weights(weights.numpy())
+        self.changed.extend((rules_of(self.masks).nearest(wanted) != wanted).any(axis=1).tolist())
+        start = torch.cat([self.start[name].double().reshape(-1) for name in named])
+        shared = min(stacked.shape[1], sum(s.nbytes // 4 for s in self.federation.layout.extractor))
+        self.rounds.append(Mixed(whole, (stacked - start)[:, :shared].numpy()))
 
-def weights_by_squared(method: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A method's weights as a function of squared distances."""
-    if isinstance(method, FedAMP):
-        return lambda squared: attention(squared, sigma=method.sigma, step_size=method.step_size)
-    return lambda squared: method.weights(squared.sqrt())
+
+@dataclasses.dataclass(frozen=True)
+class Mixed:
+    """Of a round: the whole weights, and each silo's model [N, D] less the starting one (extractors come first)."""
+
+    weights: NDArray[np.int64]
+    moved: NDArray[np.float64]
 
 
-def stack_rows(ended: Round) -> list[Part]:
-    """The models of a round, one part each."""
-    (rows,) = {tuple(e for e in MODEL if e in upload) for upload in ended.uploads.values()}
-    return [
-        Part.of({name: t for e in rows for name, t in upload[e].tensors().items()}) for upload in ended.uploads.values()
-    ]
+def exact_distances(uploads: Mapping[str, Payload], mixing: Mixing, models: torch.Tensor) -> torch.Tensor:
+    """Squared, of what is compared: ``[K, N, N]``."""
+    if mixing.compared is None:
+        return torch.zeros(0, len(models), len(models), dtype=torch.float64)
+    rows = models[None]
+    if (exposure := mixing.compared.exposure) is not None:
+        tensors = [next(iter(upload[exposure].tensors().values())) for upload in uploads.values()]
+        rows = torch.stack([mixing.compared.rows(tensor) for tensor in tensors], dim=1)
+    return torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").square()
 
 
-def flat(part: Part) -> NDArray[np.float32]:
-    return np.concatenate([tensor.numpy().reshape(-1) for tensor in part.tensors().values()])
+def over_rounds(rounds: list[Mixed], window: int, others: float | None) -> list[float]:
+    """For each round the largest isolation of any model in what any other silo was given in the last rounds, where the
+    others are taken to have moved ``others`` times as far as the model's own silo; None: as they did."""
+    found = []
+    for last in range(1, len(rounds) + 1):
+        seen = rounds[max(0, last - window) : last]
+        moved = np.stack([one.moved for one in seen])
+        grams = np.einsum("snd,tnd->nst", moved, moved)
+        most = 0.0
+        for own in range(len(grams)):
+            weights = [one.weights for one in seen]
+            like = np.stack([as_far(grams[own], others)] * len(grams)) if others is not None else grams
+            for recipient in range(len(grams)):
+                if recipient != own:
+                    most = max(most, isolation(weights, own, (recipient,), moves=grams[own], others=like))
+        found.append(most)
+    return found
 
 
-def shaped(values: NDArray[np.float32], like: Part) -> Part:
-    found, start = {}, 0
-    for name, tensor in like.tensors().items():
-        found[name] = torch.from_numpy(values[start : start + tensor.numel()].reshape(tensor.shape).copy())
-        start += tensor.numel()
-    return Part.of(found)
-
-
-def models(shards: list[ImageDataset], method: Method, size: int | None, rounds: int, seed: int) -> dict[str, float]:
-    """Accuracies after some rounds; ``size`` None: mixed plainly."""
+def models(shards: list[ImageDataset], method: Method, size: int | None, rounds: int, seed: int) -> dict[str, Any]:
+    """Accuracies after some rounds; ``size`` None: mixed plainly, 0: of exact distances."""
     first = shards[0]
     kind = type(method)
-    if size is not None:
-        coordinator = type("Blind", (BlindCoordinator,), {"size": size, "errors": [], "isolations": []})
-        kind = dataclasses.dataclass(frozen=True)(type(kind.__name__, (kind,), {"coordinator": coordinator}))
-    chosen = kind(**method.parameters())
     plan = RunPlan(
         federation="bench",
         coordinator="coordinator",
@@ -363,16 +249,50 @@ def models(shards: list[ImageDataset], method: Method, size: int | None, rounds:
         seed=seed,
         required=method.required,
     )
+    if size is not None:
+        layout = Layout.of(build(plan.model, seed=seed))
+        masks = SecureAggregationPlan(
+            mode="blind",
+            minimum=3,
+            fraction_bits=blind_mixing.FRACTION_BITS,
+            rounds=2 * rounds,
+            sketch_size=min(size, default_sketch(method, layout, rounds)) or 1 << 20,
+            largest_isolation=1.0,
+        )
+        made: dict[str, Any] = {"masks": masks, "errors": [], "changed": [], "rounds": []}
+        coordinator: Any = type("Blind", (BlindCoordinator, method.coordinator), made)
+        statements = {"coordinator": coordinator, "under_blind": method.under_blind}
+        kind = dataclasses.dataclass(frozen=True)(type(kind.__name__, (kind,), statements))
+    chosen = kind(**method.parameters())
     simulation = Simulation(plan, chosen, shards, device=torch.device("cpu"))
+    if size is not None:
+        coordinator.start = next(iter(simulation.silos.values())).memory[PERSONAL]
     for _ in range(rounds):
         simulation.step()
     accuracies = [m.accuracy for m in simulation.finish().values() if m is not None]
-    found = {"accuracy": round(100 * float(np.mean(accuracies)), 2)}
+    found: dict[str, Any] = {"accuracy": round(100 * float(np.mean(accuracies)), 2)}
     if size is not None:
-        made: Any = chosen.coordinator
-        errors, isolated = made.errors, made.isolations
-        found |= {"error_of_move_median": float(np.median(errors)), "error_of_move_largest": float(np.max(errors))}
-        found |= {"isolation_median": float(np.median(isolated)), "isolation_largest": float(np.max(isolated))}
+        found |= {"sketch": masks.sketch_size} | seen_of(chosen.coordinator)
+    return found
+
+
+def seen_of(made: Any) -> dict[str, Any]:
+    """What a blind coordinator has remembered."""
+    errors, single = made.errors, over_rounds(made.rounds, 1, 1.0)
+    found = {
+        "error_of_move_median": float(np.median(errors)),
+        "error_of_move_largest": float(np.max(errors)),
+        "rows_changed_by_rules": float(np.mean(made.changed)),
+        "isolation": [round(one, 3) for one in single],
+    }
+    for window in (2, 4, 8):
+        for others in (1.0, 0.5, 0.0, None):
+            name = f"isolation_{window}_rounds_others_{'true' if others is None else others}"
+            found[name] = [round(one, 3) for one in over_rounds(made.rounds, window, others)]
+    lengths = np.stack([np.linalg.norm(b.moved - a.moved, axis=1) for a, b in itertools.pairwise(made.rounds)])
+    found["shortest_move_to_longest"] = [round(float(m.min() / m.max()), 3) for m in lengths]
+    sizes = np.stack([np.linalg.norm(one.moved, axis=1) for one in made.rounds])
+    found["move_to_all"] = [round(float(x), 3) for x in np.median(lengths / sizes[1:], axis=1)]
     return found
 
 
@@ -381,11 +301,14 @@ def main() -> None:
     parser.add_argument("what", choices=["cost", "models"])
     parser.add_argument("--sizes", type=int, nargs="+", default=[44_641, 1_000_000])
     parser.add_argument("--silos", type=int, nargs="+", default=[3, 20, 100])
-    parser.add_argument("--folder", type=Path, help="where models lie meanwhile")
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--sketches", type=int, nargs="+", default=[0, 512])
+    parser.add_argument("--methods", nargs="+", default=["diversifed", "bounded", "fedamp", "pfedsim"])
+    parser.add_argument("--dirichlet", type=float)
+    parser.add_argument("--blind-only", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -402,23 +325,27 @@ def main() -> None:
     if options.what == "cost":
         for size in options.sizes:
             for count in options.silos:
-                add(cost(size, count, options.folder))
+                add(cost(size, count, options.repeats))
         return
     data = load_npz(options.data) if options.data else generate_tissue(seed=0, train=8000, test=2000)
     dominant = ((0, 1), (2, 3)) if data.num_classes == 4 else ((0, 1, 2), (3, 4, 5))
-    setting = PracticalGroups(groups=(10, 10), dominant=dominant, share=0.8, train_per_silo=160, test_per_silo=36)
-    methods: list[Tethered] = [
-        DiversiFed(temperature=0.5),
-        DiversiFed(variant="bounded", proximal_weight=0.1),
-        FedAMP(),
-    ]
+    setting: Setting = PracticalGroups(
+        groups=(10, 10), dominant=dominant, share=0.8, train_per_silo=160, test_per_silo=36
+    )
+    if options.dirichlet is not None:
+        setting = Dirichlet(20, options.dirichlet, train_per_silo=160, test_per_silo=100)
+    known: dict[str, Method] = {
+        "diversifed": make("diversifed", {"temperature": 0.5}),
+        "bounded": make("diversifed", {"variant": "bounded", "proximal_weight": 0.1}),
+        "fedamp": make("fedamp", {}),
+        "pfedsim": make("pfedsim", {"warmup_share": 0.34}),
+    }
     for seed in options.seeds:
         shards = cut(data, setting, seed=seed)
-        for method in methods:
-            for size in (None, *options.sketches):
-                found = models(shards, method, size, options.rounds, seed)
-                variant = f" {method.variant}" if isinstance(method, DiversiFed) else ""
-                add({"method": f"{method.name}{variant}", "seed": seed, "sketch": size, **found})
+        for name in options.methods:
+            for size in (*([] if options.blind_only else [None]), *options.sketches):
+                found = models(shards, known[name], size, options.rounds, seed)
+                add({"method": name, "seed": seed, "sketch": size, **found})
 
 
 if __name__ == "__main__":

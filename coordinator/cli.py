@@ -33,6 +33,7 @@ from medsilo.privacy.party.commands import (
 from medsilo.privacy.party.console import application, out, say
 from medsilo.privacy.party.console import run as run_app
 from medsilo.privacy.party.logs import LogFormat
+from medsilo.privacy.party.witness_commands import witness_app
 from medsilo.privacy.report.format import Format
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tabl
 
 
 app.add_typer(audit_app(CoordinatorConfig.read), name="audit")
+app.add_typer(witness_app(CoordinatorConfig.read), name="witness")
 
 
 @app.command()

@@ -24,7 +24,7 @@ from typer.cli import get_docs_for_click
 from typer.main import get_command
 from typer.models import Context
 
-from medsilo.algorithms.declarations import Protected, Sums
+from medsilo.algorithms.declarations import Blind, Protected, Sums
 from medsilo.algorithms.families.sharing import COUNT
 from medsilo.algorithms.method import Method
 from medsilo.algorithms.models import Layout, build
@@ -33,8 +33,10 @@ from medsilo.coordinator.cli import app as coordinator_app
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.privacy.consent.consent import Consent
 from medsilo.privacy.consent.plan import ModelPlan
+from medsilo.privacy.dossier.questionnaire import Answers
 from medsilo.privacy.errors import MedsiloError
 from medsilo.privacy.exposure import MODEL, Exposure
+from medsilo.privacy.witness.config import WitnessConfig, WitnessPolicy
 from medsilo.silo.cli import app as silo_app
 from medsilo.silo.commands.shard import shard
 from medsilo.silo.flower.config import FlowerConfig
@@ -93,7 +95,7 @@ def trained_table() -> str:
 
 
 def configuration() -> str:
-    """Every key of the five kinds of file."""
+    """Every key of each kind of file."""
     parts = [
         "# Configuration files\n\nEvery key of the files that Medsilo reads, from the code that reads them. All are "
         "YAML; an unknown key, a wrong value or a key that stands twice is an error that names the file, the key and "
@@ -105,6 +107,9 @@ def configuration() -> str:
         ("`hospitalN.yaml`: a silo", SiloConfig),
         ("`hospitalN-flower.yaml`: a door for a [Flower app](../flower.md)", FlowerConfig),
         ("`hospitalN.consent.yaml`: what a hospital agrees to", Consent),
+        ("`hospitalN.dossier.yaml`: what only the hospital can say (`silo dossier`)", Answers),
+        ("`witness.yaml`: a [witness](../witnesses.md)", WitnessConfig),
+        ("A policy on witnesses (`audit verify --witness`)", WitnessPolicy),
         ("An experiment (`simulation run`)", ExperimentConfig),
     ]
     seen: set[type[BaseModel]] = set()
@@ -221,10 +226,12 @@ def _rounds(method: type[Method]) -> str:
 
 def _blind(method: type[Method]) -> str:
     stated = method.under_blind
-    return f"refused: {stated}" if isinstance(stated, str) else "yes"
+    if isinstance(stated, str):
+        return f"refused: {stated}"
+    return f"yes, with {conditions}" if (conditions := _conditions(stated)) else "yes"
 
 
-def _conditions(stated: Protected) -> str:
+def _conditions(stated: Protected | Blind) -> str:
     return "; ".join(
         " or ".join(f"`{one.name}: {_default(value)}`" for value in one.values) for one in stated.conditions
     )

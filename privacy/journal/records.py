@@ -2,7 +2,7 @@
 
 A record is one JSON object on disk. ``read`` makes its type of it and ``content`` gives the object back; no other
 module spells a record's kind or fields. A record costs nothing beside the parsed JSON: the object itself holds its
-attributes, neither copied nor checked (``medsilo.privacy.audit.record_form`` checks what others wrote). A field that a
+attributes, neither copied nor checked (``medsilo.privacy.verify`` checks what others wrote). A field that a
 record lacks raises ``AttributeError`` where it is asked for; but one with a default here has that instead. Those stand
 in some records of their kind only, or in none that an earlier release wrote, and are written where they are given.
 
@@ -69,6 +69,8 @@ class Kind(StrEnum):
     LEDGER = "ledger"
     VOID = "void"
     ROSTER = "roster"
+    MIX = "mix"
+    EGRESS = "egress"
 
 
 class Event(TypedDict):
@@ -360,6 +362,51 @@ class RosterRecord(Record):
     received_sha256: Hash | None = None
     """Of the models that all of them were given to train from."""
     statements: Sequence[Annotated[Json, MaskStatement]] = ()
+
+
+class MixRecord(Record):
+    """Before a silo sent what opens mixtures of a round's models: the weights, by their digest, and what it found of
+    them."""
+
+    kind = Kind.MIX
+    run: str
+    plan_sha256: Hash
+    round: Whole
+    """In which the models were sealed."""
+    roster_sha256: Hash
+    mix_sha256: Hash
+    """SHA-256 of weights and roster."""
+    models: Whole | None
+    """In a mixture that holds the silo's model, or its own, how many count beside its recipient's own, at least."""
+    isolation: float
+    """How far the silo's model stands out of what any recipient gets, at most."""
+    isolation_over_rounds: float
+    """The same of what recipients got in the last rounds together."""
+    rounds: Whole
+    """How many those are, the present one included."""
+
+
+class EgressRecord(Record):
+    """What the kernel counted for a silo without a network (``silo train --confined``), since its process began.
+
+    Counts are of bytes within TCP, on all connections to the one address that can be reached.
+    """
+
+    kind = Kind.EGRESS
+    since: Whole
+    """The record with which this confinement began, itself of this kind."""
+    address: str
+    connections: Whole
+    sent: Whole
+    """Each byte once: what went again is not in it."""
+    retransmitted: Whole
+    segments: Whole
+    """Packets that left, each with headers of TCP and IP around it."""
+    received: Whole
+    interfaces: Mapping[str, Whole]
+    """Bytes that left by each interface of the daemon's network namespace; loopback's stay in it."""
+    refused: Whole
+    """How often something in the namespace wanted another address, for which the kernel had no route."""
 
 
 class OtherRecord(Record):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from medsilo.privacy.audit.fork_proof import ForkProof
 
 SOUND, BROKEN, UNREADABLE = 0, 1, 2
+_RECORD = re.compile(r"0|[1-9][0-9]{0,9}")
 _ROUND = re.compile(r"[1-9][0-9]{0,8}")
 
 
@@ -30,6 +31,7 @@ def audit_app(read: Callable[[Path], PartyConfig]) -> typer.Typer:
     app = typer.Typer(help="Check the evidence of what left, and hand it on.", no_args_is_help=True)
     _add_verify(app, read)
     _add_export(app, read)
+    _add_show(app, read)
     return app
 
 
@@ -104,6 +106,62 @@ def _add_export(app: typer.Typer, read: Callable[[Path], PartyConfig]) -> None:
             markup=False,
             soft_wrap=True,
         )
+
+
+def _add_show(app: typer.Typer, read: Callable[[Path], PartyConfig]) -> None:
+    @app.command("show")
+    def show(
+        numbers: Annotated[
+            list[str] | None, typer.Argument(help="Numbers of records, as a citation has them: 17, or 24-60.")
+        ] = None,
+        config: Annotated[Path | None, typer.Option("--config", "-c", help="This party's configuration.")] = None,
+        bundle: Annotated[
+            Path | None, typer.Option("--bundle", help="A bundle or a journal's folder, instead of the own journal.")
+        ] = None,
+        cited: Annotated[
+            Path | None, typer.Option("--cited", help="Resolve every citation in this file (JSON) instead.")
+        ] = None,
+        receipts: Annotated[
+            Path | None,
+            typer.Option("--receipts", help="Write the records and their COSE receipts into this folder too."),
+        ] = None,
+    ) -> None:
+        """Show records by their numbers, as they were signed, with the hash by which documents cite them.
+
+        With `--cited`, ends with 1 if a citation does not hold. Whether the records are sound, `verify` says.
+        """
+        from medsilo.privacy.dossier.citations import check_citations, cite
+        from medsilo.privacy.dossier.cose_receipts import write_receipts
+
+        own = read(config) if config is not None else None
+        source = bundle or (own.journal if own is not None else None)
+        if source is None or bool(numbers) == (cited is not None):
+            raise ConfigurationError("give --config or --bundle, and with it either numbers of records or --cited FILE")
+        if cited is not None:
+            held, wrong = check_citations(cited, source)
+            for sentence in wrong:
+                say(sentence)
+            say(f"{held} of {held + len(wrong)} citations in {cited} hold.")
+            raise typer.Exit(BROKEN if wrong else SOUND)
+        citation, lines = cite(source, [_span(text) for text in numbers or ()])
+        for line in lines:
+            typer.echo(line.decode())
+        if receipts is not None:
+            if own is None or bundle is not None:
+                raise ConfigurationError("--receipts: give --config alone, as the owner's key signs them")
+            wanted = [number for first, last in citation.spans for number in range(first, last + 1)]
+            write_receipts(own.journal, own.keys / "audit.key", wanted, receipts)
+        say(f"{citation.count} of its records: {citation.numbers}\nSHA-256 {citation.sha256}")
+
+
+def _span(text: str) -> tuple[int, int]:
+    first, dash, last = text.rstrip(",").replace("–", "-").partition("-")
+    if _RECORD.fullmatch(first) is None or _RECORD.fullmatch(last if dash else first) is None:
+        raise ConfigurationError(f"{text}: should be the number of a record, or a range of such, as 17 or 24-60")
+    begin, end = int(first), int(last if dash else first)
+    if begin > end:
+        raise ConfigurationError(f"{text}: ends before it begins")
+    return begin, end
 
 
 def _verify(source: Path, peer: Path | None, key: Path | None, proof: Path | None, *, as_json: bool) -> None:

@@ -57,6 +57,11 @@ def as_json(report: Report) -> bytes:
         "refusals": [asdict(refusal) for refusal in report.refusals],
         "refusals_unlisted": report.refusals_unlisted,
         "privacy_loss": _loss(report),
+        "egress": [
+            {**asdict(one), "overhead": one.overhead, "allowance": one.allowance, "accounted": one.accounted}
+            for one in report.egress
+        ],
+        "uncounted": report.uncounted if report.egress else None,
         "rehearsals": [rehearsal.model_dump(mode="json") for rehearsal in report.rehearsals],
         "risks": {exposure.value: report.risk(exposure) for exposure in telling},
     }

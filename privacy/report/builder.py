@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from medsilo.privacy.audit.permission import is_farewell
 from medsilo.privacy.audit.verification import verify_evidence
 from medsilo.privacy.budget.loss import Losses
 from medsilo.privacy.consent.early_end import Cause
@@ -22,6 +21,7 @@ from medsilo.privacy.journal.merkle import MerkleTree
 from medsilo.privacy.journal.records import (
     ApprovalRecord,
     ConsentRecord,
+    EgressRecord,
     ForeignPeerRecord,
     LedgerRecord,
     MessageRecord,
@@ -37,6 +37,7 @@ from medsilo.privacy.journal.records import (
 )
 from medsilo.privacy.journal.segments import RECORDS
 from medsilo.privacy.journal.stored_schema import StoredSchema
+from medsilo.privacy.report.egress import EgressSums
 from medsilo.privacy.report.model import (
     BEFORE,
     Answer,
@@ -52,6 +53,7 @@ from medsilo.privacy.report.model import (
 )
 from medsilo.privacy.report.rehearsed import Rehearsed, read_rehearsals
 from medsilo.privacy.report.words import TELLING
+from medsilo.privacy.verify.permission import is_farewell
 from medsilo.protos.medsilo.v1 import coordinator_pb2
 
 _Flows = dict[tuple[str, str, Exposure], Flow]
@@ -166,6 +168,8 @@ def build_report(
         accuracies=[accuracy for accuracy in accuracies if run in (None, accuracy.run)],
         attendance=[one for one in attendance if run in (None, one.run)],
         privacy=sums.losses.by_account(entry["consent"] for entry in sums.consents),
+        egress=sums.egress.all,
+        uncounted=sums.egress.outside,
         rehearsals=[rehearsal for rehearsal in rehearsals if run in (None, rehearsal.run)],
     )
 
@@ -232,6 +236,7 @@ class _Sums:
         self.open_calls: OrderedDict[str, list[tuple[_Flows, str, MessageRecord]]] = OrderedDict()
         self.synthetic: list[str] = []
         self.losses = Losses()
+        self.egress = EgressSums()
         self.masked_sums: dict[str, dict[int, int]] = {}
 
     def take(self, record: Record) -> None:
@@ -268,6 +273,8 @@ class _Sums:
                 self._refusal(record)
             case SchemaRecord():
                 self.schemas[record.schema_sha256] = StoredSchema(record.files)
+            case EgressRecord():
+                self.egress.counted(record)
             case ForeignPeerRecord():
                 self.foreign[record.peer] = record.protocol
 
@@ -325,6 +332,8 @@ class _Sums:
         if run != BEFORE:
             self.plans.setdefault(run, (None, record.plan_sha256))
         leaving = (record.direction == "sent") == self.of_silo
+        if record.direction == "sent":
+            self.egress.sent(record)
         if leaving and any(_exposure(name) in TELLING for name in record.classes):
             self.told.setdefault(run, set()).add(self.data)
         if leaving and self.of_silo and self.consents and run != BEFORE and run not in self.consents[-1]["runs"]:

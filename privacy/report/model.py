@@ -26,6 +26,7 @@ from medsilo.privacy.exposure import BLIND_UPLINK, UNDER_ROSTER, Exposure, expan
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.journal.records import ApprovalRecord, WithdrawalRecord
 from medsilo.privacy.pages.wording import listed, number_of, rounds_and_end
+from medsilo.privacy.report.egress import Egress
 from medsilo.privacy.report.rehearsed import Rehearsed
 from medsilo.privacy.report.words import (
     BLIND_MIXTURE,
@@ -313,8 +314,9 @@ class Report:
     after which withdrawal it was ``given_anew_after``. ``other_runs``: runs on record that a report limited to one run
     leaves out. ``plain_elsewhere``: those of them of which something about patients left without differential privacy,
     and whether on the same version of the images. ``rehearsals``: their last results, which stand beside the record,
-    not in it. ``withdrawn``: from when to when (UTC) the consent was in force that the hospital has withdrawn and not
-    given anew.
+    not in it. ``egress``: what the kernel counted, of each confined process of **all** runs; ``uncounted``: bytes of
+    messages that left while it did not. ``withdrawn``: from when to when (UTC) the consent was in force that the
+    hospital has withdrawn and not given anew.
 
     >>> from medsilo import make_report
     >>> report = make_report("demo/state/hospital1/journal")
@@ -348,6 +350,8 @@ class Report:
     accuracies: Sequence[SharedAccuracy] = ()
     attendance: Sequence[Attendance] = ()
     privacy: Sequence[PrivacyLoss] = ()
+    egress: Sequence[Egress] = ()
+    uncounted: int = 0
     rehearsals: Sequence[Rehearsed] = ()
 
     @property

@@ -133,6 +133,7 @@ class Participation:
                 self._help_to_open(task.round, payload)
             else:
                 self._train(task.round, payload)
+            self._uplink.note_egress()
             payload = {}  # as large as the model, and the next one is on its way
             self._let_go()
 
@@ -167,9 +168,13 @@ class Participation:
         ):
             raise RefusedError(f"the coordinator asks for a masked update of round {task.round + 1}, which is not due")
         self._gate.begin_round(task.round)
-        roster, upload = self._masking.mask(task.round, task.roster, self._side.upload(), self._site.noised)
+        roster, upload = self._masking.mask(task.round, task.roster, self._upload(), self._site.noised)
         if self._send(task.round, upload, roster_sha256=roster.sha256):
             self._masking.used()
+
+    def _upload(self) -> Payload:
+        """A round's update before it is covered."""
+        return self._side.blind_upload() if self._plan.is_blind else self._side.upload()
 
     def _help_to_open(self, round_number: int, payload: Payload) -> None:
         """Gives what others need to open their mixtures of what was sealed in the round before."""
@@ -290,6 +295,7 @@ class Participation:
             )
         if self._masking is not None:
             self._received["start"] = digest({model.start: Part.of(initial)}).hex()
+            self._masking.begun(initial)
         with self._processes.together("begin", {"initial": initial}):
             begun = self._site.start(initial)
             self._side.begin(begun)

@@ -35,15 +35,15 @@ def furthest(found: dict[str, dict[str, torch.Tensor]], expected: dict[str, dict
     return max(float((found[n][key] - expected[n][key]).abs().max()) for n in found for key in found[n])
 
 
-def assert_models_are_the_plain_runs(one: Federation) -> None:
+def assert_models_are_the_plain_runs(one: Federation, *, near: float = NEAR) -> None:
     expected = one.simulate()
-    assert furthest(models_of(one), expected) < NEAR
+    assert furthest(models_of(one), expected) < near
     # Without mixtures they would be others.
     settings = one.coordinator_config["run"]
     alone = {**settings, "method": {"name": "local"}}
     del alone["secure_aggregation"]
     one.write("coordinator.yaml", {**one.coordinator_config, "run": alone})
-    assert furthest(one.simulate(), expected) > 5 * NEAR
+    assert furthest(one.simulate(), expected) > 5 * near
     one.write("coordinator.yaml", one.coordinator_config)
 
 
@@ -91,6 +91,9 @@ def test_models_are_the_plain_runs_and_the_coordinator_has_none_of_them(federati
         assert classes_of(sent(one, name, 0)) == classes_of(sent(one, name, 2)) == {"SEALED_MODEL", "MODEL_DISTANCES"}
         assert classes_of(sent(one, name, 1)) == classes_of(sent(one, name, 3)) == {"OPENING_SHARES"}
         assert [r["round"] for r in one.records(name) if r["kind"] == "roster"] == [0, 2]
+        helped = [r for r in one.records(name) if r["kind"] == "mix"]
+        assert [(r["round"], r["models"], r["rounds"]) for r in helped] == [(0, 2, 1), (2, 2, 2)]
+        assert all(0 < r["isolation"] <= r["isolation_over_rounds"] for r in helped)
         assert not (one.run_folder(name) / "blind.json").exists(), "what opened the last mixture is gone"
         came = [r for r in one.messages(name, "received") if r["round"] == 1 and r.get("content")]
         shown |= {r["content"]["sha256"] for r in came if r["content"]["class"] == "MIXING_WEIGHTS"}
@@ -100,8 +103,44 @@ def test_models_are_the_plain_runs_and_the_coordinator_has_none_of_them(federati
     assert one.command("silo", "audit", "verify", "--config", "hospital1.yaml")
     for party, config in (("silo", "hospital1.yaml"), ("coordinator", "coordinator.yaml")):
         told = one.command(party, "report", "--config", config, "--format", "json")
-        said = "blind mixture: the coordinator learnt how far models lie apart, and chose the weights by it"
+        said = "blind mixture: a coordinator that kept to the protocol learnt how far models lie apart, and the weights"
         assert said in " ".join(told.lower().split()), told
+
+
+def test_pfedsim_mixes_all_of_a_model_evenly_and_then_extractors_by_classifiers(federation: Make) -> None:
+    method = {"name": "pfedsim", "warmup_share": 0.34}
+    one = blind(federation, run={"method": method, "training": SMOOTH, "rounds": 3})
+    one.run_to_the_end()
+    assert_every_round_counted_once(one)
+    assert_journals_sound(one)
+    assert_both_sides_agree(one)
+    assert_models_are_the_plain_runs(one, near=2 * NEAR)  # a round of training more magnifies differences once more
+    layout = Layout.of(build(CoordinatorConfig.read(one.folder / "coordinator.yaml").plan().model, seed=1))
+    whole = sum(spec.nbytes // 4 for spec in layout.parameters)
+    extractor = sum(spec.nbytes // 4 for spec in layout.extractor)
+    for name in one.silos:
+        came = [classes_of(sent(one, name, number)) for number in (0, 2, 4)]
+        assert came == [{"SEALED_MODEL"}, {"SEALED_MODEL", "MODEL_DISTANCES"}, {"SEALED_MODEL", "MODEL_DISTANCES"}]
+        sealed = [sum(r["classes"].get("SEALED_MODEL", 0) for r in sent(one, name, number)) for number in (0, 2, 4)]
+        assert sealed[0] >= 12 * whole > sealed[1] == sealed[2] >= 12 * extractor, "classifiers stay"
+
+
+def test_feddfq_without_gradients_compares_identifiers_that_the_coordinator_does_not_see(federation: Make) -> None:
+    method = {"name": "feddfq", "agam": False}
+    one = blind(federation, run={"method": method, "training": SMOOTH})
+    for name in one.silos:
+        one.write_consent(
+            name,
+            exposures=[*BLIND, "DATA_IDENTIFIER"],
+            secure_aggregation={"minimum": 3, "largest_isolation": 1000},
+        )
+    one.run_to_the_end()
+    assert_every_round_counted_once(one)
+    assert_journals_sound(one)
+    assert_models_are_the_plain_runs(one)
+    for name in one.silos:
+        for number in (0, 2):
+            assert classes_of(sent(one, name, number)) == {"SEALED_MODEL", "MODEL_DISTANCES"}
 
 
 def test_the_same_search_finds_models_in_a_plain_run(federation: Make) -> None:
