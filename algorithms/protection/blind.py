@@ -334,8 +334,11 @@ def sums_given(payload: Payload) -> bytes:
     return b"" if part is None or "sums" not in (found := part.tensors()) else found["sums"].numpy().tobytes()
 
 
-def open_mixture(payload: Payload, sealer: Sealer, silos: Sequence[str], own: str, specs: Specs) -> Payload:
-    """A silo's mixture as its method knows it, of tensors of these names and shapes. Raises ``RefusedError`` where it
+def open_mixture(
+    payload: Payload, sealer: Sealer, silos: Sequence[str], own: str, own_sums: ring.Words, specs: Specs
+) -> Payload:
+    """A silo's mixture as its method knows it, of tensors of these names and shapes; ``own_sums``: the check sums that
+    it gave. Raises ``RefusedError`` where it
     does not open: then not all silos went by the same roster and weights, or something was changed on the way."""
     count = sum(spec.nbytes for spec in specs) // 4
     part, opening = payload.get(Exposure.SEALED_MIXTURE), payload.get(Exposure.OPENING_SHARES)
@@ -352,7 +355,7 @@ def open_mixture(payload: Payload, sealer: Sealer, silos: Sequence[str], own: st
     others = [silo for silo in silos if silo != own]
     sums = dict(zip(silos, (ring.unpack(row) for row in found["sums"].numpy()), strict=True))
     tags = dict(zip(others, (bytes(row) for row in found["tags"].numpy()), strict=True))
-    opened = sealer.open(_pieces(part), count, Opener(ring.unpack(found["share"].numpy()), sums, tags))
+    opened = sealer.open(_pieces(part), count, Opener(ring.unpack(found["share"].numpy()), sums, tags), own_sums)
     return {Exposure.PEER_DERIVED: Part(specs, MemorySource([torch.from_numpy(opened)]))}
 
 

@@ -215,31 +215,31 @@ class Sealer:
         if set(mix.silos) != {self._name, *self._keys}:
             raise RefusedError(f"weights are for {', '.join(mix.silos)}, which are not the silos of the roster")
         self._mix = mix
-        found = {silo: ring.scaled(self._secret, mix.weight(silo, self._name)) for silo in self._keys}
+        column = mix.weights[:, [mix.silos.index(self._name)]]
+        found = ring.combined([self._secret], column)
         for other, pair in self._keys.items():
-            masks = ring.stream(_key(pair, b"mask", mix.digest), len(mix.silos) * DEGREE)
-            for recipient in found:
-                if recipient != other:
-                    mask = masks[:, DEGREE * (place := mix.silos.index(recipient)) : DEGREE * (place + 1)]
-                    change = ring.add if pair.adds else ring.subtract
-                    found[recipient] = change(found[recipient], mask)
-            found[other] = ring.add(found[other], _pad(pair, mix, self._name, other))
-        return found
+            masks = ring.stream(_key(pair, b"mask", mix.digest), found[0].size).reshape(found.shape)
+            masks[:, mix.silos.index(other)] = 0
+            found = ring.add(found, masks) if pair.adds else ring.subtract(found, masks)
+        given = {other: found[:, mix.silos.index(other)] for other in self._keys}
+        return {other: ring.add(given[other], _pad(pair, mix, self._name, other)) for other, pair in self._keys.items()}
 
     def tags(self, mix: Mix, sums: Words) -> dict[str, bytes]:
         """By which each other silo knows this one's check sums."""
         return {other: _tag(pair, mix, self._name, sums) for other, pair in self._keys.items()}
 
-    def open(self, pieces: Iterable[bytes | memoryview], count: int, opener: Opener) -> NDArray[np.float32]:
+    def open(
+        self, pieces: Iterable[bytes | memoryview], count: int, opener: Opener, own_sums: Words
+    ) -> NDArray[np.float32]:
         """This silo's mixture: of ``Σ_j W_ij c_j``, as it travels in pieces of ``PIECE`` numbers, the model's numbers
-        ``[count]``.
+        ``[count]``. ``own_sums``: the check sums that this silo itself gave.
 
         Raises ``RefusedError`` for a mixture that is not the one that was stated, or not one of what was sealed, and
         where what comes out is no mixture of models: shares and seals are not of one attempt.
         """
         assert self._mix is not None, "the shares for the others come first"
         mix = self._mix
-        self._check_tags(mix, opener)
+        self._check_sums(mix, opener, own_sums)
         factor = Factor(self._unmasked(mix, opener.share))
         row = mix.row(self._name)
         opened = np.empty(count, dtype=np.float32)
@@ -277,7 +277,12 @@ class Sealer:
             )
         return opened
 
-    def _check_tags(self, mix: Mix, opener: Opener) -> None:
+    def _check_sums(self, mix: Mix, opener: Opener, own_sums: Words) -> None:
+        if (opener.sums[self._name] != own_sums).any():
+            raise RefusedError(
+                f"check_sums: those that are told to be of {self._name} are not what it gave for these weights and "
+                "mixtures"
+            )
         for other, pair in self._keys.items():
             expected = _tag(pair, mix, other, opener.sums[other])
             if not hmac.compare_digest(expected, opener.tags[other]):

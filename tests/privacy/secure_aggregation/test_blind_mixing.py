@@ -198,7 +198,7 @@ class TestMixture:
         attempt = attempt_of()
         attempt.help()
         with pytest.raises(RefusedError, match=r"mixture_as_stated: the mixture for b is not the one"):
-            attempt.silos["b"].open(pieces(attempt.mixed["a"]), COUNT, attempt.opener("b"))
+            attempt.silos["b"].open(pieces(attempt.mixed["a"]), COUNT, attempt.opener("b"), attempt.sums["b"])
         public = ring.public_polynomials(b"round", 0, 1)
         bare = ring.Factor(share_of("a", attempt.shares)).times(public)[:, 0]
         left = ring.to_real(ring.subtract(attempt.mixed["a"][:, : ring.DEGREE], bare), 88)

@@ -85,7 +85,8 @@ class Attempt:
         """All give their shares, check sums and tags."""
         mix = self.mix if hasattr(self, "mix") else self.state()
         self.shares = [silo.shares(mix) for silo in self.silos.values()]
-        self.sums = {name: check_sums(words, mix) for name, words in self.sealed.items()}
+        self.given_sums = {name: check_sums(words, mix) for name, words in self.sealed.items()}
+        self.sums = dict(self.given_sums)
         self.tags = {name: silo.tags(mix, self.sums[name]) for name, silo in self.silos.items()}
 
     def opener(self, name: str) -> Opener:
@@ -95,7 +96,7 @@ class Attempt:
 
     def open(self, name: str) -> NDArray[np.float32]:
         """What a silo opens, once all have helped."""
-        return self.silos[name].open(pieces(self.mixed[name]), self.count, self.opener(name))
+        return self.silos[name].open(pieces(self.mixed[name]), self.count, self.opener(name), self.given_sums[name])
 
     def opened(self) -> dict[str, NDArray[np.float32]]:
         """What every silo opens."""
