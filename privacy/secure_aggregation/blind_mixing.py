@@ -218,9 +218,11 @@ class Sealer:
         column = mix.weights[:, [mix.silos.index(self._name)]]
         found = ring.combined([self._secret], column)
         for other, pair in self._keys.items():
-            masks = ring.stream(_key(pair, b"mask", mix.digest), found[0].size).reshape(found.shape)
-            masks[:, mix.silos.index(other)] = 0
-            found = ring.add(found, masks) if pair.adds else ring.subtract(found, masks)
+            key, change = _key(pair, b"mask", mix.digest), ring.add if pair.adds else ring.subtract
+            for recipient in range(len(mix.silos)):
+                if mix.silos[recipient] != other:
+                    masks = ring.stream(key, DEGREE, start=recipient * DEGREE)
+                    found[:, recipient] = change(found[:, recipient], masks)
         given = {other: found[:, mix.silos.index(other)] for other in self._keys}
         return {other: ring.add(given[other], _pad(pair, mix, self._name, other)) for other, pair in self._keys.items()}
 
