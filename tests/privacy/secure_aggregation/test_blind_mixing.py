@@ -418,6 +418,8 @@ class TestColluders:
             rows[i, (i + 1) % 9], rows[i, (i + 2) % 9] = 2560, -1536
         assert np.abs(rows).sum(axis=1).max() == LARGEST_ROW
         assert withstands(rows) == 4
+        with pytest.raises(RefusedError, match="colluders: by these weights what is sealed withstands 4 recipients"):
+            MixingRules(colluders=5).check(Mix(tuple("abcdefghi"), rows, b""), "a")
 
     @pytest.mark.parametrize(("silos", "least"), [(7, 6), (20, 8), (100, 13)])
     def test_of_even_mixtures_more(self, silos: int, least: int) -> None:
