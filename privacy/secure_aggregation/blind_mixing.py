@@ -316,13 +316,11 @@ def mixtures(sealed: Mapping[str, Words], silos: Sequence[str], weights: NDArray
     return {silo: rows[:, place] for place, silo in enumerate(silos)}
 
 
-def share_of(recipient: str, shares: Sequence[Mapping[str, Words]]) -> Words:
-    """The sum of what all others gave for a recipient."""
-    found = np.zeros((2, DEGREE), dtype=np.uint64)
-    for given in shares:
-        if recipient in given:
-            found = ring.add(found, given[recipient])
-    return found
+def add_shares(totals: Words, shares: Words, *, without: int) -> None:
+    """Adds what one silo gave for all others ``[2, N - 1, DEGREE]``, by their names, to what there is for each silo
+    ``[2, N, DEGREE]``. ``without``: the giver's place."""
+    others = [place for place in range(totals.shape[1]) if place != without]
+    totals[:, others] = ring.add(totals[:, others], shares)
 
 
 def _errors(noise: NoiseSource, count: int) -> NDArray[np.int64]:

@@ -26,12 +26,11 @@ from medsilo.privacy.secure_aggregation.blind_mixing import (
     Mix,
     Sealer,
     opening_error,
-    share_of,
     whole_weights,
     withstands,
 )
 from medsilo.privacy.secure_aggregation.mixing_rules import MixingRules, isolation
-from tests.support.runs.blind_attempt import Attempt, keys_of, pieces
+from tests.support.runs.blind_attempt import Attempt, keys_of, pieces, share_of
 
 NAMES = ("a", "b", "c", "d")
 COUNT = 4 * 4096 + 5000

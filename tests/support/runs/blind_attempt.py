@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -17,7 +17,6 @@ from medsilo.privacy.secure_aggregation.blind_mixing import (
     Sealer,
     mixtures,
     sealed_size,
-    share_of,
 )
 from medsilo.privacy.secure_aggregation.masking import PairKey, pair_keys
 from medsilo.privacy.secure_aggregation.mixture_checks import CheckSums
@@ -43,6 +42,15 @@ def sha256_of(mixture: Words) -> bytes:
 def pieces(mixture: Words) -> list[bytes]:
     """A mixture as it travels."""
     return [ring.pack(mixture[:, start : start + PIECE]).tobytes() for start in range(0, mixture.shape[1], PIECE)]
+
+
+def share_of(recipient: str, shares: Sequence[Mapping[str, Words]]) -> Words:
+    """The sum of what all others gave for a recipient."""
+    found = np.zeros((2, ring.DEGREE), dtype=np.uint64)
+    for given in shares:
+        if recipient in given:
+            found = ring.add(found, given[recipient])
+    return found
 
 
 def check_sums(sealed: Words, mix: Mix) -> Words:
