@@ -302,10 +302,13 @@ class Sealer:
 
 def check_room(values: NDArray[np.float32], *, what: str) -> None:
     """Raises ``TrainingError`` naming ``what`` for a number that is not finite, or beyond ±``LIMIT``."""
-    outside = ~(np.abs(values.astype(np.float64)) < LIMIT)
-    if outside.any():
+    for start in range(0, len(values), PIECE):
+        piece = values[start : start + PIECE]
+        outside = ~(np.abs(piece) < LIMIT)
+        if not outside.any():
+            continue
         raise TrainingError(
-            f"{what} holds {float(values[outside].flat[0]):g}; a blind mixture has room for ±{LIMIT:.4g}. Nothing "
+            f"{what} holds {float(piece[outside].flat[0]):g}; a blind mixture has room for ±{LIMIT:.4g}. Nothing "
             "of it was sent; a smaller learning rate, or images scaled to smaller numbers, keep models smaller"
         )
 
