@@ -6,23 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from medsilo.privacy.audit.times import Times
-from medsilo.privacy.errors import MedsiloError
-
-MOST_REMARKS = 5
-"""Of one kind in one result."""
-
-
-class BrokenError(MedsiloError):
-    """Evidence that does not hold. ``index``: the first bad record, or None where no single record is to blame.
-    ``until``: where a signature covers several, the last of those among which the bad one is."""
-
-    exit_code = 1
-
-    def __init__(self, index: int | None, what: str, *, until: int | None = None) -> None:
-        super().__init__(what if index is None else f"record {index}: {what}")
-        self.index = index
-        self.until = index if until is None else until
-        self.what = what
+from medsilo.privacy.verify.reader import MOST_REMARKS
+from medsilo.privacy.verify.result import Result, count_of
 
 
 @dataclass
@@ -45,8 +30,8 @@ class Finding:
 
 
 @dataclass
-class Verification:
-    """What was verified, and found.
+class Verification(Result):
+    """What was verified, and found, by the verifier and by what `audit verify` adds to it.
 
     ``key``: SHA-256 of the public audit key that signed last. ``signed``: records covered by the last checkpoint;
     ``unsigned``: newer ones in a journal's folder.
@@ -62,26 +47,8 @@ class Verification:
     ''
     """
 
-    source: str
-    party: str = ""
-    federation: str = ""
-    key: str = ""
-    records: int = 0
-    signed: int = 0
     unsigned: int = 0
-    whole: bool = True
-    root: str = ""
-    first_time: str | None = None
-    last_time: str | None = None
-    sent: int = 0
-    received: int = 0
-    refused: int = 0
-    acknowledged: int = 0
     peer: str | None = None
-    remarks: list[str] = field(default_factory=list)
-    problem: str = ""
-    index: int | None = None
-    until: int | None = None
     peers_problem: str = ""
     times: Times = field(default_factory=Times)
     findings: list[Finding] = field(default_factory=list)
@@ -108,28 +75,11 @@ class Verification:
     def sentences(self) -> list[str]:
         """The result in words."""
         if self.problem:
-            where = "" if self.index is None else f" The first bad record is number {self.index}."
-            if self.until != self.index:
-                where = f" The first bad record is one of the numbers {self.index} to {self.until}."
-            return [f"The record is NOT sound: {self.problem}.{where}", *self.remarks]
-        extent = f"All {self.records} records are" if self.whole else f"The {self.records} records of this range are"
-        if self.unsigned:
-            extent = f"The first {self.signed} of {self.records} records are"
+            return [*self.verdict(), *self.remarks]
         return [
-            f"{extent} in place and unchanged: they give the root that {self.party} signed with the audit key whose "
-            f"fingerprint begins with {self.key[:16]}.",
-            *(
-                [f"{self.acknowledged} of {self.sent} messages sent have the other side's signed receipt."]
-                if self.whole
-                else []
-            ),
+            *self.verdict(),
             *([f"NOT compared: {self.peers_problem}"] if self.peers_problem else []),
             *(finding.sentence() for finding in self.findings),
             *([sentence] if (sentence := self.times.sentence()) else []),
             *self.remarks,
         ]
-
-
-def count_of(number: int, what: str) -> str:
-    """A count in words: "1 record", "2 records"."""
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -2,7 +2,7 @@
 
 A record is one JSON object on disk. ``read`` makes its type of it and ``content`` gives the object back; no other
 module spells a record's kind or fields. A record costs nothing beside the parsed JSON: the object itself holds its
-attributes, neither copied nor checked (``medsilo.privacy.audit.record_form`` checks what others wrote). A field that a
+attributes, neither copied nor checked (``medsilo.privacy.verify`` checks what others wrote). A field that a
 record lacks raises ``AttributeError`` where it is asked for; but one with a default here has that instead. Those stand
 in some records of their kind only, or in none that an earlier release wrote, and are written where they are given.
 

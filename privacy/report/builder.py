@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from medsilo.privacy.audit.permission import is_farewell
 from medsilo.privacy.audit.verification import verify_evidence
 from medsilo.privacy.budget.loss import Losses
 from medsilo.privacy.consent.early_end import Cause
@@ -52,6 +51,7 @@ from medsilo.privacy.report.model import (
 )
 from medsilo.privacy.report.rehearsed import Rehearsed, read_rehearsals
 from medsilo.privacy.report.words import TELLING
+from medsilo.privacy.verify.permission import is_farewell
 from medsilo.protos.medsilo.v1 import coordinator_pb2
 
 _Flows = dict[tuple[str, str, Exposure], Flow]

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
-from medsilo.privacy.audit.times import TOLERANCE_SECONDS, moment
-from medsilo.privacy.budget.accounting import Guarantee
-from medsilo.privacy.consent.consent import trust_of
-from medsilo.privacy.consent.plan import Trust
-from medsilo.privacy.errors import ConsentError
-from medsilo.privacy.exposure import UNDER_ROSTER, Exposure, expand
-from medsilo.privacy.files.canonical import write_canonical
-from medsilo.privacy.identity.identity import is_silo
-from medsilo.privacy.journal.records import (
-    ConsentRecord,
-    MessageRecord,
-    RosterRecord,
-    RunRecord,
-    WithdrawalRecord,
-)
+import rfc8785
 
-_ALWAYS = frozenset({Exposure.PROTOCOL.value, Exposure.IDENTITY.value})
-_UNDER_ROSTER = frozenset(exposure.value for exposure in UNDER_ROSTER)
+from .result import ConsentError
+
+_ALWAYS = frozenset({"PROTOCOL", "IDENTITY"})
+UNDER_ROSTER = frozenset({"MASKED_UPDATE", "SEALED_MODEL"})
+"""What is sent for a roster of silos, which is on record before."""
+_MODEL = ("MODEL_PARAMETERS_EXTRACTOR", "MODEL_PARAMETERS_CLASSIFIER")
+WEAK_EPSILON, WEAK_DELTA = 8.0, 1e-3
+"""A promise of differential privacy beyond these rules hardly anything out about single images or patients."""
+TOLERANCE_SECONDS = 300
+"""How far two machines' clocks may be apart without anything being made of it."""
 _WITHDRAWN_BY_HOSPITAL = "withdrawn by the hospital"
 _FAREWELL = "Withdraw"
 """The call that tells the coordinator of a consent's end: it may leave when nothing else may,"""
@@ -36,6 +32,9 @@ _UPDATES = ("SubmitUpdate", "PushMessages")
 _MIDNIGHT = timedelta(minutes=1)
 """The gate is passed a moment before the record is written."""
 _CLOCKS = timedelta(seconds=TOLERANCE_SECONDS)
+_SILO = re.compile(r"spiffe://[^/]+/silo/[^/]+")
+_Trust = tuple[int, int]
+"""That of so many (the second) hospitals whose updates are summed so many at least are honest."""
 
 
 def is_farewell(rpc: str, *, ended: bool) -> bool:
@@ -51,7 +50,7 @@ class _Consent:
     methods: frozenset[str]
     rounds: int
     total_rounds: int | None
-    trusts: Trust | None
+    trusts: _Trust | None
     last_moment: datetime | None
 
     @classmethod
@@ -59,12 +58,14 @@ class _Consent:
         expires = content["expires"]
         end = date.max if expires is None else date.fromisoformat(expires)
         return cls(
-            classes=frozenset(exposure.value for exposure in expand(content["exposures"])),
+            classes=frozenset(
+                itertools.chain(*(_MODEL if n == "MODEL_PARAMETERS" else (n,) for n in content["exposures"]))
+            ),
             coordinator=content["coordinator"],
             methods=frozenset(content["methods"]),
             rounds=int(content["rounds"]),
             total_rounds=content.get("total_rounds"),
-            trusts=trust_of(content["trusts"]["honest"]) if content.get("trusts") else None,
+            trusts=_trust(content["trusts"]["honest"]) if content.get("trusts") else None,
             # Nothing can be written after the last day that there is.
             last_moment=None if end == date.max else datetime.combine(end, datetime.max.time(), UTC) + _MIDNIGHT,
         )
@@ -96,24 +97,24 @@ class Permissions:
 
     @property
     def _is_silo(self) -> bool:
-        return is_silo(self.party)
+        return _SILO.fullmatch(self.party) is not None
 
-    def consented(self, record: ConsentRecord) -> None:
+    def consented(self, record: Any) -> None:
         """Takes a consent."""
         self._consent = _Consent.of(record.consent)
         if record.given or not self._only_anew:
             self._withdrawn = self._only_anew = False
 
-    def withdrawn(self, record: WithdrawalRecord) -> None:
+    def withdrawn(self, record: Any) -> None:
         """Takes a withdrawal; at a coordinator it is about another party."""
         if self._is_silo:
             self._withdrawn = True
             self._only_anew = record.cause == _WITHDRAWN_BY_HOSPITAL
 
-    def joined(self, record: RunRecord) -> None:
+    def joined(self, record: Any) -> None:
         """Takes a run that was joined or begun; raises ``ConsentError`` if the consent does not hold the run."""
         plan, digest = record.plan, record.plan_sha256
-        if hashlib.sha256(write_canonical(plan)).hexdigest() != digest:
+        if hashlib.sha256(rfc8785.dumps(plan)).hexdigest() != digest:
             raise ConsentError("its plan does not have the hash that it is named by")
         required = frozenset(plan["required"])
         up, down = required.union(_ALWAYS, plan["optional"]), _ALWAYS.union(plan["downlink"])
@@ -131,14 +132,15 @@ class Permissions:
             raise ConsentError(f"run {record.run} (method {method}) was joined, and the consent does not hold it")
         honest = (plan.get("privacy") or {}).get("honest")
         if honest is not None:
-            wanted = Trust(honest, plan["secure_aggregation"]["minimum"])
-            if consent.trusts is None or not consent.trusts.covers(wanted):
+            of = plan["secure_aggregation"]["minimum"]
+            trusts = consent.trusts
+            if trusts is None or not (trusts[1] <= of and trusts[0] >= honest):
                 raise ConsentError(
-                    f"run {record.run}, whose noise is shared out, relies on {wanted} hospitals to be honest, and the "
-                    "consent trusts in no such thing"
+                    f"run {record.run}, whose noise is shared out, relies on {honest} of {of} hospitals to be honest, "
+                    "and the consent trusts in no such thing"
                 )
 
-    def masked(self, record: RosterRecord) -> None:
+    def masked(self, record: Any) -> None:
         """Takes a roster; raises ``ConsentError`` if a round's update was masked for other silos before.
 
         So was, in a run without privacy worth the name, what began with the same models, or any round of the run. In
@@ -172,7 +174,7 @@ class Permissions:
                     f"{what} for {', '.join(sorted(earlier))}: the difference of the two sums gives single updates away"
                 )
 
-    def check(self, record: MessageRecord, classes: Iterable[str], *, whole: bool) -> None:
+    def check(self, record: Any, classes: Iterable[str], *, whole: bool) -> None:
         """Raises ``ConsentError`` if a sent message's classes were not allowed to leave.
 
         ``whole``: the journal was read from its beginning, so that nothing allowed stands before.
@@ -183,11 +185,7 @@ class Permissions:
             self._check_consent(record, classes, telling, whole=whole)
             if plan is not None:
                 self._count_round(record, plan)
-            if (
-                _UNDER_ROSTER.intersection(telling)
-                and whole
-                and (record.plan_sha256, record.round) not in self._rosters
-            ):
+            if UNDER_ROSTER.intersection(telling) and whole and (record.plan_sha256, record.round) not in self._rosters:
                 raise ConsentError("a masked update left, and no roster is on record that it was masked for")
         if not telling:
             return
@@ -200,7 +198,7 @@ class Permissions:
         if extra:
             raise ConsentError(f"{', '.join(extra)} left, which the run's plan does not announce")
 
-    def outlived(self, record: MessageRecord, after: float) -> str:
+    def outlived(self, record: Any, after: float) -> str:
         """What is wrong with a sent message that ``check`` found allowed, if whom it went to has signed that it left
         after that time (seconds since 1970); empty if nothing is."""
         consent = self._consent
@@ -219,7 +217,7 @@ class Permissions:
             "was set wrong"
         )
 
-    def _check_consent(self, record: MessageRecord, classes: Iterable[str], telling: list[str], *, whole: bool) -> None:
+    def _check_consent(self, record: Any, classes: Iterable[str], telling: list[str], *, whole: bool) -> None:
         consent = self._consent
         if self._withdrawn and telling:
             raise ConsentError(f"{', '.join(telling)} left after the consent was withdrawn")
@@ -237,7 +235,7 @@ class Permissions:
         if consent.last_moment is not None and datetime.fromisoformat(record.time) > consent.last_moment:
             raise ConsentError("it left after the consent had expired")
 
-    def _count_round(self, record: MessageRecord, plan: _Plan) -> None:
+    def _count_round(self, record: Any, plan: _Plan) -> None:
         number = record.round
         if record.rpc not in _UPDATES or number is None or number <= plan.last_round:
             return
@@ -259,4 +257,17 @@ def _bounds(privacy: Mapping[str, Any] | None) -> bool:
     """Whether a plan's promise of differential privacy bounds what single updates tell."""
     if privacy is None:
         return False
-    return not Guarantee(float(privacy["epsilon"]), float(privacy["delta"]), privacy["unit"]).is_weak
+    return float(privacy["epsilon"]) <= WEAK_EPSILON and float(privacy["delta"]) <= WEAK_DELTA
+
+
+def _trust(words: str) -> _Trust:
+    honest, of = words.split(" of ")
+    return int(honest), int(of)
+
+
+def moment(time: float) -> str:
+    """A time in seconds since 1970, in words."""
+    try:
+        return f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, OverflowError, OSError):
+        return f"{time:.0f} s after 1970"
