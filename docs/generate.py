@@ -1,5 +1,5 @@
 """Writes what pages say of the code from the code: those under ``docs/reference``, and elsewhere the tables of methods,
-each between two comments; and the JSON Schema of evidence bundles.
+each between two comments; the JSON Schema of evidence bundles, and the verifier as a page.
 
     python docs/generate.py [--check]
 
@@ -31,6 +31,7 @@ from medsilo.algorithms.models import Layout, build
 from medsilo.algorithms.registry import METHODS
 from medsilo.coordinator.cli import app as coordinator_app
 from medsilo.coordinator.config import CoordinatorConfig
+from medsilo.privacy.audit.verifier_page import verifier_page
 from medsilo.privacy.consent.consent import Consent
 from medsilo.privacy.consent.plan import ModelPlan
 from medsilo.privacy.errors import MedsiloError
@@ -65,6 +66,7 @@ def main() -> None:
     }
     texts = {DOCS / "reference" / name: make().rstrip() + "\n" for name, make in pages.items()}
     texts[DOCS / "bundle.schema.json"] = bundle_schema() + "\n"
+    texts[DOCS / "verifier.html"] = verifier_page().decode()
     texts |= {(DOCS / name).resolve(): _between(DOCS / name, make) for name, make in tables.items()}
     stale = []
     for path, text in texts.items():

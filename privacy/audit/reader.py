@@ -13,7 +13,7 @@ from medsilo.privacy.audit.record_form import check_roster
 from medsilo.privacy.audit.signed_tree import SignedTree
 from medsilo.privacy.audit.spending import Spending
 from medsilo.privacy.audit.testimony import Testimony, Witness
-from medsilo.privacy.audit.times import Clockwork
+from medsilo.privacy.audit.times import TOLERANCE_SECONDS, Clockwork, moment
 from medsilo.privacy.errors import MedsiloError
 from medsilo.privacy.exposure import SCHEMA_SHA256
 from medsilo.privacy.files.canonical import read_canonical
@@ -67,7 +67,7 @@ class EvidenceReader(Reader):
         self._testimony: Testimony | None = None
         self._seen = 0
         self._clockwork = Clockwork(self.header.first if self.header is not None else 0)
-        self._outlived = ""
+        self._outlived = False
 
     def compare_with(self, comparison: Comparison, party: str) -> None:
         """While it is read, gives the comparison what was exchanged with that party."""
@@ -184,10 +184,17 @@ class EvidenceReader(Reader):
 
     def _check_expiry(self, record: MessageRecord) -> None:
         """A consent may have ended by the other side's clock, whatever the record's own time is."""
-        if not self._outlived and (after := self._clockwork.after(record.peer)):
-            self._outlived = self._permissions.outlived(record, after)
-            if self._outlived:
-                self.result.findings.append(Finding("contradiction", self._outlived, record.index))
+        if self._outlived or not (after := self._clockwork.after(record.peer)):
+            return
+        ends = self._permissions.ends(record.rpc)
+        if ends is not None and after > ends.timestamp() + TOLERANCE_SECONDS:
+            self._outlived = True
+            what = (
+                f"record {record.index} says that it left at {record.time}, within the consent, and the consent had "
+                f"ended by what {record.peer} had signed before, at {moment(after)}: one of the two clocks is wrong, "
+                "or was set wrong"
+            )
+            self.result.findings.append(Finding("contradiction", what, record.index))
 
     def _take_refusal(self, record: RefusalRecord) -> None:
         envelope, peer = record.attestation, record.peer

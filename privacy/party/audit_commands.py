@@ -1,4 +1,4 @@
-"""``silo audit`` and ``coordinator audit``: verify evidence, export it."""
+"""``silo audit`` and ``coordinator audit``: verify evidence, export it, write the verifier out."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def audit_app(read: Callable[[Path], PartyConfig]) -> typer.Typer:
     app = typer.Typer(help="Check the evidence of what left, and hand it on.", no_args_is_help=True)
     _add_verify(app, read)
     _add_export(app, read)
+    _add_verifier(app)
     return app
 
 
@@ -104,6 +105,21 @@ def _add_export(app: typer.Typer, read: Callable[[Path], PartyConfig]) -> None:
             markup=False,
             soft_wrap=True,
         )
+
+
+def _add_verifier(app: typer.Typer) -> None:
+    @app.command("verifier")
+    def write_verifier(
+        target: Annotated[Path, typer.Argument(help="The HTML file to write.")],
+    ) -> None:
+        """Write the verifier as one HTML file: it checks bundles in a browser, without a network or an installation."""
+        from medsilo.privacy.audit.verifier_page import verifier_page
+
+        try:
+            target.write_bytes(verifier_page())
+        except OSError as error:
+            raise MedsiloError(f"{target}: cannot be written: {error.strerror}") from None
+        out.print(f"{target}: open it in a browser, and give it a bundle.", markup=False, soft_wrap=True)
 
 
 def _verify(source: Path, peer: Path | None, key: Path | None, proof: Path | None, *, as_json: bool) -> None:

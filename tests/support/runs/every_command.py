@@ -227,6 +227,7 @@ def look_at_everything(run: Commands, folder: Path) -> None:
         ["report", *own],
         ["audit", "export", *own, "--out", "evidence.json"],
         ["audit", "open", *own],
+        ["audit", "verifier", "verifier.html"],
         ["consent", "show", *own],
     ):
         run.silo(*words)
@@ -234,6 +235,7 @@ def look_at_everything(run: Commands, folder: Path) -> None:
         run.coordinator(*words)
     run.coordinator("audit", "export", *theirs, "--out", "coordinators.json")
     run.coordinator("audit", "verify", *theirs)
+    run.coordinator("audit", "verifier", "verifier.html")
     run.silo("audit", "verify", *own, "--peer", "coordinators.json")
     run.starts("silo", "page", *own, "--port", 8600, until="token is in")
     token = (folder / "state" / "hospital1" / "keys" / "page.token").read_text().strip()
