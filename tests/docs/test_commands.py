@@ -54,6 +54,7 @@ NOT_RUN = {
     "sudo python benchmarks/": "measures for hours, as root",
     "python -m tests.fuzzing": "takes minutes to hours; tests/fuzzing/test_fuzzing.py runs the same with fewer inputs",
     "python3 - <<'EOF'": "test_the_documented_steps_verify_by_hand runs it, with the lines that follow",
+    "silo audit verifier": "tests/privacy/party/test_verifier_command.py runs it",
     "silo prepare": "tests/silo/data/test_preparing.py runs it on folders, tables and DICOM files",
     "silo evaluate": "tests/silo/model/test_evaluation.py runs it on a model that has been trained",
     "silo export": "tests/silo/model/test_exporting.py runs it in both formats",

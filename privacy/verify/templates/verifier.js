@@ -57,7 +57,9 @@ function concat(...parts) {
 
 function fromBase64(text) {
   if (!isText(text) || text.length % 4 || !/^[A-Za-z0-9+/]*={0,2}$/.test(text)) throw new FormError("it is not base64");
-  return Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
+  const held = atob(text), found = new Uint8Array(held.length);
+  for (let i = 0; i < held.length; i++) found[i] = held.charCodeAt(i);
+  return found;
 }
 
 function toBase64(bytes) {
@@ -240,11 +242,16 @@ const MOST_SIGNS = 16000, MOST_SIGNATURES = 64;
 const keyId = (key) => toHex(sha256(key));
 const keyHash = (name, key, kind) => sha256(utf8(name), Uint8Array.of(10, kind), key).subarray(0, 4);
 const loaded = new Map();
+let pending = null;  // signatures that are being checked while the reading goes on; null where each is waited for
 
 async function holds(key, signature, data) {
   const name = toHex(key);
   if (!loaded.has(name)) loaded.set(name, crypto.subtle.importKey("raw", key, { name: "Ed25519" }, false, ["verify"]));
-  return signature.length === 64 && crypto.subtle.verify({ name: "Ed25519" }, await loaded.get(name), signature, data);
+  if (signature.length !== 64) return false;
+  const check = loaded.get(name).then((imported) => crypto.subtle.verify({ name: "Ed25519" }, imported, signature, data));
+  if (pending === null) return check;
+  pending.push(check.catch(() => false));
+  return true;
 }
 
 function publicKey(text) {
@@ -472,7 +479,7 @@ class StoredSchema {
 // ---- attestations -------------------------------------------------------------------------------------------------
 
 const MOST_CALLS = 500;
-const text = (most = 2 ** 24) => (value) => isText(value) && Array.from(value).length <= most;
+const text = (most = 2 ** 24) => (value) => isText(value) && (value.length <= most || Array.from(value).length <= most);
 const whole = (least) => (value) => isWhole(value) && value >= least;
 const matching = (pattern) => (value) => isText(value) && pattern.test(value);
 const list = (most, each = () => true) => (value) => Array.isArray(value) && value.length <= most && value.every(each);
@@ -1465,8 +1472,24 @@ async function canVerify() {
 }
 
 // Verifies a bundle's bytes; `key`: the owner's public audit key in hexadecimal digits, if it is known; `along` is given
-// each record as it is read.
+// each record as it is read; it may be read twice.
 async function verifyBundle(bytes, key = null, along = null) {
+  // At first the reading waits for no signature. If anything at all does not hold then, that counts for nothing: all is
+  // read again with every check in its place, so that what is found first is what stands first.
+  let found = null;
+  pending = [];
+  try {
+    found = await readBundle(bytes, key, along);
+    if (!(await Promise.all(pending)).every(Boolean) || found.problem || found.unreadable) found = null;
+  } catch {
+    found = null;
+  } finally {
+    pending = null;
+  }
+  return found || readBundle(bytes, key, along);
+}
+
+async function readBundle(bytes, key, along) {
   const result = {
     party: "", federation: "", key: "", records: 0, signed: 0, whole: true, root: "", first_time: null, last_time: null,
     sent: 0, received: 0, refused: 0, acknowledged: 0, left: {}, kinds: {}, remarks: [], problem: "", index: null,

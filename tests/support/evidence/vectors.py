@@ -299,6 +299,8 @@ def splices(before: bytes, after: bytes) -> list[Splice]:
     for _, a, b, c, d in difflib.SequenceMatcher(None, *alike, autojunk=False).get_opcodes():
         pairs = [(old[a + n], new[c + n], starts[a + n]) for n in range(b - a)] if b - a == d - c else []
         for one, other, start in pairs or [(b"".join(old[a:b]), b"".join(new[c:d]), starts[a])]:
+            if one == other:
+                continue
             head = next(
                 (n for n, (x, y) in enumerate(zip(one, other, strict=False)) if x != y), min(len(one), len(other))
             )
