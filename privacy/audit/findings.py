@@ -16,10 +16,11 @@ class Finding:
 
     ``kind``: "proof" where signatures of one party cannot both be honest; "contradiction" where one party's word stands
     against another's, and somebody does not tell the truth, or has a clock that is wrong. ``index``: of the own record
-    that shows it; ``peers_index``: of the other side's.
+    that shows it; ``peers_index``: of the other side's. "witness" where the word of a witness that was asked for is
+    wanting, or stands against the evidence.
     """
 
-    kind: Literal["proof", "contradiction"]
+    kind: Literal["proof", "contradiction", "witness"]
     what: str
     index: int | None = None
     peers_index: int | None = None
@@ -40,7 +41,8 @@ class Verification(Result):
     other side's identity, if it was compared; ``peers_problem``: why it could not be, because its own evidence is not
     sound or ends too early, while nothing was found against this one. ``times``: what the other side's signed times say
     of the records'. ``findings``: what is proven, or contradicted, while the evidence itself is as it was signed;
-    ``proof``: of a finding that is proven, what anyone can check (``ForkProof``).
+    ``proof``: of a finding that is proven, what anyone can check (``ForkProof``). ``witnessed``: how it stands with the
+    witnesses that were asked for (``covered`` records, by ``time``, and each one's ``last`` size and time).
 
     >>> from medsilo import verify_evidence
     >>> verify_evidence("demo/hospital1-evidence.json").problem
@@ -53,6 +55,7 @@ class Verification(Result):
     times: Times = field(default_factory=Times)
     findings: list[Finding] = field(default_factory=list)
     proof: dict[str, Any] | None = None
+    witnessed: dict[str, Any] | None = None
 
     @property
     def sound(self) -> bool:

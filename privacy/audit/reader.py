@@ -14,6 +14,9 @@ from medsilo.privacy.audit.signed_tree import SignedTree
 from medsilo.privacy.audit.spending import Spending
 from medsilo.privacy.audit.testimony import Testimony, Witness
 from medsilo.privacy.audit.times import TOLERANCE_SECONDS, Clockwork, moment
+from medsilo.privacy.audit.witnesses import Asked, Witnesses
+from medsilo.privacy.door.attestation import Shown
+from medsilo.privacy.door.gossip import Heard, check_shown
 from medsilo.privacy.errors import MedsiloError
 from medsilo.privacy.exposure import SCHEMA_SHA256
 from medsilo.privacy.files.canonical import read_canonical
@@ -22,6 +25,7 @@ from medsilo.privacy.identity.identity import is_silo
 from medsilo.privacy.journal.checkpoint import time_of
 from medsilo.privacy.journal.merkle import MerkleTree
 from medsilo.privacy.journal.records import (
+    CosignedRecord,
     LedgerRecord,
     MessageRecord,
     PeerKeyRecord,
@@ -46,13 +50,22 @@ Along = Callable[[MerkleTree], Callable[[Record], None]]
 class EvidenceReader(Reader):
     """Reads one party's evidence. ``result`` says what was found.
 
-    ``checks``: where its signatures are checked. ``along``: who takes its records as they are read.
+    ``checks``: where its signatures are checked. ``along``: who takes its records as they are read. ``asked``: the
+    witnesses whose word it is to have.
     """
 
     result: Verification
     _tree: SignedTree
 
-    def __init__(self, evidence: Evidence, side: Side, *, checks: Checks = HERE, along: Along | None = None) -> None:
+    def __init__(
+        self,
+        evidence: Evidence,
+        side: Side,
+        *,
+        checks: Checks = HERE,
+        along: Along | None = None,
+        asked: Asked | None = None,
+    ) -> None:
         first = next(evidence.lines, None)
         self.announced = _announced(first)
         lines = itertools.chain(() if first is None else (first,), evidence.lines)
@@ -66,7 +79,11 @@ class EvidenceReader(Reader):
         self._compared = ""
         self._testimony: Testimony | None = None
         self._seen = 0
-        self._clockwork = Clockwork(self.header.first if self.header is not None else 0)
+        begins = self.header.first if self.header is not None else 0
+        self._clockwork = Clockwork(begins)
+        self._witnesses = Witnesses(asked, begins)
+        self._others: dict[str, dict[str, Heard]] = {}
+        """What other hospitals had been shown of a coordinator's journal, by the coordinator and the hospital."""
         self._outlived = False
 
     def compare_with(self, comparison: Comparison, party: str) -> None:
@@ -110,6 +127,7 @@ class EvidenceReader(Reader):
 
     def _end(self, header: Header) -> None:
         super()._end(header)
+        self._witnesses.end(header.checkpoint, self._tree)
         self._tell_root()
 
     def _tell_root(self) -> None:
@@ -125,10 +143,13 @@ class EvidenceReader(Reader):
     def _take(self, record: Record) -> None:
         self._tell_root()
         self._clockwork.take(record.time)
+        self._witnesses.line(record.time, self._tree)
         super()._take(record)
         match record:
             case RefusalRecord():
                 self._take_refusal(record)
+            case CosignedRecord():
+                self._witnesses.take(record)
             case LedgerRecord():
                 self._spending.charged(record)
             case RosterRecord() if is_silo(record.self):
@@ -166,6 +187,15 @@ class EvidenceReader(Reader):
             return
         if self._testimony is not None:
             self._testimony.checkpoint(self.side, record.peer, before, document, record.index)
+        for told in map(Shown.model_validate, document.shown):
+            self._others.setdefault(record.peer, {})[told.party] = check_shown(
+                told,
+                own=record.self,
+                peer=record.peer,
+                peer_key=self.key_of(record.peer) or b"",
+                here=document.checkpoint,
+                named={},
+            )
         if (witnessed := document.witnessed) is not None:
             # What the other side signed the document with covers the line in it.
             self._clockwork.signed(record.peer, witnessed.size, time_of(witnessed.cosignature))
@@ -226,6 +256,16 @@ class EvidenceReader(Reader):
                 "look again then."
             )
         result.tell_times(self._clockwork.conclude())
+        self._witnesses.conclude(result, tree)
+        for peer, heard in self._others.items():
+            told = "; ".join(
+                f"{party:.200}, its first {one.size} records, at {moment(one.time)}"
+                for party, one in sorted(heard.items())[:MOST_REMARKS]
+            )
+            result.remarks.append(
+                f"What {count_of(len(heard), 'other hospital')} had been shown of the journal of {peer:.200} was heard "
+                f"in their own signed words, and it is the one that was shown here: {told}."
+            )
         if tree.unlisted:
             result.remarks.append(
                 f"A crash kept {count_of(tree.unlisted, 'checkpoint')} from the journal's list, and what shows "

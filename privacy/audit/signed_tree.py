@@ -34,6 +34,11 @@ class SignedTree(tree.SignedTree):
         """Calls in which a checkpoint was shown that the journal's own list lacks: (its size, the message's index)."""
 
     @property
+    def origin(self) -> str:
+        """The journal's name in its checkpoints."""
+        return self._origin
+
+    @property
     def unlisted(self) -> int:
         """How many checkpoints a crash kept from the journal's own list."""
         return len(self._unlisted)

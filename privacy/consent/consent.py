@@ -19,6 +19,7 @@ from medsilo.privacy.exposure import UNDER_ROSTER, Exposure, expand
 from medsilo.privacy.files.configuration import Name, StrictModel, load
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.pages.wording import shown
+from medsilo.privacy.witness.config import WitnessPolicy
 
 
 def today() -> date:
@@ -97,6 +98,10 @@ LARGEST_SKETCH = 0.125
 """The share of a model's numbers that a sketch of it may have, unless a consent says otherwise."""
 
 
+LARGEST_OVER_ROUNDS = 3.0
+"""How far a model may stand out of what others got in the last rounds together, unless a consent says otherwise."""
+
+
 class SecureAggregationConsent(StrictModel):
     """Demands that updates leave under masks only, in every round.
 
@@ -105,13 +110,16 @@ class SecureAggregationConsent(StrictModel):
     are masked together with these alone, and nobody, not even who runs the federation's CA, can put an invented
     hospital among them. ``largest_isolation``: of blind mixtures, how far this hospital's model may stand out of what
     others get: its weight over the Euclidean norm of all others' but the recipient's own; 1 is two models in equal
-    parts. ``colluders``: for so many recipients together the same has to hold. ``largest_sketch``: of blind mixtures,
-    of how many numbers, as a share of the model's, a sketch may be from which distances between models are taken: it
-    is what a hospital that works with the coordinator can learn of every other's model. 1 allows exact distances.
+    parts. ``largest_isolation_over_rounds``: the same of what they got in the last four rounds of training together,
+    where others' models are taken to have changed as much as this hospital's. ``colluders``: for so many recipients
+    together both have to hold. ``largest_sketch``: of blind mixtures, of how many numbers, as a share of what is
+    compared, a sketch may be from which distances between models are taken: it is what a hospital that works with the
+    coordinator can learn of every other's model. 1 allows exact distances.
     """
 
     minimum: int = Field(default=3, ge=3)
     largest_isolation: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    largest_isolation_over_rounds: float = Field(default=LARGEST_OVER_ROUNDS, gt=0, allow_inf_nan=False)
     colluders: int = Field(default=1, ge=1, le=3)
     largest_sketch: float = Field(default=LARGEST_SKETCH, gt=0, le=1)
     audit_keys: dict[Name, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = Field(default_factory=dict)
@@ -236,7 +244,8 @@ class Consent(StrictModel):
     wait for ``silo approve`` before they are joined: each (``required``), those with another plan than the one that
     this consent was given for (``changes``), ``none``. ``plan_sha256``: of that plan; by default the first one that is
     joined with this file as it stands. ``privacy``: a budget for it. ``secure_aggregation``: demands masks. ``trusts``:
-    in whom; nobody by default.
+    in whom; nobody by default. ``witnesses``: to whom this journal's checkpoints may go (with CHECKPOINT under
+    ``exposures``), and whose cosignatures they are to have; nobody by default.
     """
 
     coordinator: str | None = None
@@ -251,6 +260,7 @@ class Consent(StrictModel):
     privacy: PrivacyConsent | None = None
     secure_aggregation: SecureAggregationConsent | None = None
     trusts: TrustConsent | None = None
+    witnesses: WitnessPolicy | None = None
 
     @field_validator("coordinator")
     @classmethod
@@ -349,7 +359,8 @@ class ConsentFile:
 
     def describe(self) -> dict[str, Any]:
         """The consent as it stands in the journal."""
-        return {"sha256": self.sha256, **self.consent.model_dump(mode="json")}
+        unused = set() if self.consent.witnesses is not None else {"witnesses"}
+        return {"sha256": self.sha256, **self.consent.model_dump(mode="json", exclude=unused)}
 
     def missing_to_ask(self, coordinator: Identity, *, day: date | None = None) -> Missing:
         """What is missing to ask a coordinator for its plan; ``day``: today by default."""

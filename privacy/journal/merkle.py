@@ -27,6 +27,7 @@ __all__ = [
     "leaf_hash",
     "node_hash",
     "perfect_subtrees",
+    "proven_beginning",
     "proven_subtrees",
     "root_of",
 ]
@@ -113,6 +114,20 @@ class ProvingTree(MerkleTree):
         for leaf in self._leaves(start, size):
             tree.append(leaf)
         return tree.root()
+
+
+def proven_beginning(first: int, second: int, second_root: bytes, proof: Sequence[bytes]) -> bytes | None:
+    """The root over the first leaves to which a consistency proof binds the tree of ``second`` leaves with that root;
+    None if it is no proof of that tree's, or ``first`` is a power of two (whose proof does not hold it)."""
+    if not 0 < first < second or not first & (first - 1):
+        return None
+    try:
+        found = proven_subtrees(first, b"", second, proof)
+    except ValueError:
+        return None
+    if found[0, second] != second_root:
+        return None
+    return root_of([found[start, start + (1 << level)] for start, level in perfect_subtrees(0, first)])
 
 
 def proven_subtrees(first: int, first_root: bytes, second: int, proof: Sequence[bytes]) -> dict[tuple[int, int], bytes]:

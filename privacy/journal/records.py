@@ -51,6 +51,10 @@ SchemaFiles = Annotated[Sequence[str], Form(named="schema_files")]
 Direction = Literal["sent", "received"]
 
 
+WITNESS_PEER = "witness:"
+"""How the name of a witness begins where a record names whom something was sent to."""
+
+
 class Kind(StrEnum):
     """The kinds of records that this release knows."""
 
@@ -69,6 +73,9 @@ class Kind(StrEnum):
     LEDGER = "ledger"
     VOID = "void"
     ROSTER = "roster"
+    COSIGNED = "cosigned"
+    MIX = "mix"
+    EGRESS = "egress"
 
 
 class Event(TypedDict):
@@ -123,6 +130,7 @@ class Consented(TypedDict):
     privacy: NotRequired[Json | None]
     secure_aggregation: NotRequired[Json | None]
     trusts: NotRequired[Json | None]
+    witnesses: NotRequired[Json | None]
 
 
 class MaskStatement(TypedDict):
@@ -360,6 +368,63 @@ class RosterRecord(Record):
     received_sha256: Hash | None = None
     """Of the models that all of them were given to train from."""
     statements: Sequence[Annotated[Json, MaskStatement]] = ()
+
+
+class CosignedRecord(Record):
+    """A checkpoint of this journal was shown to its witnesses, and cosigned by those who answered."""
+
+    kind = Kind.COSIGNED
+    checkpoint: Note
+    """It, signed, with the witnesses' lines under it."""
+    witnesses: Sequence[str]
+    """The keys (``name+hash+key``) of those who cosigned it."""
+    away: Mapping[str, str]
+    """Why the others did not, by their names."""
+
+
+class MixRecord(Record):
+    """Before a silo sent what opens mixtures of a round's models: the weights, by their digest, and what it found of
+    them."""
+
+    kind = Kind.MIX
+    run: str
+    plan_sha256: Hash
+    round: Whole
+    """In which the models were sealed."""
+    roster_sha256: Hash
+    mix_sha256: Hash
+    """SHA-256 of weights and roster."""
+    models: Whole | None
+    """In a mixture that holds the silo's model, or its own, how many count beside its recipient's own, at least."""
+    isolation: float
+    """How far the silo's model stands out of what any recipient gets, at most."""
+    isolation_over_rounds: float
+    """The same of what recipients got in the last rounds together."""
+    rounds: Whole
+    """How many those are, the present one included."""
+
+
+class EgressRecord(Record):
+    """What the kernel counted for a silo without a network (``silo train --confined``), since its process began.
+
+    Counts are of bytes within TCP, on all connections to the one address that can be reached.
+    """
+
+    kind = Kind.EGRESS
+    since: Whole
+    """The record with which this confinement began, itself of this kind."""
+    address: str
+    connections: Whole
+    sent: Whole
+    """Each byte once: what went again is not in it."""
+    retransmitted: Whole
+    segments: Whole
+    """Packets that left, each with headers of TCP and IP around it."""
+    received: Whole
+    interfaces: Mapping[str, Whole]
+    """Bytes that left by each interface of the daemon's network namespace; loopback's stay in it."""
+    refused: Whole
+    """How often something in the namespace wanted another address, for which the kernel had no route."""
 
 
 class OtherRecord(Record):

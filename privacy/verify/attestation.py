@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,8 @@ class Attestation:
     checkpoint: str
     consistency: Consistency
     witnessed: Witnessed | None
+    shown: tuple[Mapping[str, Any], ...] = ()
+    """What the signer has shown to others, in their own signed words; who reads more than one side checks them."""
 
 
 def read_attestation(document: Any) -> Attestation:
@@ -67,6 +70,7 @@ def read_attestation(document: Any) -> Attestation:
         held["checkpoint"],
         Consistency(consistency["size"], tuple(consistency["proof"])),
         None if witnessed is None else Witnessed(**_checked(witnessed, _WITNESSED)),
+        tuple(held.get("shown", ())),
     )
 
 
@@ -85,7 +89,10 @@ _ATTESTATION: Form = {
     "checkpoint": text(MOST_SIGNS),
     "consistency": lambda value: isinstance(value, dict),
 }
-_LATER: Form = {"witnessed": lambda value: value is None or isinstance(value, dict)}
+_LATER: Form = {
+    "witnessed": lambda value: value is None or isinstance(value, dict),
+    "shown": items(4, lambda value: isinstance(value, dict)),
+}
 """What may be left out. What a later release adds to attestations is named here."""
 _EXCHANGE: Form = {
     "rpc": text(100),

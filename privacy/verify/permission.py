@@ -13,6 +13,11 @@ import rfc8785
 
 from .result import ConsentError
 
+WITNESS_PEER = "witness:"
+"""How the name of a witness begins where a record names whom something was sent to."""
+_CHECKPOINT = "CHECKPOINT"
+_LARGEST_QUESTION = 32_768
+"""What a witness is asked is shorter, in bytes."""
 _ALWAYS = frozenset({"PROTOCOL", "IDENTITY"})
 UNDER_ROSTER = frozenset({"MASKED_UPDATE", "SEALED_MODEL"})
 """What is sent for a roster of silos, which is on record before."""
@@ -48,6 +53,7 @@ class _Consent:
     rounds: int
     total_rounds: int | None
     trusts: _Trust | None
+    witnesses: frozenset[str]
     last_moment: datetime | None
 
     @classmethod
@@ -62,6 +68,9 @@ class _Consent:
             rounds=int(content["rounds"]),
             total_rounds=content.get("total_rounds"),
             trusts=_trust(content["trusts"]["honest"]) if content.get("trusts") else None,
+            witnesses=frozenset(
+                WITNESS_PEER + str(key).partition("+")[0] for key in (content.get("witnesses") or {}).get("keys", ())
+            ),
             # Nothing can be written after the last day that there is.
             last_moment=None if end == date.max else datetime.combine(end, datetime.max.time(), UTC) + _MIDNIGHT,
         )
@@ -174,6 +183,9 @@ class Permissions:
 
         ``whole``: the journal was read from its beginning, so that nothing allowed stands before.
         """
+        if record.peer.startswith(WITNESS_PEER):
+            self._check_witness(record, classes, whole=whole)
+            return
         telling = [name for name in classes if name not in _ALWAYS]
         plan = self._plans.get(record.plan_sha256 or "")
         if self._is_silo:
@@ -208,6 +220,19 @@ class Permissions:
             raise ConsentError(f"{', '.join(extra)} left without consent")
         if record.peer != consent.coordinator:
             raise ConsentError(f"it left for {record.peer}; the consent is for {consent.coordinator}")
+        if consent.last_moment is not None and datetime.fromisoformat(record.time) > consent.last_moment:
+            raise ConsentError("it left after the consent had expired")
+
+    def _check_witness(self, record: Any, classes: Iterable[str], *, whole: bool) -> None:
+        if set(classes) != {_CHECKPOINT} or record.length > _LARGEST_QUESTION:
+            raise ConsentError(f"what left for {record.peer:.200} is not a checkpoint and its proof")
+        consent = self._consent
+        if not self._is_silo or (consent is None and not whole):
+            return
+        if consent is None or self._withdrawn:
+            raise ConsentError(f"a checkpoint left for {record.peer:.200} without a consent that is in force")
+        if record.peer not in consent.witnesses or _CHECKPOINT not in consent.classes:
+            raise ConsentError(f"a checkpoint left for {record.peer:.200}, and the consent does not hold that")
         if consent.last_moment is not None and datetime.fromisoformat(record.time) > consent.last_moment:
             raise ConsentError("it left after the consent had expired")
 

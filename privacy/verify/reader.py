@@ -179,7 +179,10 @@ class Reader:
                 self._schemas[schema.sha256] = schema
             case "segment":
                 self._tree.take_segment(record)
-            case "approval" | "ledger":
+            case "cosigned":
+                self._tree.check_shown(record.checkpoint)
+                self._receipts.cosigned(record)
+            case "approval" | "ledger" | "mix" | "egress":
                 pass
             case kind if kind not in _OF_WHOLE:
                 if len(self._unknown) < MOST_REMARKS:

@@ -20,6 +20,7 @@ from typing import Any
 
 from .attestation import MOST_CALLS, Attestation, Consistency, Exchange, Witnessed, read_attestation
 from .merkle import EMPTY_ROOT, check_consistency
+from .permission import WITNESS_PEER
 from .result import BrokenError, EvidenceError, Result, count_of
 from .signed import ATTESTATION, Checkpoint, Checks, follow, public_key, read_note, unseal, verify_cosignature
 
@@ -369,6 +370,8 @@ class Receipts:
         self._peers: dict[str, PeerReceipts] = {}
         self._foreign: dict[str, tuple[str, int]] = {}
         """Parties that sign no receipts: what they speak, and how many messages were sent to them."""
+        self._asked = self._cosigned = 0
+        """Checkpoints that were sent to witnesses, and that they cosigned."""
         self._withdrawn: set[str] = set()
         """Hospitals that have withdrawn and not joined since: nothing more is exchanged with them."""
 
@@ -410,6 +413,11 @@ class Receipts:
     def is_excused(self, record: Any) -> bool:
         """Whether no receipt is due for a message, which is then counted: it is the only one of its call in its
         direction, and holds no attestation."""
+        if record.peer.startswith(WITNESS_PEER):
+            if record.attestation is not None or record.frame != 0 or record.direction != "sent":
+                raise BrokenError(record.index, f"it is not a question to the witness {record.peer:.200}")
+            self._asked += 1
+            return True
         if record.peer not in self._foreign:
             return False
         if record.attestation is not None or record.frame != 0:
@@ -417,6 +425,10 @@ class Receipts:
         protocol, sent = self._foreign[record.peer]
         self._foreign[record.peer] = protocol, sent + (record.direction == "sent")
         return True
+
+    def cosigned(self, record: Any) -> None:
+        """Witnesses have cosigned a checkpoint that was sent to them."""
+        self._cosigned += len(record.witnesses)
 
     def withdrawn(self, record: Any) -> None:
         """A consent has ended: what is missing to a receipt then may stay missing."""
@@ -439,6 +451,11 @@ class Receipts:
             raise BrokenError(*min(faults))
         missing = sum(item.messages for item in found)
         result.acknowledged = result.sent - missing - sum(sent for _, sent in self._foreign.values())
+        if unanswered := max(self._asked - self._cosigned, 0):
+            result.acknowledged -= unanswered
+            result.remarks.append(
+                f"Of {count_of(self._asked, 'question')} to witnesses {unanswered} were not answered by a cosignature."
+            )
         for peer, (protocol, sent) in self._foreign.items():
             result.remarks.append(
                 f"{peer:.200} speaks {protocol:.200} and signs no receipts: that the {count_of(sent, 'message')} to "

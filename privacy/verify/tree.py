@@ -110,6 +110,16 @@ class SignedTree:
         if (record.first, record.sha256) != (first, digest.hexdigest()):
             raise BrokenError(self.index, "it names another segment than the one that stands before it")
 
+    def check_shown(self, note: str) -> None:
+        """Checks a checkpoint that was shown to witnesses, as far as what it covers is here."""
+        checkpoint = read_note(note)
+        if checkpoint.size > self.size:
+            raise BrokenError(self.index, f"its checkpoint is over {checkpoint.size} records, which stand behind it")
+        if self._result.whole:
+            self._check_note(note, checkpoint)
+        elif checkpoint.size >= self._oldest_root:
+            self._check_root(checkpoint)
+
     def check_given(self, note: str, call_id: str) -> None:  # noqa: ARG002 who reads a journal's folder needs it
         """Checks the checkpoint in an own attestation; its signature is the one of the document around it."""
         self._check_root(read_note(note))

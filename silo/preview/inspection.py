@@ -17,13 +17,15 @@ from medsilo.algorithms.protection import blind
 from medsilo.algorithms.protection.masked import check_masks, encode_upload, masked_payload
 from medsilo.algorithms.protection.private import DERIVED, NOISED, PUBLIC, RELEASED, mechanism, planned_averages
 from medsilo.algorithms.registry import make
-from medsilo.algorithms.tensors import Part, Payload
+from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload
 from medsilo.algorithms.tensors.transfer import CHUNK, chunk_message, manifest
 from medsilo.privacy.budget.accounting import Guarantee, epsilon
 from medsilo.privacy.budget.kept_releases import KeptReleases
 from medsilo.privacy.budget.ledger import Ledger, Spending, Subject
 from medsilo.privacy.consent.consent import Consent, ConsentFile, Missing
+from medsilo.privacy.consent.helped import Help
 from medsilo.privacy.consent.plan import RunPlan, SecureAggregationPlan
+from medsilo.privacy.consent.tiers import learns
 from medsilo.privacy.consent.withdrawal import History
 from medsilo.privacy.exposure import BLIND_UPLINK, UNDER_ROSTER, Exposure, attribute, field_exposure
 from medsilo.privacy.pages.wording import shown
@@ -106,6 +108,8 @@ class Inspection:
     withdrawn: bool
     not_agreed: tuple[Exposure, ...]
     masks_with_anyone: bool
+    learns: tuple[str, ...]
+    helped: str
 
     @property
     def besides(self) -> str:
@@ -143,7 +147,8 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
     dataset = load_npz(config.shard)
     method = make(plan.method.name, plan.method.parameters)
     payload = _first_update(config, plan, method, dataset, consent.consent)
-    earlier = History.read(config.journal).rounds_with(plan.coordinator_identity.uri, beside=plan.sha256.hex())
+    history = History.read(config.journal)
+    earlier = history.rounds_with(plan.coordinator_identity.uri, beside=plan.sha256.hex())
     missing = consent.missing_for(plan, images=len(dataset.train), earlier_rounds=earlier)
     withdrawn = config.withdrawal.exists()
     messages = [attribute(m.SerializeToString(), m.DESCRIPTOR) for m in _messages(config.name, plan, payload)]
@@ -188,6 +193,8 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
         withdrawn=withdrawn,
         not_agreed=tuple(exposure for exposure in plan.optional if exposure not in allowed),
         masks_with_anyone=plan.is_masked(0) and consent.consent.masks_with_anyone,
+        learns=tuple(learns(plan.secure_aggregation, plan.rounds)),
+        helped=history.helped.get(plan.sha256.hex(), Help()).words,
     )
 
 
@@ -200,10 +207,10 @@ def _first_update(
     side = method.silo_side(site)
     side.begin(state_of(model))
     side.rehearse()
-    payload = dict(side.upload())
+    payload = dict(side.blind_upload() if plan.is_blind else side.upload())
     if plan.secure_aggregation is not None and plan.is_masked(0):
         check_masks(plan, method)
-        payload = dict(_covered(payload, plan.secure_aggregation))
+        payload = dict(_covered(payload, plan, plan.secure_aggregation, method))
     if Exposure.LOCAL_METRICS in set(plan.optional) & consent.classes and (
         plan.privacy is None or metrics_budget_of(consent, plan.privacy) is not None
     ):
@@ -211,12 +218,13 @@ def _first_update(
     return payload
 
 
-def _covered(payload: Payload, masks: SecureAggregationPlan) -> Payload:
+def _covered(payload: Payload, plan: RunPlan, masks: SecureAggregationPlan, method: Method) -> Payload:
     """An update as the fewest silos would mask, or seal, it."""
     if masks.mode == "sum":
         return masked_payload(payload, encode_upload(payload, masks, masks.minimum)[1])
     keys = {str(other): PairKey(bytes(32), adds=True) for other in range(masks.minimum - 1)}
-    return blind.encode_upload(payload, Sealer("", keys, b""), keys, masks, b"")
+    mixing = blind.mixing_of(plan, method, 0)
+    return blind.encode_upload(payload, mixing, Sealer("", keys, b""), keys, masks, b"", MemoryWorkspace())
 
 
 def privacy_loss(plan: RunPlan, method: Method, exposure: Exposure, paid: Collection[str] = frozenset()) -> PrivacyLoss:

@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 class Participation:
-    """One silo in one run."""
+    """One silo in one run. ``settled``: called when a round's update has been taken, or refused as late."""
 
     def __init__(
         self,
@@ -62,7 +62,10 @@ class Participation:
         counts: PrivateCounts | None,
         masking: Masking | None,
         door: Door,
+        *,
+        settled: Callable[[], object] = lambda: None,
     ) -> None:
+        self._settled = settled
         self._plan = plan
         self._door = door
         self._account = account
@@ -133,6 +136,7 @@ class Participation:
                 self._help_to_open(task.round, payload)
             else:
                 self._train(task.round, payload)
+            self._uplink.note_egress()
             payload = {}  # as large as the model, and the next one is on its way
             self._let_go()
 
@@ -167,9 +171,13 @@ class Participation:
         ):
             raise RefusedError(f"the coordinator asks for a masked update of round {task.round + 1}, which is not due")
         self._gate.begin_round(task.round)
-        roster, upload = self._masking.mask(task.round, task.roster, self._side.upload(), self._site.noised)
+        roster, upload = self._masking.mask(task.round, task.roster, self._upload(), self._site.noised)
         if self._send(task.round, upload, roster_sha256=roster.sha256):
             self._masking.used()
+
+    def _upload(self) -> Payload:
+        """A round's update before it is covered."""
+        return self._side.blind_upload() if self._plan.is_blind else self._side.upload()
 
     def _help_to_open(self, round_number: int, payload: Payload) -> None:
         """Gives what others need to open their mixtures of what was sealed in the round before."""
@@ -290,6 +298,7 @@ class Participation:
             )
         if self._masking is not None:
             self._received["start"] = digest({model.start: Part.of(initial)}).hex()
+            self._masking.begun(initial)
         with self._processes.together("begin", {"initial": initial}):
             begun = self._site.start(initial)
             self._side.begin(begun)
@@ -314,6 +323,7 @@ class Participation:
             self._display.notice(f"{late}; going on with the next task")
             taken = False
         self._sealed.settle(round_number)
+        self._settled()
         self._display.sent(round_number, self._last.accuracy if self._last else None, self._uplink.bytes_sent)
         return taken
 

@@ -35,15 +35,15 @@ def furthest(found: dict[str, dict[str, torch.Tensor]], expected: dict[str, dict
     return max(float((found[n][key] - expected[n][key]).abs().max()) for n in found for key in found[n])
 
 
-def assert_models_are_the_plain_runs(one: Federation) -> None:
+def assert_models_are_the_plain_runs(one: Federation, *, near: float = NEAR) -> None:
     expected = one.simulate()
-    assert furthest(models_of(one), expected) < NEAR
+    assert furthest(models_of(one), expected) < near
     # Without mixtures they would be others.
     settings = one.coordinator_config["run"]
     alone = {**settings, "method": {"name": "local"}}
     del alone["secure_aggregation"]
     one.write("coordinator.yaml", {**one.coordinator_config, "run": alone})
-    assert furthest(one.simulate(), expected) > 5 * NEAR
+    assert furthest(one.simulate(), expected) > 5 * near
     one.write("coordinator.yaml", one.coordinator_config)
 
 
@@ -91,6 +91,9 @@ def test_models_are_the_plain_runs_and_the_coordinator_has_none_of_them(federati
         assert classes_of(sent(one, name, 0)) == classes_of(sent(one, name, 2)) == {"SEALED_MODEL", "MODEL_DISTANCES"}
         assert classes_of(sent(one, name, 1)) == classes_of(sent(one, name, 3)) == {"OPENING_SHARES"}
         assert [r["round"] for r in one.records(name) if r["kind"] == "roster"] == [0, 2]
+        helped = [r for r in one.records(name) if r["kind"] == "mix"]
+        assert [(r["round"], r["models"], r["rounds"]) for r in helped] == [(0, 2, 1), (2, 2, 2)]
+        assert all(0 < r["isolation"] <= r["isolation_over_rounds"] for r in helped)
         assert not (one.run_folder(name) / "blind.json").exists(), "what opened the last mixture is gone"
         came = [r for r in one.messages(name, "received") if r["round"] == 1 and r.get("content")]
         shown |= {r["content"]["sha256"] for r in came if r["content"]["class"] == "MIXING_WEIGHTS"}
@@ -98,10 +101,57 @@ def test_models_are_the_plain_runs_and_the_coordinator_has_none_of_them(federati
     inspected = json.loads(one.command("silo", "inspect", "--config", "hospital1.yaml", "--json"))
     assert inspected["bytes_per_round"] == sum(without_signatures(record) for record in sent(one, "hospital1", 0))
     assert one.command("silo", "audit", "verify", "--config", "hospital1.yaml")
+    helped = "This hospital helped to open the mixtures of 2 rounds of training. Each held 2 models or more"
+    assert helped in inspected["helped"]
+    assert any(
+        line.startswith("Who learns what (blind mixture): the coordinator, keeping") for line in inspected["learns"]
+    )
+    one.command("silo", "report", "--config", "hospital1.yaml", "--format", "json")
+    reported = json.loads((one.folder / "state/hospital1/report/report.json").read_text())["runs"]
+    run = next(entry for entry in reported if entry["run"] == "test")
+    assert helped in run["mixtures_in_words"]
+    found = [r for r in one.records("hospital1") if r["kind"] == "mix"]
+    assert [entry["mix_sha256"] for entry in run["mixtures"]] == [r["mix_sha256"] for r in found]
     for party, config in (("silo", "hospital1.yaml"), ("coordinator", "coordinator.yaml")):
         told = one.command(party, "report", "--config", config, "--format", "json")
-        said = "blind mixture: a coordinator that kept to the protocol learnt how far models lie apart, and the weights"
+        said = "blind mixture: the coordinator learnt how far models lie apart, and chose the weights by it"
         assert said in " ".join(told.lower().split()), told
+
+
+def test_pfedsim_mixes_all_of_a_model_evenly_and_then_extractors_by_classifiers(federation: Make) -> None:
+    method = {"name": "pfedsim", "warmup_share": 0.34}
+    one = blind(federation, run={"method": method, "training": SMOOTH, "rounds": 3})
+    one.run_to_the_end()
+    assert_every_round_counted_once(one)
+    assert_journals_sound(one)
+    assert_both_sides_agree(one)
+    assert_models_are_the_plain_runs(one, near=2 * NEAR)  # a round of training more magnifies differences once more
+    layout = Layout.of(build(CoordinatorConfig.read(one.folder / "coordinator.yaml").plan().model, seed=1))
+    whole = sum(spec.nbytes // 4 for spec in layout.parameters)
+    extractor = sum(spec.nbytes // 4 for spec in layout.extractor)
+    for name in one.silos:
+        came = [classes_of(sent(one, name, number)) for number in (0, 2, 4)]
+        assert came == [{"SEALED_MODEL"}, {"SEALED_MODEL", "MODEL_DISTANCES"}, {"SEALED_MODEL", "MODEL_DISTANCES"}]
+        sealed = [sum(r["classes"].get("SEALED_MODEL", 0) for r in sent(one, name, number)) for number in (0, 2, 4)]
+        assert sealed[0] >= 12 * whole > sealed[1] == sealed[2] >= 12 * extractor, "classifiers stay"
+
+
+def test_feddfq_without_gradients_compares_identifiers_that_the_coordinator_does_not_see(federation: Make) -> None:
+    method = {"name": "feddfq", "agam": False}
+    one = blind(federation, run={"method": method, "training": SMOOTH})
+    for name in one.silos:
+        one.write_consent(
+            name,
+            exposures=[*BLIND, "DATA_IDENTIFIER"],
+            secure_aggregation={"minimum": 3, "largest_isolation": 1000},
+        )
+    one.run_to_the_end()
+    assert_every_round_counted_once(one)
+    assert_journals_sound(one)
+    assert_models_are_the_plain_runs(one)
+    for name in one.silos:
+        for number in (0, 2):
+            assert classes_of(sent(one, name, number)) == {"SEALED_MODEL", "MODEL_DISTANCES"}
 
 
 def test_the_same_search_finds_models_in_a_plain_run(federation: Make) -> None:
@@ -139,6 +189,29 @@ def test_kills_between_sealing_and_opening_change_nothing(federation: Make) -> N
         assert len({r["roster_sha256"] for r in rosters}) == len(rosters) > 2, "what was sealed again was for another"
 
 
+@pytest.mark.parametrize(
+    ("what", "rule"),
+    [
+        ("added", "mixture_of_sealed: the mixture for hospital1 is not made of the models that were sealed"),
+        ("after", "mixture_as_stated: the mixture for hospital1 is not the one that the coordinator stated"),
+    ],
+)
+def test_a_mixture_that_something_was_added_to_is_not_trained_from(federation: Make, what: str, rule: str) -> None:
+    """Whatever came of it would show in the distances of the next round."""
+    one = blind(federation, run={"method": {"name": "fedamp"}, "training": SMOOTH})
+    one.start("showing", what, "serve", "--config", "coordinator.yaml")
+    one.wait_to_say("coordinator", "listening")
+    silos = [one.start_silo(name) for name in one.silos]
+    one.ends_with(silos[0], 6)
+    (refusal,) = [r for r in one.records("hospital1") if r["kind"] == "refusal"]
+    assert rule in refusal["reason"]
+    for silo in silos[1:]:
+        silo.terminate()
+        silo.wait(PATIENCE)
+    for name in one.silos:
+        assert [r["round"] for r in one.records(name) if r["kind"] == "roster"] == [0], "nothing was sealed after it"
+
+
 @pytest.mark.parametrize("what", ["unit", "two"])
 def test_weights_that_show_a_model_or_differ_open_nothing(federation: Make, what: str) -> None:
     one = blind(federation, run={"method": {"name": "fedamp"}, "training": SMOOTH})
@@ -152,8 +225,12 @@ def test_weights_that_show_a_model_or_differ_open_nothing(federation: Make, what
         if what == "unit":
             assert "is not opened by the coordinator's weights: minimum: the mixture of" in refusal["reason"]
             assert not classes_of(sent(one, name, 1)), "nobody has helped"
+            assert not [r for r in one.records(name) if r["kind"] == "mix"]
+            inspected = json.loads(one.command("silo", "inspect", "--config", f"{name}.yaml", "--json"))
+            assert "It refused to help; last: round 2 is not opened" in inspected["helped"]
+            assert "minimum: the mixture of" in inspected["helped"]
         else:
-            assert f"the mixture for {name} does not open" in refusal["reason"]
+            assert "check_sums: those that came for" in refusal["reason"]
         assert [r["round"] for r in one.records(name) if r["kind"] == "roster"] == [0], "nothing was trained of it"
 
 
