@@ -182,7 +182,7 @@ class Reader:
             case "cosigned":
                 self._tree.check_shown(record.checkpoint)
                 self._receipts.cosigned(record)
-            case "approval" | "ledger":
+            case "approval" | "ledger" | "mix" | "egress":
                 pass
             case kind if kind not in _OF_WHOLE:
                 if len(self._unknown) < MOST_REMARKS:

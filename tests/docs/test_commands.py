@@ -54,6 +54,7 @@ NOT_RUN = {
     "sudo python benchmarks/": "measures for hours, as root",
     "python -m tests.fuzzing": "takes minutes to hours; tests/fuzzing/test_fuzzing.py runs the same with fewer inputs",
     "python3 - <<'EOF'": "test_the_documented_steps_verify_by_hand runs it, with the lines that follow",
+    "silo audit verifier": "tests/privacy/party/test_verifier_command.py runs it",
     "silo prepare": "tests/silo/data/test_preparing.py runs it on folders, tables and DICOM files",
     "silo witness": "tests/support/runs/every_command.py and tests/privacy/party/test_witness_commands.py run it",
     "silo audit verify hospital1-evidence.json --witness": "tests/end_to_end/test_witnesses.py runs it",

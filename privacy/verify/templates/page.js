@@ -81,12 +81,19 @@ function show(name, size, result, rows, seconds, known) {
       kinds.map(([one, count]) => [one, grouped(count), WORDS.kinds[one] || "a kind that this page does not know"])));
   if (rows.length) {
     const note = rows.length >= MOST_ROWS ? ` (the first ${grouped(MOST_ROWS)})` : "";
-    parts.push(make("details", [make("summary", `The records${note}`), table(
-      "Record by record", [["Number", true], ["Time"], ["Kind"], ["What"], ["Bytes", true]],
-      rows.map((one) => [String(one.index), day(one.time), one.kind, one.what, one.length === null ? "" : grouped(one.length)]))]));
+    const details = make("details", make("summary", `The records${note}`));
+    details.addEventListener("toggle", () => details.append(recordTable(rows)), { once: true });
+    parts.push(details);
   }
   byId("results").append(make("article", parts, { "data-verdict": kind }));
   heading.focus();
+}
+
+function recordTable(rows) {
+  return table(
+    "Record by record", [["Number", true], ["Time"], ["Kind"], ["What"], ["Bytes", true]],
+    rows.map((one) => [String(one.index), day(one.time), one.kind, one.what, one.length === null ? "" : grouped(one.length)]),
+  );
 }
 
 function row(record) {
@@ -112,6 +119,7 @@ async function examine(file) {
   const known = keyIn(byId("key").value);
   const bytes = new Uint8Array(await file.arrayBuffer()), rows = [], begun = performance.now();
   const along = async (record) => {
+    if (rows.length && record.index <= rows[rows.length - 1].index) rows.length = 0;  // it is read once more
     if (rows.length < MOST_ROWS) rows.push(row(record));
     if (record.index % PAUSE === 0) {
       byId("status").textContent = `${file.name}: ${grouped(record.index)} records read …`;

@@ -57,7 +57,9 @@ function concat(...parts) {
 
 function fromBase64(text) {
   if (!isText(text) || text.length % 4 || !/^[A-Za-z0-9+/]*={0,2}$/.test(text)) throw new FormError("it is not base64");
-  return Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
+  const held = atob(text), found = new Uint8Array(held.length);
+  for (let i = 0; i < held.length; i++) found[i] = held.charCodeAt(i);
+  return found;
 }
 
 function toBase64(bytes) {
@@ -240,11 +242,16 @@ const MOST_SIGNS = 16000, MOST_SIGNATURES = 64;
 const keyId = (key) => toHex(sha256(key));
 const keyHash = (name, key, kind) => sha256(utf8(name), Uint8Array.of(10, kind), key).subarray(0, 4);
 const loaded = new Map();
+let pending = null;  // signatures that are being checked while the reading goes on; null where each is waited for
 
 async function holds(key, signature, data) {
   const name = toHex(key);
   if (!loaded.has(name)) loaded.set(name, crypto.subtle.importKey("raw", key, { name: "Ed25519" }, false, ["verify"]));
-  return signature.length === 64 && crypto.subtle.verify({ name: "Ed25519" }, await loaded.get(name), signature, data);
+  if (signature.length !== 64) return false;
+  const check = loaded.get(name).then((imported) => crypto.subtle.verify({ name: "Ed25519" }, imported, signature, data));
+  if (pending === null) return check;
+  pending.push(check.catch(() => false));
+  return true;
 }
 
 function publicKey(text) {
@@ -472,7 +479,7 @@ class StoredSchema {
 // ---- attestations -------------------------------------------------------------------------------------------------
 
 const MOST_CALLS = 500;
-const text = (most = 2 ** 24) => (value) => isText(value) && Array.from(value).length <= most;
+const text = (most = 2 ** 24) => (value) => isText(value) && (value.length <= most || Array.from(value).length <= most);
 const whole = (least) => (value) => isWhole(value) && value >= least;
 const matching = (pattern) => (value) => isText(value) && pattern.test(value);
 const list = (most, each = () => true) => (value) => Array.isArray(value) && value.length <= most && value.every(each);
@@ -480,7 +487,9 @@ const ATTESTATION_FORM = {
   v: (value) => value === 1, by: text(), to: text(), exchanges: list(MOST_CALLS), checkpoint: text(MOST_SIGNS),
   consistency: isObject,
 };
-const LATER = { witnessed: (value) => value === null || isObject(value) };  // what may be left out
+const LATER = {  // what may be left out
+  witnessed: (value) => value === null || isObject(value), shown: list(4, isObject),
+};
 const EXCHANGE_FORM = {
   rpc: text(100), call_id: matching(HEX16), direction: (value) => value === "sent" || value === "received",
   messages: whole(1), length: whole(0), sha256: matching(HEX32), last_index: whole(0),
@@ -813,6 +822,7 @@ class Receipts {
     this.peers = new Map();
     this.foreign = new Map();
     this.left = new Set();
+    this.asked = this.cosignatures = 0;
   }
 
   of(peer) {
@@ -842,12 +852,23 @@ class Receipts {
   }
 
   isExcused(record) {
+    if (record.peer.startsWith(WITNESS_PEER)) {
+      if ((record.attestation ?? null) !== null || record.frame !== 0 || record.direction !== "sent")
+        throw new BrokenError(record.index, `it is not a question to the witness ${cut(record.peer, 200)}`);
+      this.asked++;
+      return true;
+    }
     const found = this.foreign.get(record.peer);
     if (!found) return false;
     if ((record.attestation ?? null) !== null || record.frame !== 0)
       throw new BrokenError(record.index, `it is not a message to or from ${cut(record.peer, 200)}, which signs nothing`);
     found[1] += record.direction === "sent";
     return true;
+  }
+
+  cosigned(record) {
+    if (!Array.isArray(record.witnesses)) throw new FormError("witnesses should be a list");
+    this.cosignatures += record.witnesses.length;
   }
 
   withdrawn(record) {
@@ -872,6 +893,13 @@ class Receipts {
     if (faults.length) throw new BrokenError(...faults[0]);
     const missing = sum("messages");
     result.acknowledged = result.sent - missing - [...this.foreign.values()].reduce((total, [, sent]) => total + sent, 0);
+    const unanswered = Math.max(this.asked - this.cosignatures, 0);
+    if (unanswered) {
+      result.acknowledged -= unanswered;
+      result.remarks.push(
+        `Of ${countOf(this.asked, "question")} to witnesses ${unanswered} were not answered by a cosignature.`,
+      );
+    }
     for (const [peer, [protocol, sent]] of this.foreign)
       result.remarks.push(
         `${cut(peer, 200)} speaks ${cut(protocol, 200)} and signs no receipts: that the ${countOf(sent, "message")} to ` +
@@ -910,6 +938,7 @@ class Receipts {
 
 const ALWAYS = ["PROTOCOL", "IDENTITY"], UNDER_ROSTER = ["MASKED_UPDATE", "SEALED_MODEL"];
 const MODEL = ["MODEL_PARAMETERS_EXTRACTOR", "MODEL_PARAMETERS_CLASSIFIER"];
+const WITNESS_PEER = "witness:", LARGEST_QUESTION = 32768;
 const UPDATES = ["SubmitUpdate", "PushMessages"];
 const WEAK_EPSILON = 8, WEAK_DELTA = 1e-3, MIDNIGHT = 60000;
 const setOf = (values) => {
@@ -942,6 +971,7 @@ class Permissions {
       rounds: Math.trunc(Number(at(content, "rounds"))),
       totalRounds: content.total_rounds ?? null,
       trusts,
+      witnesses: new Set(((content.witnesses || {}).keys || []).map((key) => WITNESS_PEER + String(key).split("+")[0])),
       lastMoment: end === null ? null : end + MIDNIGHT,
     };
     if (record.given || !this.onlyAnew) this.withdrawn = this.onlyAnew = false;
@@ -1009,6 +1039,10 @@ class Permissions {
   }
 
   check(record, classes, whole) {
+    if (record.peer.startsWith(WITNESS_PEER)) {
+      this.checkWitness(record, classes, whole);
+      return;
+    }
     const telling = classes.filter((name) => !ALWAYS.includes(name));
     const plan = this.plans.get(record.plan_sha256 ?? "");
     if (this.isSilo) {
@@ -1040,6 +1074,19 @@ class Permissions {
     if (extra.length) throw new EvidenceError(`${extra.join(", ")} left without consent`);
     if (record.peer !== consent.coordinator)
       throw new EvidenceError(`it left for ${record.peer}; the consent is for ${repr(consent.coordinator).replace(/^'|'$/g, "")}`);
+    if (consent.lastMoment !== null && Date.parse(record.time) > consent.lastMoment)
+      throw new EvidenceError("it left after the consent had expired");
+  }
+
+  checkWitness(record, classes, whole) {
+    const consent = this.consent, whom = cut(record.peer, 200);
+    if (classes.join() !== "CHECKPOINT" || record.length > LARGEST_QUESTION)
+      throw new EvidenceError(`what left for ${whom} is not a checkpoint and its proof`);
+    if (!this.isSilo || (consent === null && !whole)) return;
+    if (consent === null || this.withdrawn)
+      throw new EvidenceError(`a checkpoint left for ${whom} without a consent that is in force`);
+    if (!consent.witnesses.has(record.peer) || !consent.classes.has("CHECKPOINT"))
+      throw new EvidenceError(`a checkpoint left for ${whom}, and the consent does not hold that`);
     if (consent.lastMoment !== null && Date.parse(record.time) > consent.lastMoment)
       throw new EvidenceError("it left after the consent had expired");
   }
@@ -1135,6 +1182,14 @@ class SignedTree {
     await this.checkNote(record.checkpoint, checkpoint);
     if (record.first !== first || record.sha256 !== toHex(digest.digest()))
       throw new BrokenError(this.index, "it names another segment than the one that stands before it");
+  }
+
+  async checkShown(note) {
+    const checkpoint = readNote(note);
+    if (checkpoint.size > this.size)
+      throw new BrokenError(this.index, `its checkpoint is over ${checkpoint.size} records, which stand behind it`);
+    if (this.result.whole) await this.checkNote(note, checkpoint);
+    else if (checkpoint.size >= this.oldestRoot) this.checkRoot(checkpoint);
   }
 
   remember() {
@@ -1378,7 +1433,10 @@ class Reader {
       this.schemas.set(schema.sha256, schema);
     } else if (kind === "segment") {
       await this.tree.takeSegment(record);
-    } else if (kind === "approval" || kind === "ledger") {
+    } else if (kind === "cosigned") {
+      await this.tree.checkShown(record.checkpoint);
+      this.receipts.cosigned(record);
+    } else if (["approval", "ledger", "mix", "egress"].includes(kind)) {
       // what they say, `audit verify` checks
     } else if (!OF_WHOLE.includes(kind)) {
       if (this.unknown.size < MOST_REMARKS) this.unknown.add(cut(kind, 40));
@@ -1465,8 +1523,24 @@ async function canVerify() {
 }
 
 // Verifies a bundle's bytes; `key`: the owner's public audit key in hexadecimal digits, if it is known; `along` is given
-// each record as it is read.
+// each record as it is read; it may be read twice.
 async function verifyBundle(bytes, key = null, along = null) {
+  // At first the reading waits for no signature. If anything at all does not hold then, that counts for nothing: all is
+  // read again with every check in its place, so that what is found first is what stands first.
+  let found = null;
+  pending = [];
+  try {
+    found = await readBundle(bytes, key, along);
+    if (!(await Promise.all(pending)).every(Boolean) || found.problem || found.unreadable) found = null;
+  } catch {
+    found = null;
+  } finally {
+    pending = null;
+  }
+  return found || readBundle(bytes, key, along);
+}
+
+async function readBundle(bytes, key, along) {
   const result = {
     party: "", federation: "", key: "", records: 0, signed: 0, whole: true, root: "", first_time: null, last_time: null,
     sent: 0, received: 0, refused: 0, acknowledged: 0, left: {}, kinds: {}, remarks: [], problem: "", index: null,

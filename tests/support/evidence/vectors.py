@@ -32,8 +32,11 @@ from medsilo.privacy.budget.accounting import SampledGaussian
 from medsilo.privacy.budget.ledger import Budget, Ledger, Purpose, Subject, describe_spent
 from medsilo.privacy.journal.records import (
     ApprovalRecord,
+    CosignedRecord,
+    EgressRecord,
     ForeignPeerRecord,
     LedgerRecord,
+    MixRecord,
     RefusalRecord,
     RosterRecord,
     VoidRecord,
@@ -184,6 +187,7 @@ EXPECTED: Mapping[str, Sequence[str]] = {
         NOT_SIGNED,
     ),
     "a segment": ("does not join the segment", "names another segment", "out of its place", "checkpoint", NOT_SIGNED),
+    "a checkpoint for witnesses": ("checkpoint", NOT_SIGNED),
     "another key of the other party": ("has another audit key without a signed change",),
     "a key for whom signs nothing": ("was said to sign nothing", "from receipts, with which was exchanged"),
 }
@@ -246,6 +250,25 @@ def make_bundles(folder: Path) -> None:
         told = note(LedgerRecord(charge=charge, spent=spent))
         note(VoidRecord(charge=charge, charged=told))
         note(ForeignPeerRecord(peer="spiffe://test/coordinator/flower", protocol="Flower"))
+        plan = exchange.plan.sha256.hex()
+        note(
+            MixRecord(
+                run="run1",
+                plan_sha256=plan,
+                round=0,
+                roster_sha256="cd" * 32,
+                mix_sha256="ef" * 32,
+                models=4,
+                isolation=0.5,
+                isolation_over_rounds=0.5,
+                rounds=1,
+            )
+        )
+        counts = {"sent": 10, "retransmitted": 0, "segments": 1, "received": 10, "refused": 0, "connections": 1}
+        began = note(EgressRecord(since=len(exchange.silo.journal), address="192.0.2.1:443", interfaces={}, **counts))
+        note(EgressRecord(since=began, address="192.0.2.1:443", interfaces={"tap0": 60}, **counts))
+        shown = exchange.silo.journal.checkpoint()
+        note(CosignedRecord(checkpoint=shown, witnesses=[], away={"ethics.example.org": "it does not answer"}))
         note(WithdrawalRecord(run="run1", plan_sha256=exchange.plan.sha256.hex(), cause="withdrawn by the hospital"))
         exchange.close()
         exchange.silo.bundle(folder / "every-kind.json")
@@ -299,6 +322,8 @@ def splices(before: bytes, after: bytes) -> list[Splice]:
     for _, a, b, c, d in difflib.SequenceMatcher(None, *alike, autojunk=False).get_opcodes():
         pairs = [(old[a + n], new[c + n], starts[a + n]) for n in range(b - a)] if b - a == d - c else []
         for one, other, start in pairs or [(b"".join(old[a:b]), b"".join(new[c:d]), starts[a])]:
+            if one == other:
+                continue
             head = next(
                 (n for n, (x, y) in enumerate(zip(one, other, strict=False)) if x != y), min(len(one), len(other))
             )
@@ -396,6 +421,7 @@ def tampering() -> Iterator[tuple[str, str, int, Edit]]:
     yield "the owner leaves out a receipt, and signs anew", "hospital", 2, _unreceipted
     yield "a change of keys", "changed-keys", 16, _rotation
     yield "a segment", "changed-keys", 8, _segment
+    yield "a checkpoint for witnesses", "every-kind", 6, _cosigned
     yield "another key of the other party", "hospital", 2, _other_key
     yield "a key for whom signs nothing", "hospital", 2, _foreign
 
@@ -842,6 +868,24 @@ def _segment(chance: random.Random, base: Path, target: Path) -> None:
     name = chance.choice(["first", "records", "sha256", "checkpoint"])
     records[at] = {**records[at], name: changed({name: records[at][name]}, chance)[name]}
     resigned(target, records, base, _rotated_key())
+
+
+def _cosigned(chance: random.Random, base: Path, target: Path) -> None:
+    """Witnesses were shown another history, or one that they could not have been shown."""
+    from medsilo.privacy.journal.checkpoint import Checkpoint, read_note
+
+    records = records_of(base)
+    at = next(n for n, record in enumerate(records) if record["kind"] == "cosigned")
+    true = read_note(records[at]["checkpoint"])
+    match chance.randrange(3):
+        case 0:
+            note = Checkpoint(true.origin, true.size, chance.randbytes(32)).sign(OWNER)
+        case 1:
+            note = true.sign(STRANGER)
+        case _:
+            note = Checkpoint(true.origin, true.size + chance.randint(2, 99), true.root).sign(OWNER)
+    records[at] = {**records[at], "checkpoint": note}
+    _owner_signs(records, base, target)
 
 
 def _other_key(chance: random.Random, base: Path, target: Path) -> None:
