@@ -16,10 +16,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
-from medsilo.privacy.audit.times import Times
+from medsilo.privacy.audit.times import TOLERANCE_SECONDS, Times
 from medsilo.privacy.identity.identity import is_silo
 from medsilo.privacy.journal.records import MessageRecord
-from medsilo.privacy.verify.permission import TOLERANCE_SECONDS
 
 Side = Literal["own", "peer"]
 _BATCH = 2000

@@ -13,7 +13,7 @@ from medsilo.privacy.audit.record_form import check_roster
 from medsilo.privacy.audit.signed_tree import SignedTree
 from medsilo.privacy.audit.spending import Spending
 from medsilo.privacy.audit.testimony import Testimony, Witness
-from medsilo.privacy.audit.times import Clockwork
+from medsilo.privacy.audit.times import TOLERANCE_SECONDS, Clockwork, moment
 from medsilo.privacy.audit.witnesses import Asked, Witnesses
 from medsilo.privacy.door.attestation import Shown
 from medsilo.privacy.door.gossip import Heard, check_shown
@@ -40,7 +40,6 @@ from medsilo.privacy.journal.stored_schema import StoredSchema
 from medsilo.privacy.verify import BrokenError, EvidenceError, Reader
 from medsilo.privacy.verify.attestation import Attestation, read_attestation
 from medsilo.privacy.verify.bundle import Header
-from medsilo.privacy.verify.permission import moment
 from medsilo.privacy.verify.reader import MOST_REMARKS
 from medsilo.privacy.verify.result import count_of
 from medsilo.privacy.verify.signed import ATTESTATION, Checkpoint, read_note, unseal, verify_note
@@ -85,7 +84,7 @@ class EvidenceReader(Reader):
         self._witnesses = Witnesses(asked, begins)
         self._others: dict[str, dict[str, Heard]] = {}
         """What other hospitals had been shown of a coordinator's journal, by the coordinator and the hospital."""
-        self._outlived = ""
+        self._outlived = False
 
     def compare_with(self, comparison: Comparison, party: str) -> None:
         """While it is read, gives the comparison what was exchanged with that party."""
@@ -215,10 +214,17 @@ class EvidenceReader(Reader):
 
     def _check_expiry(self, record: MessageRecord) -> None:
         """A consent may have ended by the other side's clock, whatever the record's own time is."""
-        if not self._outlived and (after := self._clockwork.after(record.peer)):
-            self._outlived = self._permissions.outlived(record, after)
-            if self._outlived:
-                self.result.findings.append(Finding("contradiction", self._outlived, record.index))
+        if self._outlived or not (after := self._clockwork.after(record.peer)):
+            return
+        ends = self._permissions.ends(record.rpc)
+        if ends is not None and after > ends.timestamp() + TOLERANCE_SECONDS:
+            self._outlived = True
+            what = (
+                f"record {record.index} says that it left at {record.time}, within the consent, and the consent had "
+                f"ended by what {record.peer} had signed before, at {moment(after)}: one of the two clocks is wrong, "
+                "or was set wrong"
+            )
+            self.result.findings.append(Finding("contradiction", what, record.index))
 
     def _take_refusal(self, record: RefusalRecord) -> None:
         envelope, peer = record.attestation, record.peer

@@ -12,10 +12,10 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 
-from medsilo.privacy.verify.permission import TOLERANCE_SECONDS, moment
-
+TOLERANCE_SECONDS = 300
+"""How far two machines' clocks may be apart without anything being made of it."""
 _EXPLAINED = 1000
 _MOST = 255
 _ONE_MORE = bytes(min(count + 1, _MOST) for count in range(256))
@@ -209,6 +209,14 @@ class Clockwork:
             place = index - self._first
             self._confirming[place] = _ONE_MORE[self._confirming[place]]
             self._widest = max(self._widest, before - after)
+
+
+def moment(time: float) -> str:
+    """A time in seconds since 1970, in words."""
+    try:
+        return f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, OverflowError, OSError):
+        return f"{time:.0f} s after 1970"
 
 
 def _duration(seconds: float) -> str:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from medsilo.privacy.audit.findings import Finding, Verification
 from medsilo.privacy.audit.signed_tree import SignedTree
-from medsilo.privacy.audit.times import Clockwork
+from medsilo.privacy.audit.times import TOLERANCE_SECONDS, Clockwork, moment
 from medsilo.privacy.identity.cosignature import (
     CosignatureError,
     Cosigned,
@@ -26,7 +26,6 @@ from medsilo.privacy.identity.cosignature import (
     words_of,
 )
 from medsilo.privacy.journal.records import CosignedRecord
-from medsilo.privacy.verify.permission import TOLERANCE_SECONDS, moment
 from medsilo.privacy.verify.result import BrokenError, count_of
 
 

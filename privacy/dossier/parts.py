@@ -179,6 +179,7 @@ _LOGGED = {
     Kind.WITHDRAWAL: "withdrawals, and early ends",
     Kind.RUN: "runs joined",
     Kind.LEDGER: "charges of the privacy budget",
+    Kind.EGRESS: "counts by the kernel of what left",
     Kind.KEY_ROTATION: "changes of the audit key",
 }
 
@@ -344,6 +345,7 @@ def _measures(draft: Draft) -> Iterator[Fact]:
         )
     elif report.in_plain_text:
         yield draft.fact("The connection was in plain text (allowed only within one machine).", ("kind", Kind.MESSAGE))
+    yield from _kernel(draft)
     yield from _privacy(draft)
     for run in _runs(draft):
         if run.masked_sums and draft.has("roster", run.name):
@@ -354,6 +356,25 @@ def _measures(draft: Draft) -> Iterator[Fact]:
                 run=run.name,
             )
     yield _soundness(draft)
+
+
+def _kernel(draft: Draft) -> Iterator[Fact]:
+    """What the kernel counted of a confined silo; it is of all runs."""
+    report = draft.report
+    if not report.egress:
+        return
+    sent, attributed = (sum(getattr(one, name) for one in report.egress) for name in ("sent", "attributed"))
+    refused = sum(one.refused for one in report.egress)
+    addresses = listed(sorted({f"`{one.address}`" for one in report.egress}))
+    yield draft.fact(
+        f"The program had no way to any address but {addresses}. The kernel let {grouped(sent)} bytes out to it, of "
+        f"which messages on record are {grouped(attributed)}; it stopped {number_of(refused, 'attempt')} to reach "
+        "another.",
+        ("kind", Kind.EGRESS),
+        kernel_bytes=sent,
+        attributed=attributed,
+        stopped=refused,
+    )
 
 
 def _privacy(draft: Draft) -> Iterator[Fact]:

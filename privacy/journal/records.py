@@ -75,6 +75,7 @@ class Kind(StrEnum):
     ROSTER = "roster"
     COSIGNED = "cosigned"
     MIX = "mix"
+    EGRESS = "egress"
 
 
 class Event(TypedDict):
@@ -401,6 +402,29 @@ class MixRecord(Record):
     """The same of what recipients got in the last rounds together."""
     rounds: Whole
     """How many those are, the present one included."""
+
+
+class EgressRecord(Record):
+    """What the kernel counted for a silo without a network (``silo train --confined``), since its process began.
+
+    Counts are of bytes within TCP, on all connections to the one address that can be reached.
+    """
+
+    kind = Kind.EGRESS
+    since: Whole
+    """The record with which this confinement began, itself of this kind."""
+    address: str
+    connections: Whole
+    sent: Whole
+    """Each byte once: what went again is not in it."""
+    retransmitted: Whole
+    segments: Whole
+    """Packets that left, each with headers of TCP and IP around it."""
+    received: Whole
+    interfaces: Mapping[str, Whole]
+    """Bytes that left by each interface of the daemon's network namespace; loopback's stay in it."""
+    refused: Whole
+    """How often something in the namespace wanted another address, for which the kernel had no route."""
 
 
 class OtherRecord(Record):

@@ -1,4 +1,4 @@
-"""``silo audit`` and ``coordinator audit``: verify evidence, export it."""
+"""``silo audit`` and ``coordinator audit``: verify evidence, export it, write the verifier out."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def audit_app(read: Callable[[Path], PartyConfig]) -> typer.Typer:
     _add_verify(app, read)
     _add_export(app, read)
     _add_show(app, read)
+    _add_verifier(app)
     return app
 
 
@@ -191,6 +192,21 @@ def _span(text: str) -> tuple[int, int]:
     if begin > end:
         raise ConfigurationError(f"{text}: ends before it begins")
     return begin, end
+
+
+def _add_verifier(app: typer.Typer) -> None:
+    @app.command("verifier")
+    def write_verifier(
+        target: Annotated[Path, typer.Argument(help="The HTML file to write.")],
+    ) -> None:
+        """Write the verifier as one HTML file: it checks bundles in a browser, without a network or an installation."""
+        from medsilo.privacy.audit.verifier_page import verifier_page
+
+        try:
+            target.write_bytes(verifier_page())
+        except OSError as error:
+            raise MedsiloError(f"{target}: cannot be written: {error.strerror}") from None
+        out.print(f"{target}: open it in a browser, and give it a bundle.", markup=False, soft_wrap=True)
 
 
 def _verify(

@@ -12,6 +12,7 @@ from typing import Any
 from medsilo.privacy.audit.verification import verify_evidence
 from medsilo.privacy.budget.loss import Losses
 from medsilo.privacy.consent.early_end import Cause
+from medsilo.privacy.consent.helped import Help
 from medsilo.privacy.errors import ConfigurationError, JournalError
 from medsilo.privacy.exposure import Exposure, expand
 from medsilo.privacy.identity.cosignature import read_key
@@ -25,9 +26,11 @@ from medsilo.privacy.journal.records import (
     ApprovalRecord,
     ConsentRecord,
     CosignedRecord,
+    EgressRecord,
     ForeignPeerRecord,
     LedgerRecord,
     MessageRecord,
+    MixRecord,
     Record,
     RefusalRecord,
     RosterRecord,
@@ -40,6 +43,7 @@ from medsilo.privacy.journal.records import (
 )
 from medsilo.privacy.journal.segments import RECORDS
 from medsilo.privacy.journal.stored_schema import StoredSchema
+from medsilo.privacy.report.egress import EgressSums
 from medsilo.privacy.report.model import (
     BEFORE,
     Answer,
@@ -171,6 +175,8 @@ def build_report(
         accuracies=[accuracy for accuracy in accuracies if run in (None, accuracy.run)],
         attendance=[one for one in attendance if run in (None, one.run)],
         privacy=sums.losses.by_account(entry["consent"] for entry in sums.consents),
+        egress=sums.egress.all,
+        uncounted=sums.egress.outside,
         rehearsals=[rehearsal for rehearsal in rehearsals if run in (None, rehearsal.run)],
     )
 
@@ -238,7 +244,9 @@ class _Sums:
         self.open_calls: OrderedDict[str, list[tuple[_Flows, str, MessageRecord]]] = OrderedDict()
         self.synthetic: list[str] = []
         self.losses = Losses()
+        self.egress = EgressSums()
         self.masked_sums: dict[str, dict[int, int]] = {}
+        self.helped: dict[str, Help] = {}
 
     def take(self, record: Record) -> None:
         if self.unknown is None:
@@ -270,10 +278,14 @@ class _Sums:
                 self.decisions.append(record)
             case RosterRecord() if self._wanted(record):
                 self.masked_sums.setdefault(record.run, {})[record.round] = len(record.silos)
+            case MixRecord() if self._wanted(record):
+                self.helped.setdefault(record.run, Help()).take(record)
             case RefusalRecord():
                 self._refusal(record)
             case SchemaRecord():
                 self.schemas[record.schema_sha256] = StoredSchema(record.files)
+            case EgressRecord():
+                self.egress.counted(record)
             case CosignedRecord():
                 for key in record.witnesses:
                     self.witnesses[read_key(key).name] = read_note(record.checkpoint).size, record.time
@@ -318,6 +330,8 @@ class _Sums:
     def _refusal(self, record: RefusalRecord) -> None:
         if not self._wanted(record):
             return
+        if record.run is not None:
+            self.helped.setdefault(record.run, Help()).take(record)
         run, peer, rpc, direction = (
             str(value or "") for value in (record.run, record.peer, record.rpc, record.direction)
         )
@@ -336,6 +350,8 @@ class _Sums:
         if run != BEFORE:
             self.plans.setdefault(run, (None, record.plan_sha256))
         leaving = (record.direction == "sent") == self.of_silo
+        if record.direction == "sent":
+            self.egress.sent(record)
         if leaving and any(_exposure(name) in TELLING for name in record.classes):
             self.told.setdefault(run, set()).add(self.data)
         if leaving and self.of_silo and self.consents and run != BEFORE and run not in self.consents[-1]["runs"]:
@@ -417,7 +433,14 @@ class _Sums:
                     peers[flow.run].append(flow.peer)
         names = [name for name in self.plans if name in merged] + ([BEFORE] if BEFORE in merged else [])
         return [
-            Run(name, *self.plans.get(name, (None, None)), peers[name], *merged[name], self.masked_sums.get(name, {}))
+            Run(
+                name,
+                *self.plans.get(name, (None, None)),
+                peers[name],
+                *merged[name],
+                self.masked_sums.get(name, {}),
+                self.helped.get(name, Help()),
+            )
             for name in names
         ]
 

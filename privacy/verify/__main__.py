@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from .reader import verify_bundle
 from .result import UnreadableError
@@ -15,32 +18,32 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="medsilo-verify", description="Verifies an evidence bundle of Medsilo.")
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--key", help="the owner's public audit key: 64 hexadecimal digits")
+    parser.add_argument("--key", type=Path, help="the owner's public audit key (audit.pub), if you have it")
     options = parser.parse_args()
-    if options.key is not None and re.fullmatch("[0-9a-fA-F]{64}", options.key) is None:
-        parser.error("--key: should be 64 hexadecimal digits")
     try:
-        found = verify_bundle(options.bundle, key=bytes.fromhex(options.key) if options.key else None)
+        found = verify_bundle(options.bundle, key=_key(options.key) if options.key else None)
     except UnreadableError as error:
         _say([str(error)])
         sys.exit(2)
     left = [f"Left, of {name}: {count} bytes." for name, count in sorted(found.left.items())]
-    _say(
-        [
-            str(options.bundle),
-            *found.verdict(),
-            *found.remarks,
-            *(["What left, by exposure class:"] if left else []),
-            *left,
-        ]
-    )
+    _say([str(options.bundle), *found.verdict(), *found.remarks, *left])
     sys.exit(0 if found.sound else 1)
+
+
+def _key(path: Path) -> bytes:
+    try:
+        found = load_pem_public_key(path.read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm):
+        found = None
+    if not isinstance(found, Ed25519PublicKey):
+        raise UnreadableError(f"{path}: is not a public audit key (PEM, Ed25519)")
+    return found.public_bytes_raw()
 
 
 def _say(lines: list[str]) -> None:
     for line in lines:
         # Evidence is somebody else's: nothing in it may steer the terminal.
-        sys.stdout.write("".join(sign if sign.isprintable() else "�" for sign in line) + "\n")
+        sys.stdout.write("".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in line) + "\n")
 
 
 if __name__ == "__main__":

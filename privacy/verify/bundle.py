@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import rfc8785
 
+from .form import HEX32, Form, items, matching, text, whole, wrong
 from .merkle import perfect_subtrees
 from .result import UnreadableError
 
 _LONGEST_LINE = 16 << 20
-_HEX32 = re.compile(r"[0-9a-f]{64}")
 Subtree = tuple[int, bytes]
 """A perfect subtree of 2^level leaves, of which only the root is told: level and root."""
 
@@ -62,10 +60,8 @@ def open_bundle(path: Path) -> tuple[Header, Iterator[bytes]]:
         lines = _lines(path)
         content = next(lines).removeprefix(b'"header":').removesuffix(b",")
         held = json.loads(content)
-        wrong = [name for name, good in _HEADER.items() if name not in held or not good(held[name])]
-        if wrong or len(held) != len(_HEADER):
-            what = wrong[0] if wrong else "it"
-            raise UnreadableError(f"{path}: is not an evidence bundle: header.{what} is not in its form")
+        if (name := wrong(held, _HEADER)) is not None:
+            raise UnreadableError(f"{path}: is not an evidence bundle: header.{name} is not in its form")
         if rfc8785.dumps(held) != content:
             raise ValueError("not canonical")
     except OSError as error:
@@ -110,47 +106,13 @@ def _lines(path: Path) -> Iterator[bytes]:
             raise fail("does not end as a bundle")
 
 
-def _number(least: int) -> Callable[[Any], bool]:
-    return lambda value: type(value) is int and least <= value < 2**53
-
-
-def _text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _key(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and _HEX32.fullmatch(value) is not None)
-
-
-def _subtrees(most: int) -> Callable[[Any], bool]:
-    def good(part: Any) -> bool:
-        form = isinstance(part, dict) and set(part) == {"level", "root"}
-        return (
-            form
-            and type(part["level"]) is int
-            and 0 <= part["level"] <= 62
-            and bool(part["root"])
-            and _key(part["root"])
-        )
-
-    return lambda value: isinstance(value, list) and len(value) <= most and all(map(good, value))
-
-
-def _schemas(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(files, list) and all(map(_text, files)) for files in value)
-
-
-_HEADER: Mapping[str, Callable[[Any], bool]] = {
-    "v": lambda value: type(value) is int and value == 1,
-    "party": _text,
-    "federation": _text,
-    "origin": _text,
-    "size": _number(1),
-    "first": _number(0),
-    "count": _number(1),
-    "before": _subtrees(64),
-    "behind": _subtrees(128),
-    "checkpoint": _text,
-    "public_key": _key,
-    "schemas": _schemas,
+_SUBTREE: Form = {"level": whole(0, 62), "root": matching(HEX32)}
+_HEADER: Form = {
+    "v": whole(1, 1),
+    **dict.fromkeys(("party", "federation", "origin", "checkpoint"), text()),
+    **{"size": whole(1), "first": whole(0), "count": whole(1)},
+    "before": items(64, lambda part: wrong(part, _SUBTREE) is None),
+    "behind": items(128, lambda part: wrong(part, _SUBTREE) is None),
+    "public_key": lambda value: value is None or matching(HEX32)(value),
+    "schemas": items(1 << 20, items(1 << 20, text())),
 }

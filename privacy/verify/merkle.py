@@ -42,9 +42,7 @@ class MerkleTree:
 
     def __init__(self, size: int = 0, peaks: Sequence[bytes] = ()) -> None:
         if len(peaks) != size.bit_count() or any(len(peak) != 32 for peak in peaks):
-            raise ValueError(
-                f"a tree of {size} leaves consists of {size.bit_count()} perfect subtrees of 32 bytes each"
-            )
+            raise ValueError(f"{size} leaves consist of {size.bit_count()} perfect subtrees of 32 bytes each")
         self.size = size
         self._peaks = list(peaks)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,11 +21,9 @@ _LARGEST_QUESTION = 32_768
 _ALWAYS = frozenset({"PROTOCOL", "IDENTITY"})
 UNDER_ROSTER = frozenset({"MASKED_UPDATE", "SEALED_MODEL"})
 """What is sent for a roster of silos, which is on record before."""
-_MODEL = ("MODEL_PARAMETERS_EXTRACTOR", "MODEL_PARAMETERS_CLASSIFIER")
+_MODEL = frozenset({"MODEL_PARAMETERS_EXTRACTOR", "MODEL_PARAMETERS_CLASSIFIER"})
 WEAK_EPSILON, WEAK_DELTA = 8.0, 1e-3
 """A promise of differential privacy beyond these rules hardly anything out about single images or patients."""
-TOLERANCE_SECONDS = 300
-"""How far two machines' clocks may be apart without anything being made of it."""
 _WITHDRAWN_BY_HOSPITAL = "withdrawn by the hospital"
 _FAREWELL = "Withdraw"
 """The call that tells the coordinator of a consent's end: it may leave when nothing else may,"""
@@ -34,9 +31,9 @@ _SIGNATURE = "Attest"
 """but the signature for its answer."""
 _UPDATES = ("SubmitUpdate", "PushMessages")
 """The calls that begin a round's update: Medsilo's own and Flower's."""
+_DIFFERENCE = ": the difference of the two sums gives single updates away"
 _MIDNIGHT = timedelta(minutes=1)
 """The gate is passed a moment before the record is written."""
-_CLOCKS = timedelta(seconds=TOLERANCE_SECONDS)
 _SILO = re.compile(r"spiffe://[^/]+/silo/[^/]+")
 _Trust = tuple[int, int]
 """That of so many (the second) hospitals whose updates are summed so many at least are honest."""
@@ -63,10 +60,9 @@ class _Consent:
     def of(cls, content: Mapping[str, Any]) -> _Consent:
         expires = content["expires"]
         end = date.max if expires is None else date.fromisoformat(expires)
+        names = content["exposures"]
         return cls(
-            classes=frozenset(
-                itertools.chain(*(_MODEL if n == "MODEL_PARAMETERS" else (n,) for n in content["exposures"]))
-            ),
+            classes=frozenset(names) | (_MODEL if "MODEL_PARAMETERS" in names else frozenset()),
             coordinator=content["coordinator"],
             methods=frozenset(content["methods"]),
             rounds=int(content["rounds"]),
@@ -103,6 +99,11 @@ class Permissions:
     _sums: dict[str, frozenset[str]] = field(default_factory=dict)
     _bounded_sums: dict[str, frozenset[str]] = field(default_factory=dict)
     _rounds_with: dict[str, int] = field(default_factory=dict)
+
+    def ends(self, rpc: str) -> datetime | None:
+        """The last moment at which a call may send by the consent in force; None if it may at any time."""
+        farewell = is_farewell(rpc, ended=self._withdrawn)
+        return None if self._consent is None or not self._is_silo or farewell else self._consent.last_moment
 
     @property
     def _is_silo(self) -> bool:
@@ -144,10 +145,8 @@ class Permissions:
             of = plan["secure_aggregation"]["minimum"]
             trusts = consent.trusts
             if trusts is None or not (trusts[1] <= of and trusts[0] >= honest):
-                raise ConsentError(
-                    f"run {record.run}, whose noise is shared out, relies on {honest} of {of} hospitals to be honest, "
-                    "and the consent trusts in no such thing"
-                )
+                what = f"relies on {honest} of {of} hospitals to be honest, and the consent trusts in no such thing"
+                raise ConsentError(f"run {record.run}, whose noise is shared out, {what}")
 
     def masked(self, record: Any) -> None:
         """Takes a roster; raises ``ConsentError`` if a round's update was masked for other silos before.
@@ -159,10 +158,8 @@ class Permissions:
         silos = frozenset(record.silos)
         before = self._rosters.setdefault((record.plan_sha256, record.round), silos)
         if before != silos:
-            raise ConsentError(
-                f"round {record.round} was masked for {', '.join(sorted(silos))}, and before for "
-                f"{', '.join(sorted(before))}: the difference of the two sums gives single updates away"
-            )
+            what = f"was masked for {_named(silos)}, and before for {_named(before)}{_DIFFERENCE}"
+            raise ConsentError(f"round {record.round} {what}")
         received, plan = record.received_sha256, self._plans.get(record.plan_sha256 or "")
         if received is None or plan is None:
             return
@@ -178,10 +175,8 @@ class Permissions:
             ]
         for earlier, what in reversed(found):
             if earlier is not None and earlier != silos:
-                raise ConsentError(
-                    f"round {record.round} of run {record.run} was masked for {', '.join(sorted(silos))}, and "
-                    f"{what} for {', '.join(sorted(earlier))}: the difference of the two sums gives single updates away"
-                )
+                said = f"was masked for {_named(silos)}, and {what} for {_named(earlier)}{_DIFFERENCE}"
+                raise ConsentError(f"round {record.round} of run {record.run} {said}")
 
     def check(self, record: Any, classes: Iterable[str], *, whole: bool) -> None:
         """Raises ``ConsentError`` if a sent message's classes were not allowed to leave.
@@ -209,25 +204,6 @@ class Permissions:
         extra = [name for name in telling if name not in (plan.up if self._is_silo else plan.down)]
         if extra:
             raise ConsentError(f"{', '.join(extra)} left, which the run's plan does not announce")
-
-    def outlived(self, record: Any, after: float) -> str:
-        """What is wrong with a sent message that ``check`` found allowed, if whom it went to has signed that it left
-        after that time (seconds since 1970); empty if nothing is."""
-        consent = self._consent
-        if (
-            not self._is_silo
-            or consent is None
-            or consent.last_moment is None
-            or is_farewell(record.rpc, ended=self._withdrawn)
-        ):
-            return ""
-        if after <= (consent.last_moment + _CLOCKS).timestamp():
-            return ""
-        return (
-            f"record {record.index} says that it left at {record.time}, within the consent, and the consent had "
-            f"ended by what {record.peer} had signed before, at {moment(after)}: one of the two clocks is wrong, or "
-            "was set wrong"
-        )
 
     def _check_consent(self, record: Any, classes: Iterable[str], telling: list[str], *, whole: bool) -> None:
         consent = self._consent
@@ -269,9 +245,8 @@ class Permissions:
         plan.last_round = number
         plan.rounds_begun += 1
         if self._consent is not None and plan.rounds_begun > self._consent.rounds:
-            raise ConsentError(
-                f"updates of {plan.rounds_begun} rounds left; the consent holds {self._consent.rounds} rounds of a run"
-            )
+            what = f"the consent holds {self._consent.rounds} rounds of a run"
+            raise ConsentError(f"updates of {plan.rounds_begun} rounds left; {what}")
         self._rounds_with[record.peer] = taken = self._rounds_with.get(record.peer, 0) + 1
         total = None if self._consent is None else self._consent.total_rounds
         if total is not None and taken > total:
@@ -285,14 +260,10 @@ def _bounds(privacy: Mapping[str, Any] | None) -> bool:
     return float(privacy["epsilon"]) <= WEAK_EPSILON and float(privacy["delta"]) <= WEAK_DELTA
 
 
+def _named(silos: Iterable[str]) -> str:
+    return ", ".join(sorted(silos))
+
+
 def _trust(words: str) -> _Trust:
     honest, of = words.split(" of ")
     return int(honest), int(of)
-
-
-def moment(time: float) -> str:
-    """A time in seconds since 1970, in words."""
-    try:
-        return f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    except (ValueError, OverflowError, OSError):
-        return f"{time:.0f} s after 1970"

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .attestation import Attestation, read_attestation
 from .bundle import Header, open_bundle
+from .form import HEX16, HEX32, Good, matching, text, whole
 from .permission import Permissions
 from .receipts import Receipts
 from .result import BrokenError, EvidenceError, Result, UnreadableError
 from .schema import StoredSchema
-from .signed import HERE, HEX32, Checkpoint, Checks, key_id, payload_of
+from .signed import HERE, Checkpoint, Checks, key_id, payload_of
 from .tree import SignedTree
 
 MOST_REMARKS = 5
 """Of one kind in one result."""
 _JOINING = "Join"
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", re.ASCII)
-_HEX16 = re.compile(r"[0-9a-f]{32}")
 
 
 class Record:
@@ -40,14 +40,7 @@ class Reader:
     signatures and canonical form are checked. ``audit verify`` overrides what it adds to.
     """
 
-    def __init__(
-        self,
-        header: Header | None,
-        lines: Iterable[bytes],
-        result: Result,
-        *,
-        checks: Checks = HERE,
-    ) -> None:
+    def __init__(self, header: Header | None, lines: Iterable[bytes], result: Result, checks: Checks = HERE) -> None:
         self.header, self.result = header, result
         self._lines, self._checks = lines, checks
         self._tree = SignedTree(result, checks)
@@ -70,11 +63,8 @@ class Reader:
         try:
             self._read()
             if key is not None and self.keys[-1] != key:
-                raise BrokenError(
-                    None,
-                    f"it is signed with the audit key {result.key[:16]}…, not with {key_id(key)[:16]}…, the one that "
-                    "was given",
-                )
+                known = f"{key_id(key)[:16]}…, the one that was given"
+                raise BrokenError(None, f"it is signed with the audit key {result.key[:16]}…, not with {known}")
         except BrokenError as error:
             result.problem, result.index, result.until = error.what, error.index, error.until
 
@@ -95,9 +85,8 @@ class Reader:
         except EvidenceError as error:
             raise BrokenError(tree.index, str(error)) from None
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise BrokenError(
-                tree.index, f"it is not in the form of a record ({type(error).__name__}: {error!s:.200})"
-            ) from None
+            what = f"it is not in the form of a record ({type(error).__name__}: {error!s:.200})"
+            raise BrokenError(tree.index, what) from None
         if not result.records:
             raise BrokenError(None, "it holds no record")
         if not result.signed:
@@ -137,11 +126,8 @@ class Reader:
         if size != header.first + header.count:
             raise BrokenError(None, f"it announces {header.count} records and holds {size - header.first}")
         if (header.party, header.federation) != (result.party, result.federation):
-            raise BrokenError(
-                None,
-                f"its header names {header.party} in {header.federation}, its records {result.party} in "
-                f"{result.federation}",
-            )
+            whose = f"{result.party} in {result.federation}"
+            raise BrokenError(None, f"its header names {header.party} in {header.federation}, its records {whose}")
         self._tree.end_bundle(header)
         if self._unused:
             raise BrokenError(None, "its header holds a schema that no record of the range uses")
@@ -157,11 +143,8 @@ class Reader:
             result.party, result.federation, result.first_time = party, federation, time
             self._permissions.party = party
         elif (party, federation) != (result.party, result.federation):
-            raise BrokenError(
-                place,
-                f"it is a record of {party:.200} in {federation:.200}, in a journal of {result.party:.200} in "
-                f"{result.federation:.200}",
-            )
+            whose = f"{result.party:.200} in {result.federation:.200}"
+            raise BrokenError(place, f"it is a record of {party:.200} in {federation:.200}, in a journal of {whose}")
         elif time < result.last_time:
             self._backwards = self._backwards or place
         result.last_time = time
@@ -269,10 +252,9 @@ class Reader:
         if self._backwards:
             result.remarks.append(f"The clock went back at record {self._backwards}: its time is before the last one.")
         if self._unknown:
-            result.remarks.append(
-                f"Of kinds that this release does not know ({', '.join(sorted(self._unknown))}) only place and "
-                "signature were checked."
-            )
+            kinds = ", ".join(sorted(self._unknown))
+            what = f"Of kinds that this release does not know ({kinds}) only place and signature were checked."
+            result.remarks.append(what)
         if result.whole:
             self._receipts.conclude()
 
@@ -305,22 +287,21 @@ def _check_head(held: Mapping[str, Any], place: int) -> None:
 
 
 def _check_form(held: Mapping[str, Any]) -> None:
-    """Raises ``KeyError``, ``ValueError`` or ``TypeError`` unless a message's record is in form."""
+    """Raises ``KeyError`` or ``ValueError`` unless a message's record is in form."""
     if held["direction"] not in ("sent", "received"):
         raise ValueError("a message is sent or received")
-    for name, pattern in (("call_id", _HEX16), ("sha256", HEX32), ("schema_sha256", HEX32)):
-        if pattern.fullmatch(held[name]) is None:
-            raise ValueError(f"{name} should be {'32' if pattern is _HEX16 else '64'} hexadecimal digits")
-    for name in ("frame", "length"):
-        if type(held[name]) is not int or not 0 <= held[name] < 2**53:
-            raise ValueError(f"{name} should be a whole number")
-    for name in ("rpc", "peer", "message_type"):
-        if not isinstance(held[name], str):
-            raise TypeError(f"{name} should be text")
-    for name in ("plan_sha256", "run"):
-        if not isinstance(held[name], str | None):
-            raise TypeError(f"{name} should be text or null")
-    if type(held["round"]) not in (int, type(None)):
-        raise TypeError("round should be a whole number or null")
-    if not isinstance(held["fields"], dict) or not isinstance(held["classes"], dict):
-        raise TypeError("fields and classes should be objects")
+    for names, good, what in _MESSAGE:
+        for name in names:
+            if not good(held[name]):
+                raise ValueError(f"{name} should be {what}")
+
+
+_MESSAGE: Sequence[tuple[Sequence[str], Good, str]] = (
+    (("call_id",), matching(HEX16), "32 hexadecimal digits"),
+    (("sha256", "schema_sha256"), matching(HEX32), "64 hexadecimal digits"),
+    (("frame", "length"), whole(0), "a whole number"),
+    (("rpc", "peer", "message_type"), text(), "text"),
+    (("plan_sha256", "run"), lambda value: isinstance(value, str | None), "text or null"),
+    (("round",), lambda value: type(value) in (int, type(None)), "a whole number or null"),
+    (("fields", "classes"), lambda value: isinstance(value, dict), "an object"),
+)

@@ -57,9 +57,8 @@ class _Messages:
             or self.sha256(item.messages) != item.sha256
             or (item.messages == held and item.length != self.length)
         ):
-            raise EvidenceError(
-                f"{whose} is not for the bytes in the record: {item.rpc}, call {item.call_id}, {item.messages} messages"
-            )
+            what = f"{item.rpc}, call {item.call_id}, {item.messages} messages"
+            raise EvidenceError(f"{whose} is not for the bytes in the record: {what}")
 
 
 @dataclass
@@ -179,11 +178,11 @@ class PeerReceipts:
                 index = call.sent[len(call.sent) - sent + attested]
                 if found.fault is None or index < found.fault[0]:
                     later = ", nor later" if call.attested < self._attestations else ""
-                    what = (
+                    found.fault = (
+                        index,
                         f"{self._peer} has answered it ({messages.rpc}, call {call_id}) and given no receipt for it in "
-                        f"the answer{later}: {attested} of {sent} messages are acknowledged"
+                        f"the answer{later}: {attested} of {sent} messages are acknowledged",
                     )
-                    found.fault = index, what
         return found
 
     def _check(self, record: Any, call: _Call, own_key: bytes) -> Attestation | None:
@@ -210,17 +209,13 @@ class PeerReceipts:
         messages = self._open.get((record.call_id, "received"), _Messages(""))
         held, claim = len(messages.digests), messages.claim
         if record.frame != held or (claim is not None and held >= claim.messages):
-            raise EvidenceError(
-                f"{record.rpc} (call {record.call_id}): message {record.frame} came from {self._peer}, which "
-                f"has signed for no more than {held}"
-            )
+            what = f"message {record.frame} came from {self._peer}, which has signed for no more than {held}"
+            raise EvidenceError(f"{record.rpc} (call {record.call_id}): {what}")
         if claim is not None and held + 1 == claim.messages:
             digests = [*messages.digests, bytes.fromhex(record.sha256)]
             if hashlib.sha256(b"".join(digests)).hexdigest() != claim.sha256:
-                raise EvidenceError(
-                    f"the signature of {self._peer} is not for the bytes that came after it: {claim.rpc}, call "
-                    f"{claim.call_id}, {claim.messages} messages"
-                )
+                what = f"{claim.rpc}, call {claim.call_id}, {claim.messages} messages"
+                raise EvidenceError(f"the signature of {self._peer} is not for the bytes that came after it: {what}")
 
     def _check_received(self, document: Attestation) -> Attestation:
         """The checkpoint in it counts as signed by the document around it."""
@@ -233,44 +228,38 @@ class PeerReceipts:
         self._check_continues(note, document.consistency)
         witnessed = document.witnessed
         if witnessed is not None and witnessed.size not in self._notes:
-            raise EvidenceError(
-                f"{peer} witnesses a checkpoint over {witnessed.size} records that it was not shown from here"
-            )
+            what = f"a checkpoint over {witnessed.size} records that it was not shown from here"
+            raise EvidenceError(f"{peer} witnesses {what}")
         for item in document.exchanges:
             messages = self._open.get((item.call_id, _OTHER[item.direction]))
             held = 0 if messages is None else len(messages.digests)
+            if messages is None and item.direction == "received":
+                what = f"{item.rpc} (call {item.call_id})"
+                raise EvidenceError(f"{peer} acknowledges {what}, which was not sent to it by this journal")
             if messages is None:
-                if item.direction == "received":
-                    raise EvidenceError(
-                        f"{peer} acknowledges {item.rpc} (call {item.call_id}), which was not sent to it by this "
-                        "journal"
-                    )
-            elif item.direction == "received":
+                continue
+            if item.direction == "received":
                 # What was sent and did not arrive is no contradiction; what arrived has to be what was sent.
                 messages.compare(item, f"the receipt of {peer}")
             elif item.messages == held:
                 messages.compare(item, f"the signature of {peer}")
             elif item.messages < held:
-                raise EvidenceError(
-                    f"{item.rpc} (call {item.call_id}): {held} messages came from {peer}, which owns up to "
-                    f"{item.messages}"
-                )
+                what = f"{held} messages came from {peer}, which owns up to {item.messages}"
+                raise EvidenceError(f"{item.rpc} (call {item.call_id}): {what}")
         return document
 
     def _check_continues(self, note: Checkpoint, given: Consistency) -> None:
         seen, peer = self.seen, self._peer
         if note.size < seen.size:
+            what = f"{note.size} records; {seen.size} were seen before"
             raise EvidenceError(
-                f"{peer} shows a journal of {note.size} records; {seen.size} were seen before: its past was "
-                "rewritten or put back to an earlier state"
+                f"{peer} shows a journal of {what}: its past was rewritten or put back to an earlier state"
             )
         if given.size != seen.size:
             raise EvidenceError(f"{peer} proves its journal from {given.size} records, not from {seen.size}")
         if not check_consistency(seen.size, seen.root, note.size, note.root, [bytes.fromhex(n) for n in given.proof]):
-            raise EvidenceError(
-                f"the journal of {peer} with {note.size} records does not continue the one with {seen.size} "
-                "that it showed before: its past was rewritten"
-            )
+            what = f"{note.size} records does not continue the one with {seen.size} that it showed before"
+            raise EvidenceError(f"the journal of {peer} with {what}: its past was rewritten")
 
     def _check_given(self, document: Attestation, call_id: str, call: _Call) -> None:
         if (document.by, document.to) != (self._own, self._peer):
@@ -350,10 +339,8 @@ class PeerReceipts:
         size = document.witnessed.size
         calls = self._shown.get(size, [])
         if calls and not full and not any(self._is_owned_to(call_id) for call_id in calls):
-            raise EvidenceError(
-                f"{self._peer} has cosigned what only the answer to call {calls[0]} showed it ({size} records), and "
-                "does not acknowledge that answer"
-            )
+            what = f"what only the answer to call {calls[0]} showed it ({size} records)"
+            raise EvidenceError(f"{self._peer} has cosigned {what}, and does not acknowledge that answer")
         self._shown = {shown: found for shown, found in self._shown.items() if shown > size}
 
     def _is_owned_to(self, call_id: str) -> bool:
@@ -488,16 +475,9 @@ class Receipts:
                 + "; ".join(f"{count_of(count, 'call')} {way}" for way, count in ways.items() if count)
                 + ". They count as having left."
             )
-        for withdrawn, ending in (
-            (False, "that comes with its next message."),
-            (True, "as the consent was withdrawn, and nothing more is exchanged, that stays open."),
-        ):
-            unsigned = sum(
-                item.unsigned
-                for peer, item in outstanding.items()
-                if withdrawn == bool(self._withdrawn & {result.party, peer})
-            )
-            if unsigned:
-                result.remarks.append(
-                    f"The other side has not signed yet for what it sent in {count_of(unsigned, 'call')}: {ending}"
-                )
+        gone = {peer for peer in outstanding if self._withdrawn & {result.party, peer}}
+        open_ended = "as the consent was withdrawn, and nothing more is exchanged, that stays open."
+        for peers, ending in ((outstanding.keys() - gone, "that comes with its next message."), (gone, open_ended)):
+            if unsigned := sum(outstanding[peer].unsigned for peer in peers):
+                what = f"what it sent in {count_of(unsigned, 'call')}"
+                result.remarks.append(f"The other side has not signed yet for {what}: {ending}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,11 +14,11 @@ import rfc8785
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from .form import HEX32
 from .result import EvidenceError
 
 ATTESTATION = "application/vnd.medsilo.attestation+json"
 ROTATION = "application/vnd.medsilo.key-rotation+json"
-HEX32 = re.compile(r"[0-9a-f]{64}")
 MOST_SIGNS = 16_000
 """How long a note's signatures may be: there is room for those of many witnesses."""
 _MOST_SIGNATURES = 64
@@ -202,7 +201,10 @@ def follow(statement: Mapping[str, Any], party: str, known: bytes, checks: Check
 
 def decoded(text: str) -> bytes:
     """What base64 stands for; raises ``ValueError``."""
-    return base64.b64decode(text, validate=True)
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise ValueError("it is not base64") from None
 
 
 def _signature_line(line: str) -> tuple[str, bytes]:

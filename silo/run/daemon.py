@@ -48,6 +48,7 @@ from medsilo.silo.state.plans import keep_plan
 from medsilo.silo.training.device import choose_device, set_threads
 from medsilo.silo.training.processes import Processes
 from medsilo.silo.uplink.channel import connect
+from medsilo.silo.uplink.confinement import Confinement
 from medsilo.silo.uplink.explaining import UnansweredError
 from medsilo.silo.uplink.uplink import Uplink
 
@@ -64,8 +65,15 @@ class Outcome:
     bytes_sent: int
 
 
-def train(config: SiloConfig, display: Display, *, day: Callable[[], date] = today) -> Outcome:
-    """Takes part in the coordinator's run until it ends. ``day``: tells the day, UTC.
+def train(
+    config: SiloConfig,
+    display: Display,
+    *,
+    day: Callable[[], date] = today,
+    confined: Confinement | None = None,
+) -> Outcome:
+    """Takes part in the coordinator's run until it ends. ``day``: tells the day, UTC. ``confined``: how this process
+    is kept from the network, where the kernel does that.
 
     Everything that can be wrong on this machine (consent, shard, keys, device) is checked before the first byte
     leaves. Where the run has ended, with its outcome here and the coordinator's receipt for that, the coordinator may
@@ -75,10 +83,10 @@ def train(config: SiloConfig, display: Display, *, day: Callable[[], date] = tod
     with on_disk(config.state):
         keep_private(config.state, display.notice)
         reuse_freed_memory()
-        return _train(config, display, day)
+        return _train(config, display, day, confined)
 
 
-def _train(config: SiloConfig, display: Display, day: Callable[[], date]) -> Outcome:
+def _train(config: SiloConfig, display: Display, day: Callable[[], date], confined: Confinement | None) -> Outcome:
     history = History.read(config.journal)
     consent = _consent_to_ask(config, history, display, day)
     dataset = load_npz(config.shard)
@@ -95,7 +103,8 @@ def _train(config: SiloConfig, display: Display, day: Callable[[], date]) -> Out
         archive = _archive(config)
         door = Door(journal, identity=config.identity.uri, federation=config.federation, gate=gate, archive=archive)
         note(consent)
-        uplink = Uplink(config, credentials, door, notice=display.notice)
+        uplink = Uplink(config, credentials, door, notice=display.notice, confined=confined)
+        uplink.note_egress()
         last = history.last
         done = last if last and last.ended and has_ended(config.runs / last.run, last.plan_sha256) else None
         uplink.needed = done is None
@@ -136,6 +145,7 @@ def _train(config: SiloConfig, display: Display, day: Callable[[], date]) -> Out
             over = isinstance(ended, EndedError) and ended.cause == Cause.BUDGET
             raise (BudgetError(str(ended)) if over else ended) from None
         finally:
+            uplink.note_egress()
             uplink.close()
     return Outcome(run, config.runs / run, uplink.bytes_sent)
 

@@ -136,6 +136,7 @@ class Participation:
                 self._help_to_open(task.round, payload)
             else:
                 self._train(task.round, payload)
+            self._uplink.note_egress()
             payload = {}  # as large as the model, and the next one is on its way
             self._let_go()
 

@@ -236,6 +236,7 @@ def look_at_everything(run: Commands, folder: Path) -> None:
         ["audit", "show", *own, "--cited", "state/hospital1/dossier/dossier.json"],
         ["audit", "export", *own, "--out", "evidence.json"],
         ["audit", "open", *own],
+        ["audit", "verifier", "verifier.html"],
         ["consent", "show", *own],
     ):
         run.silo(*words)
@@ -243,6 +244,7 @@ def look_at_everything(run: Commands, folder: Path) -> None:
         run.coordinator(*words)
     run.coordinator("audit", "export", *theirs, "--out", "coordinators.json")
     run.coordinator("audit", "verify", *theirs)
+    run.coordinator("audit", "verifier", "verifier.html")
     run.silo("audit", "verify", *own, "--peer", "coordinators.json")
     run.starts("silo", "page", *own, "--port", 8600, until="token is in")
     token = (folder / "state" / "hospital1" / "keys" / "page.token").read_text().strip()
