@@ -9,9 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import torch
 from torch import Tensor
 
-from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.errors import TrainingError
+from medsilo.privacy.exposure import MODEL, Exposure
 
 _BOUNDS = (
     ("least", operator.ge, "{:g} or more", "≥"),
@@ -145,16 +147,70 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class Blind:
-    """States that all that a method's coordinator makes of a round's models are mixtures, one for each silo, by weights
-    that it makes of how far the models lie apart; all of a round's silos deliver.
+class Compared:
+    """Of what the coordinator learns how far silos lie apart, where mixtures are blind.
 
     Attributes:
-        weights: of a method and squared distances ``Tensor[N, N]`` (float64, symmetric) the weights ``Tensor[N, N]``,
-            whose row i makes the mixture of silo i and adds up to 1.
+        exposure: the class whose first tensor it is; None for all that is mixed, as one row.
+        rows: makes of that tensor ``Tensor[K, F]``, whose K rows are compared each for itself.
+        sketched: rows are compared by their sketches; otherwise whole, and a silo that works with the coordinator
+            learns what is compared: then silos have to consent to ``exposure``.
     """
 
-    weights: Callable[[Any, Tensor], Tensor]
+    exposure: Exposure | None = None
+    rows: Callable[[Tensor], Tensor] = lambda tensor: tensor.reshape(1, -1)
+    sketched: bool = True
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """What a coordinator does blind in one round of training; all of a round's silos deliver.
+
+    Attributes:
+        weights: of squared distances ``Tensor[K, N, N]`` (float64, each symmetric) the weights ``Tensor[N, N]``, whose
+            row i makes the mixture of silo i and adds up to 1.
+        mixed: the classes of an update that are mixed, each tensor by the same weights. What is neither mixed nor
+            compared stays at the silo.
+        compared: of what distances are taken; None where ``weights`` go by none, and is given K = 0 of them.
+    """
+
+    weights: Callable[[Tensor], Tensor]
+    mixed: frozenset[Exposure] = frozenset(MODEL)
+    compared: Compared | None = Compared()
+
+
+@dataclass(frozen=True)
+class Blind:
+    """States that all that a method's coordinator makes of a round's models are mixtures, one for each silo, by weights
+    that it makes of how far silos lie apart.
+
+    Attributes:
+        mixing: of a method, a round of training and the number of those: what is done in it.
+        conditions: what its hyper-parameters must be.
+    """
+
+    mixing: Callable[[Any, int, int], Mixing]
+    conditions: tuple[Condition, ...] = ()
+
+
+def even(silos: int) -> Tensor:
+    """Weights ``Tensor[N, N]`` by which everybody is given the mean."""
+    return torch.full((silos, silos), 1 / silos, dtype=torch.float64)
+
+
+def unit_rows(tensor: Tensor) -> Tensor:
+    """``Tensor[K, F]`` of numbers to rows of length 1 (float64), so that half a squared distance is 1 - cosine.
+
+    Raises ``TrainingError`` for a row of zeros, which has no direction.
+    """
+    rows = tensor.to(torch.float64)
+    # By the largest first, so that squares stay finite.
+    rows = rows / rows.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+    norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    if not (norms > 0).all():
+        raise TrainingError("a row that is to be compared blindly by its direction is all zeros, and has none")
+    found: Tensor = rows / norms
+    return found
 
 
 UNSTATED_PRIVACY = "no one has stated how its content is protected"

@@ -32,7 +32,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from medsilo.algorithms.declarations import MIXTURES, Blind, NonNegative, Positive, Protected, Range, Sums
+from medsilo.algorithms.declarations import MIXTURES, Blind, Mixing, NonNegative, Positive, Protected, Range, Sums
 from medsilo.algorithms.families.tethered import SAME, Tethered, pairwise_distances, squared_distances
 from medsilo.algorithms.method import (
     CoordinatorSide,
@@ -85,7 +85,9 @@ class DiversiFed(Tethered):
     gets: ClassVar[str] = "its own mixture of all models: drawn to similar, pushed from dissimilar ones"
     under_privacy: ClassVar[Protected | str] = Protected()
     under_masks: ClassVar[Sums | str] = MIXTURES
-    under_blind: ClassVar[Blind | str] = Blind(lambda method, squared: method.weights(squared.sqrt()))
+    under_blind: ClassVar[Blind | str] = Blind(
+        lambda method, *_: Mixing(lambda squared: method.weights(squared[0].sqrt()))
+    )
     variant: Literal["paper", "bounded"] = "paper"
     temperature: Positive = 0.5
     proximal_weight: NonNegative = 2.0

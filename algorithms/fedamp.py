@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from medsilo.algorithms.declarations import MIXTURES, Blind, NonNegative, Positive, Protected, Sums
+from medsilo.algorithms.declarations import MIXTURES, Blind, Mixing, NonNegative, Positive, Protected, Sums
 from medsilo.algorithms.families.tethered import Tethered, pairwise_distances, squared_distances
 from medsilo.algorithms.method import (
     CoordinatorSide,
@@ -72,7 +72,7 @@ class FedAMP(Tethered):
     under_privacy: ClassVar[Protected | str] = Protected()
     under_masks: ClassVar[Sums | str] = MIXTURES
     under_blind: ClassVar[Blind | str] = Blind(
-        lambda method, squared: attention(squared, sigma=method.sigma, step_size=method.step_size)
+        lambda method, *_: Mixing(lambda squared: attention(squared[0], sigma=method.sigma, step_size=method.step_size))
     )
     step_size: Positive = 1.0
     proximal_weight: NonNegative = 1.0

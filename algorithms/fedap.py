@@ -222,7 +222,8 @@ class FedAP(Method):
     )
     under_masks: ClassVar[Sums | str] = MIXTURES
     under_blind: ClassVar[Blind | str] = (
-        "its weights are made of silos' running statistics, of which no distance is built"
+        "its silos are asked once for their statistics, with a mixture, and distances would be taken in every round; "
+        "not built"
     )
     warmup_share: Share = 0.5
     own_weight: Share = 0.5

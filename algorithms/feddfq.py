@@ -24,7 +24,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from medsilo.algorithms.declarations import MIXTURES, Average, Blind, Condition, Count, Protected, Sums
+from medsilo.algorithms.declarations import (
+    MIXTURES,
+    Average,
+    Blind,
+    Compared,
+    Condition,
+    Count,
+    Mixing,
+    Protected,
+    Sums,
+    even,
+    unit_rows,
+)
 from medsilo.algorithms.families.sharing import Buffers, check_linear, model_upload, received_tensors, upload_specs
 from medsilo.algorithms.method import (
     PERSONAL,
@@ -76,11 +88,11 @@ class FedDFQSilo(SiloSide):
             self.memory[_IDENTIFIER] = {"profile": self.identifier(round_number)}
 
     def rehearse(self) -> None:
-        """The first upload, with an identifier of zeros."""
+        """The first upload, with an identifier of ones."""
         self.memory["answered"] = {"yes": torch.tensor(0)}
         if self.method.diem:
             shape = (self.site.num_classes,) if self.method.per_class else ()
-            self.memory[_IDENTIFIER] = {"profile": torch.zeros(*shape, self.site.input_shape[2])}
+            self.memory[_IDENTIFIER] = {"profile": torch.ones(*shape, self.site.input_shape[2])}
         if self.method.agam:
             self.memory["gradient"] = {spec.name: torch.zeros(spec.shape) for spec in self.site.layout.classifier}
 
@@ -93,6 +105,13 @@ class FedDFQSilo(SiloSide):
         if self.method.diem and not self.memory["answered"]["yes"]:
             payload[Exposure.DATA_IDENTIFIER] = Part.of(self.memory[_IDENTIFIER])
         return payload
+
+    def blind_upload(self) -> Payload:
+        """The identifier in every round: the coordinator keeps none."""
+        found = dict(self.upload())
+        if self.method.diem:
+            found[Exposure.DATA_IDENTIFIER] = Part.of(self.memory[_IDENTIFIER])
+        return found
 
     def identifier(self, round_number: int) -> Tensor:
         """The silo's data identifier: ``Tensor[W]``, or ``Tensor[C, W]`` with ``per_class``."""
@@ -297,7 +316,23 @@ class FedDFQ(Method):
         ),
     )
     under_masks: ClassVar[Sums | str] = f"{MIXTURES}, and hands single silos' gradients to others"
-    under_blind: ClassVar[Blind | str] = "it hands single silos' gradients to others"
+    under_blind: ClassVar[Blind | str] = Blind(
+        lambda method, *_: method.mixing(),
+        conditions=(
+            Condition(
+                "agam",
+                (False,),
+                "AGAM tries the others' gradients one after another, and of sums of the first one, two, three … each "
+                "next one tells a single hospital's",
+            ),
+            Condition(
+                "centre",
+                ("model_input", "none"),
+                "to take off the mean of all identifiers, the coordinator has to see them",
+                only_if="diem",
+            ),
+        ),
+    )
     diem: bool = True
     felpa: Literal["personal", "global"] = "personal"
     agam: bool = True
@@ -310,6 +345,18 @@ class FedDFQ(Method):
     include_self: bool = False
     gradient: Literal["mean", "last_batch", "delta"] = "mean"
     buffers: Buffers = "local"
+
+    def mixing(self) -> Mixing:
+        """What is done in a round of training where mixtures are blind."""
+        statistics = {Exposure.RUNNING_STATISTICS} if self.buffers == "aggregate" else set()
+        compared = Compared(Exposure.DATA_IDENTIFIER, _direction, sketched=False) if self.diem else None
+        return Mixing(self._mixture, frozenset({Exposure.MODEL_PARAMETERS_EXTRACTOR, *statistics}), compared)
+
+    def _mixture(self, squared: Tensor) -> Tensor:
+        """Weights of squared distances ``Tensor[1, N, N]`` between identifiers of length 1; even ones without DIEM."""
+        silos = squared.shape[1]
+        weights = _proxies(1 - squared[0] / 2, self.normalisation) if self.diem else even(silos)
+        return weights.mean(dim=0, keepdim=True).expand(silos, -1) if self.felpa == "global" else weights
 
     @property
     def uploads(self) -> frozenset[Exposure]:
@@ -362,17 +409,27 @@ def metric_proxies(identifiers: Tensor, *, normalisation: Normalisation = "clamp
     vectors = vectors / torch.where(largest > 0, largest, torch.ones_like(largest))
     norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
     directions = vectors / torch.where(norms > 0, norms, torch.ones_like(norms))
-    cosines = (directions @ directions.T).clamp(-1, 1)
+    return _proxies(directions @ directions.T, normalisation).to(identifiers.dtype)
+
+
+def _proxies(cosines: Tensor, normalisation: Normalisation) -> Tensor:
+    """Weights of cosines ``Tensor[N, N]``."""
+    cosines = cosines.clamp(-1, 1)
     cosines.fill_diagonal_(1.0)
     if normalisation == "softmax":
-        return torch.softmax(cosines, dim=1).to(identifiers.dtype)
+        return torch.softmax(cosines, dim=1)
     if normalisation == "minmax":
         low = cosines.amin(dim=1, keepdim=True)
         span = 1 - low
         weights = torch.where(span > 0, (cosines - low) / torch.where(span > 0, span, torch.ones_like(span)), 1.0)
     else:
         weights = cosines.clamp(min=0)
-    return (weights / weights.sum(dim=1, keepdim=True)).to(identifiers.dtype)
+    return weights / weights.sum(dim=1, keepdim=True)
+
+
+def _direction(identifier: Tensor) -> Tensor:
+    """What of an identifier is compared where mixtures are blind: ``Tensor[1, W]`` of length 1."""
+    return unit_rows(identifier.reshape(1, -1))
 
 
 def mix_extractors(extractors: Tensor, weights: Tensor) -> Tensor:

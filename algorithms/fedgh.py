@@ -155,7 +155,9 @@ class FedGH(Method):
     common: ClassVar[frozenset[Exposure]] = ONE_FOR_ALL
     under_privacy: ClassVar[Protected | str] = PROTOTYPES
     under_masks: ClassVar[Sums | str] = "the coordinator trains a head on every single silo's prototypes"
-    under_blind: ClassVar[Blind | str] = "the coordinator trains a head on every single silo's prototypes"
+    under_blind: ClassVar[Blind | str] = (
+        "it mixes no models: the coordinator trains a head on every single silo's prototypes, step by step"
+    )
     server_learning_rate: Positive = 0.01
     passes: OneOrMore = 1
 

@@ -176,7 +176,10 @@ class FedPDC(Method):
         )
     )
     under_masks: ClassVar[Sums | str] = "the coordinator measures every single model on public images"
-    under_blind: ClassVar[Blind | str] = "the coordinator measures every single model on public images"
+    under_blind: ClassVar[Blind | str] = (
+        "its one mean goes by accuracies that the coordinator measures on single models, and to have hospitals measure "
+        "their own would mean to hand them its public images and to believe what they say; not built"
+    )
     mode: Literal["literal", "proximal", "scale"] = "literal"
     penalty: NonNegative = 10.0
     adaptive: bool = False

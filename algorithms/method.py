@@ -243,6 +243,10 @@ class SiloSide(ABC):
     def upload(self) -> Payload:
         """What goes to the coordinator after a round's training; must not change ``memory``."""
 
+    def blind_upload(self) -> Payload:
+        """Where mixtures are blind: what is mixed and what is compared (``declarations.Mixing``), in every round."""
+        return self.upload()
+
     def finish(self, download: Payload) -> None:  # noqa: B027 most methods have nothing to do
         """Takes the last download, after the last round."""
 

@@ -9,6 +9,10 @@ their last upload (Eq. 4). After the round's uploads Φ is computed anew for eve
 
 with φ_ic the weights of class c in silo i's classifier; its bias does not count. Cosines are clipped at 1 − clip, so
 that one class contributes at most −log(clip); without that, equal classifiers give an infinity in float32.
+
+Where mixtures are blind, the cosines are made of squared distances between rows of length 1, a class each: ‖x − y‖² is
+2 − 2 cos(x, y). In the personal phase nothing of a classifier is mixed; in the warm-up all of the model is, and evenly:
+all silos see the weights, and would be told each other's numbers of images.
 """
 
 from __future__ import annotations
@@ -21,7 +25,18 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from medsilo.algorithms.declarations import Blind, Protected, Range, Share, Sums
+from medsilo.algorithms.declarations import (
+    Blind,
+    Compared,
+    Condition,
+    Mixing,
+    Protected,
+    Range,
+    Share,
+    Sums,
+    even,
+    unit_rows,
+)
 from medsilo.algorithms.families.robust import Aggregation, average, check_aggregation, robust_warnings
 from medsilo.algorithms.families.sharing import (
     COUNT,
@@ -176,8 +191,9 @@ class PFedSim(Method):
         lambda method, rounds: method.warmup_rounds(rounds),
         otherwise="without warm-up rounds it compares single classifiers from the first round on",
     )
-    under_blind: ClassVar[Blind | str] = (
-        "its weights are made of how alike the rows of classifiers are, after rounds of one mean for all; not built"
+    under_blind: ClassVar[Blind | str] = Blind(
+        lambda method, number, rounds: method.mixing(number, rounds),
+        conditions=(Condition("aggregation", ("mean",), "a robust one compares single models' numbers"),),
     )
     warmup_share: Share = 0.5
     variant: Variant = "paper"
@@ -211,6 +227,25 @@ class PFedSim(Method):
         counts = {Exposure.SAMPLE_COUNT} if self.warmup_share > 0 and self.aggregation == "mean" else set()
         return frozenset(MODEL) | counts | statistics
 
+    def mixing(self, number: int, rounds: int) -> Mixing:
+        """What is done in a round of training where mixtures are blind."""
+        statistics = {Exposure.RUNNING_STATISTICS} if self.buffers == "aggregate" else set()
+        if number < self.warmup_rounds(rounds):
+            return Mixing(lambda squared: even(squared.shape[1]), frozenset({*MODEL, *statistics}), compared=None)
+        return Mixing(
+            lambda squared: normalised_rows(self._similarity(squared)),
+            frozenset({Exposure.MODEL_PARAMETERS_EXTRACTOR, *statistics}),
+            Compared(
+                Exposure.MODEL_PARAMETERS_CLASSIFIER,
+                unit_rows if self.variant == "paper" else _joined_rows,
+            ),
+        )
+
+    def _similarity(self, squared: Tensor) -> Tensor:
+        """Φ of squared distances ``Tensor[K, N, N]`` between rows of length 1."""
+        cosines = (1 - squared / 2).permute(1, 2, 0)
+        return similarity_of(cosines, variant=self.variant, clip=self.clip, diagonal=self.diagonal)
+
     def warmup_rounds(self, rounds: int) -> int:
         """T_g = ⌊ρT⌋."""
         return math.floor(self.warmup_share * rounds)
@@ -237,12 +272,23 @@ def classifier_similarity(
     norms = torch.linalg.vector_norm(rows, dim=2)
     products = torch.einsum("icf,jcf->ijc", rows, rows)
     cosines = products / (norms.unsqueeze(1) * norms.unsqueeze(0) + _NORM_FLOOR)
+    return similarity_of(cosines, variant=variant, clip=clip, diagonal=diagonal).to(classifiers.dtype)
+
+
+def similarity_of(cosines: Tensor, *, variant: Variant, clip: float, diagonal: Diagonal) -> Tensor:
+    """Φ of cosines ``Tensor[N, N, C]``: ``Tensor[N, N]``."""
     if variant == "author":
         similarity = -torch.log1p(-cosines.mean(dim=2).clamp(0, 1 - clip))
     else:
         similarity = -torch.log1p(-cosines.clamp(0, 1 - clip)).mean(dim=2)
     similarity.fill_diagonal_(-math.log(clip) if diagonal == "clip" else 1.0)
-    return similarity.to(classifiers.dtype)
+    return similarity
+
+
+def _joined_rows(weight: Tensor) -> Tensor:
+    """All of a classifier's rows as one of length 1: what two of them tell is the mean of the classes' cosines."""
+    rows = unit_rows(weight)
+    return rows.reshape(1, -1) / math.sqrt(len(rows))
 
 
 def personalize_extractors(extractors: Tensor, similarity: Tensor) -> Tensor:

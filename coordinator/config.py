@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -213,14 +214,14 @@ class SecureAggregationConfig(StrictModel):
     ``mode``: ``sum``, or ``blind``, for methods that give each silo a mixture of its own. ``minimum``: the fewest silos
     whose sum it may learn, or whose models a mixture may hold. ``fraction_bits``: F; numbers are summed as multiples of
     2^-F. ``sketch_size``, ``largest_isolation``: of blind mixtures: from how many numbers distances between models are
-    estimated, 2048 by default; how far a model may stand out of any mixture, 1 by default (two models in equal parts):
-    weights beyond that are taken down to it.
+    estimated, by default from an eighth of what is compared, and 512 at most; how far a model may stand out of any
+    mixture, 1 by default (two models in equal parts): weights beyond that are taken down to it.
     """
 
     mode: Literal["sum", "blind"] = "sum"
     minimum: int = Field(default=3, ge=3)
     fraction_bits: int = Field(default=32, ge=8, le=48)
-    sketch_size: int | None = Field(default=None, ge=64, le=1 << 20)
+    sketch_size: int | None = Field(default=None, ge=1, le=1 << 20)
     largest_isolation: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
@@ -232,12 +233,12 @@ class SecureAggregationConfig(StrictModel):
             )
         return self
 
-    def plan(self, method: Method, rounds: int) -> SecureAggregationPlan:
-        """What the plan says of it, for so many rounds of training; raises ``ConfigurationError`` for a method that
-        cannot."""
-        from medsilo.algorithms.protection.blind import blind_method
+    def plan(self, method: Method, rounds: int, model: Callable[[], nn.Module]) -> SecureAggregationPlan:
+        """What the plan says of it, for so many rounds of training of such a model; raises ``ConfigurationError`` for a
+        method that cannot."""
+        from medsilo.algorithms.models import Layout
+        from medsilo.algorithms.protection.blind import blind_method, default_sketch
         from medsilo.algorithms.protection.masked import masked_rounds
-        from medsilo.privacy.secure_aggregation.blind_distances import SIZE
         from medsilo.privacy.secure_aggregation.blind_mixing import FRACTION_BITS
 
         if self.mode == "sum":
@@ -250,7 +251,7 @@ class SecureAggregationConfig(StrictModel):
             minimum=self.minimum,
             fraction_bits=FRACTION_BITS,
             rounds=2 * rounds,
-            sketch_size=self.sketch_size or SIZE,
+            sketch_size=self.sketch_size or default_sketch(method, Layout.of(model()), rounds),
             largest_isolation=self.largest_isolation or 1.0,
         )
 
@@ -538,7 +539,11 @@ class CoordinatorConfig(PartyConfig):
             training = run.privacy.training(method, training, run.rounds, in_a_round)
         if run.max_update_norm is not None and not method.uploads & set(MODEL):
             raise self._wrong("run.max_update_norm", f"is for models, and {method.name} sends none; leave it out")
-        masks = run.secure_aggregation.plan(method, run.rounds) if run.secure_aggregation is not None else None
+        masks = (
+            run.secure_aggregation.plan(method, run.rounds, self.build_model)
+            if run.secure_aggregation is not None
+            else None
+        )
         given = BLIND_DOWNLINK if masks is not None and masks.mode == "blind" else method.downlink
         if run.privacy is not None and run.ask_for and (reason := reporting_refusal(method)) is not None:
             raise self._wrong("run.ask_for", reason)

@@ -24,7 +24,7 @@ from typer.cli import get_docs_for_click
 from typer.main import get_command
 from typer.models import Context
 
-from medsilo.algorithms.declarations import Protected, Sums
+from medsilo.algorithms.declarations import Blind, Protected, Sums
 from medsilo.algorithms.families.sharing import COUNT
 from medsilo.algorithms.method import Method
 from medsilo.algorithms.models import Layout, build
@@ -221,10 +221,12 @@ def _rounds(method: type[Method]) -> str:
 
 def _blind(method: type[Method]) -> str:
     stated = method.under_blind
-    return f"refused: {stated}" if isinstance(stated, str) else "yes"
+    if isinstance(stated, str):
+        return f"refused: {stated}"
+    return f"yes, with {conditions}" if (conditions := _conditions(stated)) else "yes"
 
 
-def _conditions(stated: Protected) -> str:
+def _conditions(stated: Protected | Blind) -> str:
     return "; ".join(
         " or ".join(f"`{one.name}: {_default(value)}`" for value in one.values) for one in stated.conditions
     )

@@ -15,15 +15,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from medsilo.algorithms.declarations import Blind
+from medsilo.algorithms.declarations import Blind, Compared, Mixing
 from medsilo.algorithms.method import Method, SiloWeights
+from medsilo.algorithms.models import Layout
+from medsilo.algorithms.protection.private import unmet
 from medsilo.algorithms.tensors import MemorySource, Part, Payload, TensorSpec, Workspace
 from medsilo.algorithms.tensors.stack import columns_of
+from medsilo.privacy.consent.consent import LARGEST_SKETCH
 from medsilo.privacy.consent.plan import RunPlan, SecureAggregationPlan
 from medsilo.privacy.errors import ConfigurationError, RefusedError
 from medsilo.privacy.exposure import BLIND_DOWNLINK, BLIND_UPLINK, MODEL, Exposure
 from medsilo.privacy.secure_aggregation import ring
-from medsilo.privacy.secure_aggregation.blind_distances import Message, messages, sketch, squared_distance
+from medsilo.privacy.secure_aggregation.blind_distances import SIZE, Message, messages, sketch, squared_distance
 from medsilo.privacy.secure_aggregation.blind_mixing import (
     FRACTION_BITS,
     WEIGHT_BITS,
@@ -39,22 +42,34 @@ from medsilo.privacy.secure_aggregation.mixing_rules import MixingRules
 
 Parts = Mapping[Exposure, Sequence[TensorSpec]]
 _BLOCK = 64 * ring.DEGREE
+_ORDER = (*MODEL, Exposure.RUNNING_STATISTICS)
+"""In which all silos put the classes that are mixed."""
 
 
 def blind_method(method: Method) -> Blind:
-    """How a method's weights are made; raises ``ConfigurationError`` with the reason if its mixtures cannot be
-    blind."""
+    """What a method's mixtures are; raises ``ConfigurationError`` with the reason if they cannot be blind."""
     stated = method.under_blind
     if isinstance(stated, Blind):
+        if (needed := unmet(method, stated.conditions)) is not None:
+            raise ConfigurationError(f"{method.name} can run with blind mixtures only with {needed}")
         return stated
     raise ConfigurationError(
         f"{method.name} cannot run with blind mixtures: {stated}. Use another method, or a run without `mode: blind`"
     )
 
 
-def required() -> tuple[Exposure, ...]:
-    """What a silo must consent to where mixtures are blind."""
+def mixing_of(plan: RunPlan, method: Method, round_number: int) -> Mixing:
+    """What is mixed of what silos send in one of the run's rounds."""
+    trained = round_number // plan.rounds_each
+    return blind_method(method).mixing(method, trained, plan.training_rounds)
+
+
+def required(method: Method, rounds: int) -> tuple[Exposure, ...]:
+    """What a silo must consent to where mixtures are blind, in a run of so many rounds of training."""
     asked = {Exposure.PROTOCOL, Exposure.IDENTITY} | BLIND_UPLINK | BLIND_DOWNLINK
+    for compared in _all_compared(method, rounds):
+        if not compared.sketched and compared.exposure is not None:
+            asked.add(compared.exposure)
     return tuple(exposure for exposure in Exposure if exposure in asked)
 
 
@@ -86,17 +101,45 @@ def rules_of(masks: SecureAggregationPlan) -> MixingRules:
     return MixingRules(minimum=masks.minimum - 1, largest_isolation=masks.largest_isolation)
 
 
-def upload_parts(parts: Parts, masks: SecureAggregationPlan, silos: int) -> dict[Exposure, tuple[TensorSpec, ...]]:
+def upload_parts(
+    parts: Parts, mixing: Mixing, masks: SecureAggregationPlan, silos: int
+) -> dict[Exposure, tuple[TensorSpec, ...]]:
     """Names and shapes of an update, whose parts are these where it is not blind, among so many silos."""
-    count = sum(spec.nbytes // 4 for specs in parts.values() for spec in specs)
-    size = min(count, masks.sketch_size or 0)
-    return {
-        Exposure.SEALED_MODEL: (TensorSpec("words", (count,), "I64"),),
-        Exposure.MODEL_DISTANCES: (
-            TensorSpec("hidden", (silos - 1, size), "I64"),
-            TensorSpec("scalar", (silos - 1,), "I64"),
-        ),
-    }
+    count = sum(spec.nbytes // 4 for exposure in mixing.mixed & parts.keys() for spec in parts[exposure])
+    found: dict[Exposure, tuple[TensorSpec, ...]] = {Exposure.SEALED_MODEL: (TensorSpec("words", (count,), "I64"),)}
+    if mixing.compared is not None:
+        rows, width = compared_shape(parts, mixing, mixing.compared)
+        size = sketch_size(rows, width, mixing.compared, masks)
+        found[Exposure.MODEL_DISTANCES] = (
+            TensorSpec("hidden", (silos - 1, rows, size), "I64"),
+            TensorSpec("scalar", (silos - 1, rows), "I64"),
+        )
+    return found
+
+
+def compared_shape(parts: Parts, mixing: Mixing, compared: Compared) -> tuple[int, int]:
+    """Of how many rows, of how many numbers each, distances are taken."""
+    if compared.exposure is None:
+        return 1, sum(spec.nbytes // 4 for exposure in mixing.mixed & parts.keys() for spec in parts[exposure])
+    rows, width = compared.rows(torch.ones(parts[compared.exposure][0].shape)).shape
+    return rows, width
+
+
+def sketch_size(rows: int, width: int, compared: Compared, masks: SecureAggregationPlan) -> int:
+    """Of how many numbers a row's sketch is: the plan's are of all rows together."""
+    return min(width, max(1, (masks.sketch_size or 0) // max(1, rows))) if compared.sketched else width
+
+
+def default_sketch(method: Method, layout: Layout, rounds: int) -> int:
+    """Of how many numbers sketches are in a run of so many rounds of training, where nobody says it: of as many as
+    consents allow that do not say it either, and of no more than ``SIZE``."""
+    most = SIZE
+    for number in range(rounds):
+        mixing = blind_method(method).mixing(method, number, rounds)
+        if mixing.compared is not None and mixing.compared.sketched:
+            rows, width = compared_shape(layout.model_parts(), mixing, mixing.compared)
+            most = min(most, rows * int(LARGEST_SKETCH * width))
+    return max(1, most)
 
 
 def share_parts(silos: int) -> dict[Exposure, tuple[TensorSpec, ...]]:
@@ -105,7 +148,12 @@ def share_parts(silos: int) -> dict[Exposure, tuple[TensorSpec, ...]]:
 
 
 def encode_upload(
-    upload: Payload, sealer: Sealer, keys: Mapping[str, PairKey], masks: SecureAggregationPlan, context: bytes
+    upload: Payload,
+    mixing: Mixing,
+    sealer: Sealer,
+    keys: Mapping[str, PairKey],
+    masks: SecureAggregationPlan,
+    context: bytes,
 ) -> Payload:
     """A method's update as it travels: sealed, and what gives its distance to each other silo's, sorted by their names.
 
@@ -113,40 +161,62 @@ def encode_upload(
     all sketches of a run are of the same sums. Raises
     ``TrainingError`` for numbers without room, naming the tensor.
     """
-    for exposure in _mixed(upload):
+    for exposure in _mixed(upload, mixing):
         for name, tensor in upload[exposure].tensors().items():
             if tensor.dtype != torch.float32:
                 raise RefusedError(f"tensor {name} is {tensor.dtype}; only float32 can be mixed")
             check_room(tensor.numpy().reshape(-1), what=f"tensor {name}")
-    pieces = [t.numpy().reshape(-1) for e in _mixed(upload) for t in upload[e].tensors().values()]
+    pieces = [t.numpy().reshape(-1) for e in _mixed(upload, mixing) for t in upload[e].tensors().values()]
     values = np.concatenate(pieces)
     sealed = np.empty(len(values), dtype=np.uint64)
     for start in range(0, len(values), _BLOCK):
         sealed[start : start + _BLOCK] = sealer.seal(values[start : start + _BLOCK], what="the model")
-    sketched = sketch(values, size=masks.sketch_size or 0, context=context)
-    sent = messages(sketched, keys)
-    hidden = np.stack([sent[silo].hidden for silo in sorted(sent)])
-    scalar = np.array([sent[silo].scalar for silo in sorted(sent)], dtype=np.uint64)
-    return {
-        Exposure.SEALED_MODEL: _part({"words": sealed}),
-        Exposure.MODEL_DISTANCES: _part({"hidden": hidden, "scalar": scalar}),
-    }
+    found: Payload = {Exposure.SEALED_MODEL: _part({"words": sealed})}
+    if mixing.compared is None:
+        return found
+    sent = messages(_sketched(upload, values, mixing.compared, masks, context), keys)
+    hidden = np.stack([[one.hidden for one in sent[silo]] for silo in sorted(sent)])
+    scalar = np.array([[one.scalar for one in sent[silo]] for silo in sorted(sent)], dtype=np.uint64)
+    return {**found, Exposure.MODEL_DISTANCES: _part({"hidden": hidden, "scalar": scalar})}
 
 
-def weigh(uploads: Mapping[str, Payload], method: Method, masks: SecureAggregationPlan) -> tuple[Payload, SiloWeights]:
+def _sketched(
+    upload: Payload, mixed: NDArray[np.float32], compared: Compared, masks: SecureAggregationPlan, context: bytes
+) -> NDArray[np.float64]:
+    """Of each row that is compared the sketch: ``[K, size]``."""
+    if compared.exposure is None:
+        rows = mixed.reshape(1, -1)
+    else:
+        rows = compared.rows(next(iter(upload[compared.exposure].tensors().values()))).numpy()
+    size = sketch_size(*rows.shape, compared, masks)
+    # Each row by buckets of its own, so that their errors have nothing to do with each other.
+    contexts = [context] if len(rows) == 1 else [context + place.to_bytes(4) for place in range(len(rows))]
+    return np.stack([sketch(row, size=size, context=named) for row, named in zip(rows, contexts, strict=True)])
+
+
+def weigh(uploads: Mapping[str, Payload], mixing: Mixing, masks: SecureAggregationPlan) -> tuple[Payload, SiloWeights]:
     """Of all silos' updates (by name, sorted) the weights of their mixtures: as all are told, and for people to look
     at. They are the nearest to the method's own that keep to the plan's ``largest_isolation`` and ``minimum``."""
     silos = tuple(uploads)
-    sent = {silo: _messages(uploads[silo], [other for other in silos if other != silo]) for silo in silos}
-    squared = torch.zeros(len(silos), len(silos), dtype=torch.float64)
-    for row, one in enumerate(silos):
-        for column, other in enumerate(silos[:row]):
-            found = squared_distance(sent[other][one], sent[one][other])
-            squared[row, column] = squared[column, row] = max(found, 0.0)
-    weights = blind_method(method).weights(method, squared)
-    whole = rules_of(masks).nearest(whole_weights(weights.numpy()))
+    whole = rules_of(masks).nearest(whole_weights(mixing.weights(_distances(uploads, mixing)).numpy()))
     told = SiloWeights(silos, torch.from_numpy(whole / (1 << WEIGHT_BITS)))
     return {Exposure.MIXING_WEIGHTS: Part.of({"weights": torch.from_numpy(whole)})}, told
+
+
+def _distances(uploads: Mapping[str, Payload], mixing: Mixing) -> Tensor:
+    """``Tensor[K, N, N]``, squared."""
+    silos = tuple(uploads)
+    if mixing.compared is None:
+        return torch.zeros(0, len(silos), len(silos), dtype=torch.float64)
+    sent = {silo: _messages(uploads[silo], [other for other in silos if other != silo]) for silo in silos}
+    rows = len(next(iter(next(iter(sent.values())).values())))
+    squared = torch.zeros(rows, len(silos), len(silos), dtype=torch.float64)
+    for row, one in enumerate(silos):
+        for column, other in enumerate(silos[:row]):
+            pairs = zip(sent[other][one], sent[one][other], strict=True)
+            found = torch.tensor([max(squared_distance(*pair), 0.0) for pair in pairs], dtype=torch.float64)
+            squared[:, row, column] = squared[:, column, row] = found
+    return squared
 
 
 def read_weights(payload: Payload, silos: Sequence[str]) -> NDArray[np.int64]:
@@ -200,16 +270,20 @@ def open_mixture(payload: Payload, sealer: Sealer, specs: tuple[TensorSpec, ...]
     return {Exposure.PEER_DERIVED: Part(specs, MemorySource([torch.from_numpy(opened)]))}
 
 
-def mixed_specs(upload: Payload) -> tuple[TensorSpec, ...]:
+def mixed_specs(upload: Payload, mixing: Mixing) -> tuple[TensorSpec, ...]:
     """Names and shapes of an update's tensors in the order in which they are mixed."""
-    return tuple(spec for exposure in _mixed(upload) for spec in upload[exposure].specs)
+    return tuple(spec for exposure in _mixed(upload, mixing) for spec in upload[exposure].specs)
 
 
-def _mixed(upload: Payload) -> list[Exposure]:
+def _mixed(upload: Payload, mixing: Mixing) -> list[Exposure]:
     """The classes of an update that are mixed, in the one order that all silos use."""
-    if other := set(upload) - set(MODEL):
-        raise RefusedError(f"{', '.join(sorted(other))} cannot be mixed blindly")
-    return [exposure for exposure in MODEL if exposure in upload]
+    return [exposure for exposure in _ORDER if exposure in mixing.mixed and exposure in upload]
+
+
+def _all_compared(method: Method, rounds: int) -> list[Compared]:
+    """What is compared in a run of so many rounds of training."""
+    made = (blind_method(method).mixing(method, number, rounds) for number in range(rounds))
+    return [mixing.compared for mixing in made if mixing.compared is not None]
 
 
 def _part(words: Mapping[str, NDArray[np.uint64]]) -> Part:
@@ -221,10 +295,13 @@ def _words(data: bytes | memoryview) -> ring.Words:
     return np.frombuffer(data, dtype="<u8") % np.uint64(ring.Q)
 
 
-def _messages(upload: Payload, others: Sequence[str]) -> dict[str, Message]:
+def _messages(upload: Payload, others: Sequence[str]) -> dict[str, list[Message]]:
     found = upload[Exposure.MODEL_DISTANCES].tensors()
     hidden, scalar = (found[name].numpy().view(np.uint64) for name in ("hidden", "scalar"))
-    return {silo: Message(hidden[place], int(scalar[place])) for place, silo in enumerate(others)}
+    return {
+        silo: [Message(words, int(last)) for words, last in zip(hidden[place], scalar[place], strict=True)]
+        for place, silo in enumerate(others)
+    }
 
 
 def _shares(upload: Payload, others: Sequence[str]) -> dict[str, ring.Words]:

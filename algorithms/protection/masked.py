@@ -58,7 +58,7 @@ def required(method: Method, masks: SecureAggregationPlan | None, rounds: int) -
     if masks is None:
         return method.required
     if masks.mode == "blind":
-        return blind.required()
+        return blind.required(method, masks.rounds // 2)
     asked = set(method.required) - method.uploads | {Exposure.MASKED_UPDATE}
     if masks.rounds < rounds:
         # Later rounds send single models, and no number of images.

@@ -41,8 +41,8 @@ def refusal(method: Method) -> str | None:
     stated = method.under_privacy
     if isinstance(stated, str):
         return f"{method.name} cannot run with differential privacy: {stated}"
-    if (unmet := _unmet(method, stated.conditions)) is not None:
-        return f"{method.name} can run with differential privacy only with {unmet}"
+    if (needed := unmet(method, stated.conditions)) is not None:
+        return f"{method.name} can run with differential privacy only with {needed}"
     averaged = {average.exposure for average in _asked(method, stated.averages)}
     covered = stated.derived | averaged | _MECHANISMS.keys()
     bare = [e for e in Exposure if e in set(method.required) - covered]
@@ -58,12 +58,13 @@ def reporting_refusal(method: Method) -> str | None:
     """Why accuracies of a method's personalised models cannot leave a run with differential privacy, though it can run;
     None if they can."""
     stated = method.under_privacy
-    if isinstance(stated, str) or (unmet := _unmet(method, stated.reporting)) is None:
+    if isinstance(stated, str) or (needed := unmet(method, stated.reporting)) is None:
         return None
-    return f"accuracies of {method.name}'s models can leave a run with differential privacy only with {unmet}"
+    return f"accuracies of {method.name}'s models can leave a run with differential privacy only with {needed}"
 
 
-def _unmet(method: Method, conditions: tuple[Condition, ...]) -> str | None:
+def unmet(method: Method, conditions: tuple[Condition, ...]) -> str | None:
+    """What a method's hyper-parameters would have to be, and why; None where they are."""
     for one in _asked(method, conditions):
         if getattr(method, one.name) not in one.values:
             shown = " or ".join(f"`{one.name}: {str(v).lower() if isinstance(v, bool) else v}`" for v in one.values)

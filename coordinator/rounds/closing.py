@@ -143,7 +143,8 @@ class Aggregator:
         silos = len(self._store.first_roster(self._plan.run) or ())
         if not self._plan.is_masked(round_number):
             return blind.share_parts(silos)
-        return blind.upload_parts(self.side.upload_parts(round_number // 2, silo), masks, silos)
+        mixing = blind.mixing_of(self._plan, self._method, round_number)
+        return blind.upload_parts(self.side.upload_parts(round_number // 2, silo), mixing, masks, silos)
 
     def _plain_parts(self, silo: str, round_number: int) -> dict[Exposure, tuple[TensorSpec, ...]]:
         parts = {} if round_number == self._plan.rounds else self.side.upload_parts(round_number, silo)
@@ -202,7 +203,7 @@ class Aggregator:
         masks = self._plan.secure_aggregation
         assert masks is not None
         if uploads and self._plan.is_masked(number):
-            told, weights = blind.weigh(uploads, self._method, masks)
+            told, weights = blind.weigh(uploads, blind.mixing_of(self._plan, self._method, number), masks)
             own = dict.fromkeys(uploads, told)
         elif uploads:
             before = self._store.round(self._plan.run, number - 1)

@@ -240,7 +240,8 @@ class SecureAggregationPlan(StrictModel):
         mode: ``sum``; or ``blind``: each silo opens a mixture of its own
             (``medsilo.privacy.secure_aggregation.blind_mixing``). A round of training then takes two of the run's: in
             the first sealed models go up, in the second what opens their mixtures.
-        sketch_size: of blind mixtures: of how many numbers the sketches are that distances are taken of.
+        sketch_size: of blind mixtures: of how many numbers the sketches are that distances are taken of, all together
+            where a method compares several (one a class, say).
         largest_isolation: of blind mixtures: how far a model may stand out of any that it goes into
             (``medsilo.privacy.secure_aggregation.mixing_rules``).
     """
@@ -249,7 +250,7 @@ class SecureAggregationPlan(StrictModel):
     fraction_bits: int = Field(default=32, ge=8, le=48)
     rounds: int = Field(ge=1, le=1_000_000)
     mode: Literal["sum", "blind"] = "sum"
-    sketch_size: int | None = Field(default=None, ge=64, le=1 << 20)
+    sketch_size: int | None = Field(default=None, ge=1, le=1 << 20)
     largest_isolation: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
     @model_validator(mode="after")

@@ -13,7 +13,8 @@ A silo that colludes with the coordinator knows r, s and t, and so gives away it
 These are not models' numbers but a count sketch of them (Charikar, Chen and Farach-Colton, ICALP 2002): each is added
 to one of ``size`` buckets with a random sign, both public. The squared distance is that of the sketches: right on
 average, with a standard deviation of at most √(2/size) of itself. A model of no more than ``size`` numbers is its own
-sketch, and its distances are right up to rounding.
+sketch, and its distances are right up to rounding. Where several distances of a pair are asked for (one a class of
+classifiers, say), each is of a row of its own, with randomness of its own.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from medsilo.privacy.secure_aggregation import ring
 from medsilo.privacy.secure_aggregation.masking import PairKey
 
 SIZE = 512
-"""How many numbers a sketch has, unless the plan says otherwise."""
+"""How many numbers a sketch has at most, unless the plan says otherwise."""
 FRACTION_BITS = 20
 LARGEST = float(1 << (62 - 2 * FRACTION_BITS))
 """Squared distances have to stay below this."""
@@ -44,7 +45,7 @@ _Words = NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Message:
-    """What one silo of a pair sends: ``hidden`` words ``[size]`` and one ``scalar``."""
+    """What one silo of a pair sends for one distance: ``hidden`` words ``[size]`` and one ``scalar``."""
 
     hidden: _Words
     scalar: int
@@ -65,27 +66,26 @@ def sketch(values: NDArray[np.float32], *, size: int, context: bytes) -> NDArray
     return found
 
 
-def messages(sketched: NDArray[np.float64], keys: Mapping[str, PairKey]) -> dict[str, Message]:
-    """What a silo sends for each other one, whose distance to it the coordinator is to learn.
+def messages(sketched: NDArray[np.float64], keys: Mapping[str, PairKey]) -> dict[str, list[Message]]:
+    """What a silo sends for each other one, whose distances to it the coordinator is to learn: one for each of the rows
+    ``[K, size]``.
 
     Raises ``TrainingError`` for numbers whose distances have no room.
     """
-    norm = float(np.square(sketched).sum())
+    norm = float(np.square(sketched).sum(axis=1).max(initial=0.0))
     if not norm < LARGEST / 4:
         raise TrainingError(
             f"the model's squared norm is {norm:.4g}; distances under masks have room for {LARGEST / 4:.4g}. Nothing "
             "of it was sent; use a smaller learning rate"
         )
-    own = np.rint(sketched * (1 << FRACTION_BITS)).astype(np.int64).view(np.uint64)
-    found = {}
-    for other, pair in keys.items():
-        first, second, scalar = _randomness(pair, len(own))
-        if pair.adds:
-            found[other] = Message(own + first, _dot(own, own) + 2 * _dot(own, second) + scalar & _WORD)
-        else:
-            total = _dot(own, own) + 2 * _dot(first, own) + 2 * _dot(first, second) - scalar
-            found[other] = Message(own + second, total & _WORD)
-    return found
+    rows = np.rint(sketched * (1 << FRACTION_BITS)).astype(np.int64).view(np.uint64)
+    return {
+        other: [
+            _message(own, pair.adds, randomness)
+            for own, randomness in zip(rows, _randomness(pair, *rows.shape), strict=True)
+        ]
+        for other, pair in keys.items()
+    }
 
 
 def squared_distance(one: Message, other: Message) -> float:
@@ -94,11 +94,20 @@ def squared_distance(one: Message, other: Message) -> float:
     return float(total - (1 << 64) if total >> 63 else total) / (1 << 2 * FRACTION_BITS)
 
 
-def _randomness(pair: PairKey, count: int) -> tuple[_Words, _Words, int]:
+def _message(own: _Words, adds: bool, randomness: _Words) -> Message:
+    """Of one row; ``randomness``: r, s and t."""
+    first, second, scalar = randomness[: len(own)], randomness[len(own) : -1], int(randomness[-1])
+    if adds:
+        return Message(own + first, _dot(own, own) + 2 * _dot(own, second) + scalar & _WORD)
+    total = _dot(own, own) + 2 * _dot(first, own) + 2 * _dot(first, second) - scalar
+    return Message(own + second, total & _WORD)
+
+
+def _randomness(pair: PairKey, rows: int, size: int) -> _Words:
+    """``[rows, 2 size + 1]``."""
     key = HKDFExpand(hashes.SHA256(), 32, b"medsilo/blind/distance/v1").derive(pair.key)
-    drawn = ring.words(key, 2 * count + 1)
     # Nothing here is drawn for two messages: the keys are of one attempt at one round.
-    return drawn[:count], drawn[count : 2 * count], int(drawn[-1])
+    return ring.words(key, rows * (2 * size + 1)).reshape(rows, 2 * size + 1)
 
 
 def _dot(one: _Words, other: _Words) -> int:

@@ -200,10 +200,10 @@ def _first_update(
     side = method.silo_side(site)
     side.begin(state_of(model))
     side.rehearse()
-    payload = dict(side.upload())
+    payload = dict(side.blind_upload() if plan.is_blind else side.upload())
     if plan.secure_aggregation is not None and plan.is_masked(0):
         check_masks(plan, method)
-        payload = dict(_covered(payload, plan.secure_aggregation))
+        payload = dict(_covered(payload, plan, plan.secure_aggregation, method))
     if Exposure.LOCAL_METRICS in set(plan.optional) & consent.classes and (
         plan.privacy is None or metrics_budget_of(consent, plan.privacy) is not None
     ):
@@ -211,12 +211,12 @@ def _first_update(
     return payload
 
 
-def _covered(payload: Payload, masks: SecureAggregationPlan) -> Payload:
+def _covered(payload: Payload, plan: RunPlan, masks: SecureAggregationPlan, method: Method) -> Payload:
     """An update as the fewest silos would mask, or seal, it."""
     if masks.mode == "sum":
         return masked_payload(payload, encode_upload(payload, masks, masks.minimum)[1])
     keys = {str(other): PairKey(bytes(32), adds=True) for other in range(masks.minimum - 1)}
-    return blind.encode_upload(payload, Sealer("", keys, b""), keys, masks, b"")
+    return blind.encode_upload(payload, blind.mixing_of(plan, method, 0), Sealer("", keys, b""), keys, masks, b"")
 
 
 def privacy_loss(plan: RunPlan, method: Method, exposure: Exposure, paid: Collection[str] = frozenset()) -> PrivacyLoss:

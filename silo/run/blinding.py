@@ -12,15 +12,20 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import Tensor
 
+from medsilo.algorithms.declarations import Mixing
 from medsilo.algorithms.protection.blind import (
+    compared_shape,
     encode_upload,
     mixed_specs,
+    mixing_of,
     open_mixture,
     read_weights,
     rules_of,
     shares_payload,
+    sketch_size,
 )
 from medsilo.algorithms.protection.masked import digest
+from medsilo.algorithms.registry import make
 from medsilo.algorithms.tensors import Payload, TensorSpec
 from medsilo.privacy.consent.consent import LARGEST_SKETCH
 from medsilo.privacy.consent.withdrawal import MaskedSum
@@ -109,6 +114,7 @@ class Blinding(Masking):
         self._path = path
         self._kept = KeptSeal.read(path)
         self._name = self._credentials.identity.name
+        self._method = make(self._plan.method.name, self._plan.method.parameters)
 
     def statement(self, round_number: int, received_sha256: bytes) -> CertifiedKey | None:
         """As in ``Masking``; None for a round whose mixtures this silo has helped to open."""
@@ -172,11 +178,12 @@ class Blinding(Masking):
         noised: Mapping[str, Tensor] | None,
     ) -> Payload:
         del noised  # that is shared out in sums alone
-        self._check_sketch(round_number, upload)
+        mixing = mixing_of(self._plan, self._method, round_number)
+        self._check_sketch(round_number, upload, mixing)
         keys = roster.pairs(own, private)
         sealer = Sealer(self._name, keys, roster.sha256)
-        sealed = encode_upload(upload, sealer, keys, self._masks, self._plan.sha256)
-        self._keep(KeptSeal(round_number, roster.sha256, sealer.seed, keys, mixed_specs(upload)))
+        sealed = encode_upload(upload, mixing, sealer, keys, self._masks, self._plan.sha256)
+        self._keep(KeptSeal(round_number, roster.sha256, sealer.seed, keys, mixed_specs(upload, mixing)))
         return sealed
 
     def _check_earlier(self, wanted: MaskedSum) -> None:
@@ -212,16 +219,19 @@ class Blinding(Masking):
             if one is not None
         ]
 
-    def _check_sketch(self, round_number: int, upload: Payload) -> None:
+    def _check_sketch(self, round_number: int, upload: Payload, mixing: Mixing) -> None:
         """A hospital that works with the coordinator learns the sketch."""
-        numbers = sum(spec.nbytes for spec in mixed_specs(upload)) // 4
-        size = min(numbers, self._masks.sketch_size or 0)
+        if mixing.compared is None or not mixing.compared.sketched:
+            return
+        parts = {exposure: part.specs for exposure, part in upload.items()}
+        rows, width = compared_shape(parts, mixing, mixing.compared)
+        numbers, size = rows * width, rows * sketch_size(rows, width, mixing.compared, self._masks)
         demanded = [consent.secure_aggregation for consent in self._consents()]
         for most in (LARGEST_SKETCH if one is None else one.largest_sketch for one in demanded or [None]):
             if size > most * numbers:
                 error = RefusedError(
-                    f"largest_sketch: distances are to be taken of {size} numbers of a model of {numbers}, and "
-                    f"{most:g} of them is the most (`sketch_size:` at the coordinator, or `secure_aggregation: "
+                    f"largest_sketch: distances are to be taken of {size} numbers of the {numbers} that are compared, "
+                    f"and {most:g} of them is the most (`sketch_size:` at the coordinator, or `secure_aggregation: "
                     "largest_sketch:` in the consent)"
                 )
                 raise self._refused(round_number, "sealed", error)

@@ -167,9 +167,13 @@ class Participation:
         ):
             raise RefusedError(f"the coordinator asks for a masked update of round {task.round + 1}, which is not due")
         self._gate.begin_round(task.round)
-        roster, upload = self._masking.mask(task.round, task.roster, self._side.upload(), self._site.noised)
+        roster, upload = self._masking.mask(task.round, task.roster, self._upload(), self._site.noised)
         if self._send(task.round, upload, roster_sha256=roster.sha256):
             self._masking.used()
+
+    def _upload(self) -> Payload:
+        """A round's update before it is covered."""
+        return self._side.blind_upload() if self._plan.is_blind else self._side.upload()
 
     def _help_to_open(self, round_number: int, payload: Payload) -> None:
         """Gives what others need to open their mixtures of what was sealed in the round before."""

@@ -104,6 +104,41 @@ def test_models_are_the_plain_runs_and_the_coordinator_has_none_of_them(federati
         assert said in " ".join(told.lower().split()), told
 
 
+def test_pfedsim_mixes_all_of_a_model_evenly_and_then_extractors_by_classifiers(federation: Make) -> None:
+    one = blind(federation, run={"method": {"name": "pfedsim"}, "training": SMOOTH, "rounds": 4})
+    one.run_to_the_end()
+    assert_every_round_counted_once(one)
+    assert_journals_sound(one)
+    assert_both_sides_agree(one)
+    assert_models_are_the_plain_runs(one)
+    layout = Layout.of(build(CoordinatorConfig.read(one.folder / "coordinator.yaml").plan().model, seed=1))
+    whole = sum(spec.nbytes // 4 for spec in layout.parameters)
+    extractor = sum(spec.nbytes // 4 for spec in layout.extractor)
+    for name in one.silos:
+        came = [classes_of(sent(one, name, number)) for number in (0, 2, 4, 6)]
+        assert came == [{"SEALED_MODEL"}] * 2 + [{"SEALED_MODEL", "MODEL_DISTANCES"}] * 2
+        sealed = [sum(r["classes"].get("SEALED_MODEL", 0) for r in sent(one, name, number)) for number in (0, 2, 4, 6)]
+        assert sealed[0] == sealed[1] >= 8 * whole > sealed[2] == sealed[3] >= 8 * extractor, "classifiers stay"
+
+
+def test_feddfq_without_gradients_compares_identifiers_that_the_coordinator_does_not_see(federation: Make) -> None:
+    method = {"name": "feddfq", "agam": False}
+    one = blind(federation, run={"method": method, "training": SMOOTH})
+    for name in one.silos:
+        one.write_consent(
+            name,
+            exposures=[*BLIND, "DATA_IDENTIFIER"],
+            secure_aggregation={"minimum": 3, "largest_isolation": 1000},
+        )
+    one.run_to_the_end()
+    assert_every_round_counted_once(one)
+    assert_journals_sound(one)
+    assert_models_are_the_plain_runs(one)
+    for name in one.silos:
+        for number in (0, 2):
+            assert classes_of(sent(one, name, number)) == {"SEALED_MODEL", "MODEL_DISTANCES"}
+
+
 def test_the_same_search_finds_models_in_a_plain_run(federation: Make) -> None:
     one = federation(run={"rounds": 1, "training": SMOOTH, "ask_for": []})
     coordinator = one.start("coordinator", "serve", "--config", "coordinator.yaml")

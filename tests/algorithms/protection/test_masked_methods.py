@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from medsilo.algorithms.declarations import Sums
+from medsilo.algorithms.declarations import Mixing, Sums, unit_rows
 from medsilo.algorithms.families.sharing import count_part
+from medsilo.algorithms.feddfq import metric_proxies
 from medsilo.algorithms.method import CoordinatorSide, Federation, Method, Round
 from medsilo.algorithms.models import Layout, build
+from medsilo.algorithms.pfedsim import classifier_similarity, normalised_rows
 from medsilo.algorithms.protection.blind import blind_method
+from medsilo.algorithms.protection.blind import required as required_blind
 from medsilo.algorithms.protection.masked import (
     WEIGHT,
     check_masks,
@@ -27,7 +30,7 @@ from medsilo.algorithms.registry import METHODS, make
 from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload
 from medsilo.algorithms.tensors.transfer import check_parts
 from medsilo.privacy.consent.plan import SecureAggregationPlan
-from medsilo.privacy.errors import ConfigurationError, RefusedError
+from medsilo.privacy.errors import ConfigurationError, RefusedError, TrainingError
 from medsilo.privacy.exposure import MODEL, Exposure
 from tests.support.methods.tiny_federation import run_plan
 
@@ -107,13 +110,62 @@ def test_every_method_is_either_a_sum_or_refused_with_the_reason() -> None:
 def test_every_methods_mixtures_are_blind_or_refused_with_the_reason() -> None:
     for name in METHODS:
         method = make(name, {})
-        if name in ("diversifed", "fedamp"):
-            weights = blind_method(method).weights(method, torch.tensor([[0.0, 2, 9], [2, 0, 5], [9, 5, 0]]).double())
-            torch.testing.assert_close(weights.sum(dim=1), torch.ones(3, dtype=torch.float64))
+        if name in ("diversifed", "fedamp", "pfedsim"):
+            for number in range(4):
+                mixing = blind_method(method).mixing(method, number, 4)
+                squared = torch.tensor([[[0.0, 2, 9], [2, 0, 5], [9, 5, 0]]]).double()
+                weights = mixing.weights(squared if mixing.compared else squared[:0])
+                torch.testing.assert_close(weights.sum(dim=1), torch.ones(3, dtype=torch.float64))
         else:
-            with pytest.raises(ConfigurationError, match=f"{name} cannot run with blind mixtures: .{{20,}}") as told:
+            with pytest.raises(ConfigurationError, match=f"{name} can.* run with blind mixtures.{{20,}}") as told:
                 blind_method(method)
             assert "no one has stated" not in str(told.value)
+
+
+def squared_of(mixing: Mixing, tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Of what silos compare the squared distances: ``[K, N, N]``."""
+    assert mixing.compared is not None
+    rows = torch.stack([mixing.compared.rows(tensor) for tensor in tensors], dim=1)
+    return torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").square()
+
+
+@pytest.mark.parametrize("variant", ["paper", "author"])
+@pytest.mark.parametrize("diagonal", ["clip", "one"])
+def test_pfedsims_blind_weights_are_its_own(variant: str, diagonal: str) -> None:
+    method = make("pfedsim", {"variant": variant, "diagonal": diagonal})
+    heads = torch.randn(5, 9, 84, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    heads += torch.randn(1, 9, 84, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    similarity = classifier_similarity(heads, variant=variant, diagonal=diagonal)  # type: ignore[arg-type]
+    mixing = blind_method(method).mixing(method, 2, 4)
+    found = mixing.weights(squared_of(mixing, list(heads)))
+    torch.testing.assert_close(found, normalised_rows(similarity), atol=1e-6, rtol=0)
+    assert mixing.mixed == {Exposure.MODEL_PARAMETERS_EXTRACTOR}, "no classifier is handed out"
+    warmup = blind_method(method).mixing(method, 1, 4)
+    assert (warmup.mixed, warmup.compared) == (frozenset(MODEL), None)
+    torch.testing.assert_close(warmup.weights(torch.zeros(0, 4, 4)), torch.full((4, 4), 0.25).double())
+
+
+@pytest.mark.parametrize("felpa", ["personal", "global"])
+def test_feddfqs_blind_weights_are_its_own_and_silos_consent_to_what_is_compared_whole(felpa: str) -> None:
+    method = make("feddfq", {"agam": False, "felpa": felpa})
+    identifiers = torch.randn(5, 28, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) + 0.3
+    expected = metric_proxies(identifiers)
+    if felpa == "global":
+        expected = expected.mean(dim=0).expand(5, -1)
+    mixing = blind_method(method).mixing(method, 0, 4)
+    torch.testing.assert_close(mixing.weights(squared_of(mixing, list(identifiers))), expected)
+    assert Exposure.DATA_IDENTIFIER in required_blind(method, 4)
+    assert Exposure.DATA_IDENTIFIER not in required_blind(make("pfedsim", {}), 4)
+    for wrong in ({"agam": True}, {"agam": False, "centre": "global_mean"}):
+        with pytest.raises(ConfigurationError, match="feddfq can run with blind mixtures only with"):
+            blind_method(make("feddfq", wrong))
+    with pytest.raises(ConfigurationError, match="a robust one compares single models"):
+        blind_method(make("pfedsim", {"aggregation": "median"}))
+
+
+def test_what_has_no_direction_is_not_compared() -> None:
+    with pytest.raises(TrainingError, match="all zeros"):
+        unit_rows(torch.zeros(3, 4))
 
 
 def test_a_method_that_nobody_has_thought_about_is_refused() -> None:

@@ -234,12 +234,12 @@ class TestDistances:
     @pytest.mark.parametrize("count", [1, 2047, 2048])
     def test_models_no_larger_than_a_sketch_have_their_true_distances(self, count: int) -> None:
         models, keys = models_of(NAMES, count), keys_of(NAMES)
-        sent = {n: messages(sketch(models[n], size=2048, context=b"c"), keys[n]) for n in NAMES}
+        sent = {n: messages(sketch(models[n], size=2048, context=b"c")[None], keys[n]) for n in NAMES}
         for one in NAMES:
             for other in NAMES:
                 if one != other:
                     true = float(np.square(models[one].astype(float) - models[other]).sum())
-                    assert squared_distance(sent[one][other], sent[other][one]) == pytest.approx(
+                    assert squared_distance(sent[one][other][0], sent[other][one][0]) == pytest.approx(
                         true, rel=1e-4, abs=1e-4
                     )
 
@@ -249,8 +249,8 @@ class TestDistances:
         found = []
         for draw in range(60):
             context = bytes([draw])
-            one, other = (messages(sketch(models[n], size=512, context=context), keys[n]) for n in ("a", "b"))
-            found.append(squared_distance(one["b"], other["a"]) / true - 1)
+            one, other = (messages(sketch(models[n], size=512, context=context)[None], keys[n]) for n in ("a", "b"))
+            found.append(squared_distance(one["b"][0], other["a"][0]) / true - 1)
         assert abs(np.mean(found)) < 4 * np.sqrt(2 / 512 / 60)
         assert 0.7 < np.std(found) / np.sqrt(2 / 512) < 1.35
 
@@ -261,15 +261,15 @@ class TestDistances:
         shift = np.zeros(2048, dtype=np.float32)
         shift[0] = 3
         for start in (np.zeros(2048, dtype=np.float32), np.full(2048, 7, dtype=np.float32)):
-            one = messages(start.astype(float), keys["a"])["b"]
-            other = messages((start + shift).astype(float), keys["b"])["a"]
+            (one,) = messages(start.astype(float)[None], keys["a"])["b"]
+            (other,) = messages((start + shift).astype(float)[None], keys["b"])["a"]
             assert squared_distance(one, other) == pytest.approx(9, abs=1e-3)
             for sent in (one.hidden, other.hidden):
                 assert abs((sent / 2.0**64).mean() - 0.5) < 6 / np.sqrt(12 * 2048)
 
     def test_a_model_too_large_for_distances_is_refused(self) -> None:
         with pytest.raises(TrainingError, match="squared norm"):
-            messages(np.array([np.sqrt(LARGEST)]), keys_of(("a", "b"))["a"])
+            messages(np.array([[np.sqrt(LARGEST)]]), keys_of(("a", "b"))["a"])
 
 
 class TestRules:

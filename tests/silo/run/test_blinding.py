@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from medsilo.algorithms.protection.blind import check_plan, mix_sealed, upload_parts, weigh
+from medsilo.algorithms.protection.blind import check_plan, mix_sealed, mixing_of, upload_parts, weigh
 from medsilo.algorithms.registry import make
 from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload
 from medsilo.algorithms.tensors.files import FileWorkspace, Spares
@@ -57,6 +57,7 @@ PLAN = RunPlan.model_validate(
 )
 assert PLAN.secure_aggregation is not None
 MASKS = PLAN.secure_aggregation
+MIXING = mixing_of(PLAN, METHOD, 0)
 
 
 def model_of(name: str) -> Payload:
@@ -120,7 +121,7 @@ class Hospitals:
         sealed = {name: silo.mask(number, self.roster, model_of(name))[1] for name, silo in self.silos.items()}
         for payload in sealed.values():
             parts = {exposure: part.specs for exposure, part in model_of("a").items()}
-            check_parts({e: part.specs for e, part in payload.items()}, upload_parts(parts, MASKS, len(NAMES)))
+            check_parts({e: part.specs for e, part in payload.items()}, upload_parts(parts, MIXING, MASKS, len(NAMES)))
         return sealed
 
     def refusals(self, name: str) -> list[str]:
@@ -153,7 +154,7 @@ def test_each_silo_opens_the_mixture_that_all_saw_the_weights_of(
 ) -> None:
     """Also a silo that was started anew after it had sealed its model, and after it had helped."""
     sealed = hospitals.seal()
-    weights, shown = weigh(sealed, METHOD, MASKS)
+    weights, shown = weigh(sealed, MIXING, MASKS)
     for name in NAMES if restarted else ():
         hospitals.silos[name] = hospitals.started(name)
     shares = {name: silo.shares(1, weights) for name, silo in hospitals.silos.items()}
@@ -185,18 +186,18 @@ def test_each_silo_opens_the_mixture_that_all_saw_the_weights_of(
 
 
 def test_the_methods_weights_are_what_is_made_of_distances_alone(hospitals: Hospitals) -> None:
-    weights, shown = weigh(hospitals.seal(), METHOD, MASKS)
+    weights, shown = weigh(hospitals.seal(), MIXING, MASKS)
     models = torch.stack([model_of(n)[Exposure.MODEL_PARAMETERS_CLASSIFIER].tensors()["w"].reshape(-1) for n in NAMES])
     rest = torch.stack([model_of(n)[Exposure.MODEL_PARAMETERS_EXTRACTOR].tensors()["v"] for n in NAMES])
     whole = torch.cat([models, rest], dim=1).double()
     squared = torch.cdist(whole, whole).square()
-    expected = METHOD.under_blind.weights(METHOD, squared)  # type: ignore[union-attr]
+    expected = MIXING.weights(squared[None])
     assert float((shown.weights - expected).abs().max()) <= 3.1 / 1024
     assert (weights_in(weights) == (shown.weights * 1024).numpy()).all()
 
 
 def test_after_it_has_helped_a_silo_helps_with_no_other_weights_and_seals_no_more(hospitals: Hospitals) -> None:
-    weights, _ = weigh(hospitals.seal(), METHOD, MASKS)
+    weights, _ = weigh(hospitals.seal(), MIXING, MASKS)
     hospitals.silos["a"].shares(1, weights)
     others = weights_in(weights).copy()
     others[0] += np.array([-3, 1, 1, 1])
@@ -220,7 +221,7 @@ def test_a_model_that_is_sealed_again_before_has_nothing_to_do_with_the_first(ho
         one, other = (s[name][Exposure.SEALED_MODEL].tensors()["words"] for s in (first, second))
         assert not (one == other).any()
     # What was sealed first, nobody can open any more.
-    weights, _ = weigh(second, METHOD, MASKS)
+    weights, _ = weigh(second, MIXING, MASKS)
     shares = {name: silo.shares(1, weights) for name, silo in hospitals.silos.items()}
     mixed = mix_sealed(first, shares, weights_in(weights), MemoryWorkspace())
     with pytest.raises(RefusedError, match="the mixture for b does not open"):
@@ -306,7 +307,7 @@ def test_a_sketch_that_would_be_the_model_is_refused_by_the_rules_name(hospitals
     """What a hospital that works with the coordinator learns of the others."""
     hospitals.consents = {name: {} for name in NAMES}
     with pytest.raises(
-        RefusedError, match=r"largest_sketch: distances are to be taken of 5000 numbers of a model of 5000"
+        RefusedError, match=r"largest_sketch: distances are to be taken of 5000 numbers of the 5000 that"
     ):
         hospitals.seal()
     assert any("largest_sketch" in reason for name in NAMES for reason in hospitals.refusals(name))
