@@ -11,7 +11,12 @@ Models: federated training in the simulation, whose coordinator mixes plainly, o
 accuracies: how far a blind mixture lies from the plain one of the same uploads, as a share of what mixing moves.
 
     python benchmarks/blind_mixing.py models [--data FILE.npz] [--seeds 1 2 3] [--rounds 12] [--sketches 0 512]
+                                             [--methods diversifed bounded fedamp pfedsim] [--dirichlet 0.5]
+                                             [--blind-only]
                                              [--out FILE.json]
+
+Twenty silos in two groups of practical shares of classes, or of Dirichlet's label distributions. A sketch is never
+larger than the methods' default.
 
 Without --data on generated images, of which accuracies say nothing about real tissue.
 """
@@ -20,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import platform
@@ -34,20 +40,32 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from medsilo.algorithms.datasets import ImageDataset, load_npz
-from medsilo.algorithms.diversifed import DiversiFed
-from medsilo.algorithms.families.tethered import Tethered, pairwise_distances, squared_distances
-from medsilo.algorithms.fedamp import FedAMP, attention
-from medsilo.algorithms.method import CoordinatorSide, Downloads, Method, Round
-from medsilo.algorithms.tensors import Part, Stack, combine
-from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
-from medsilo.privacy.exposure import MODEL, Exposure
+from medsilo.algorithms.declarations import Mixing
+from medsilo.algorithms.method import PERSONAL, CoordinatorSide, Downloads, Method, Round
+from medsilo.algorithms.models import Layout, build
+from medsilo.algorithms.protection.blind import (
+    blind_method,
+    default_sketch,
+    encode_upload,
+    mix_sealed,
+    mixed_specs,
+    open_mixture,
+    read_weights,
+    rules_of,
+    shares_payload,
+    weigh,
+)
+from medsilo.algorithms.registry import make
+from medsilo.algorithms.tensors import Payload, TensorSpec
+from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, SecureAggregationPlan, TrainingPlan
+from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.secure_aggregation import blind_mixing, ring
-from medsilo.privacy.secure_aggregation.blind_distances import SIZE, messages, sketch, squared_distance
+from medsilo.privacy.secure_aggregation.blind_distances import SIZE, messages, sketch
 from medsilo.privacy.secure_aggregation.blind_mixing import WEIGHT_BITS, Mix, Sealer, mixtures, share_of, whole_weights
 from medsilo.privacy.secure_aggregation.masking import PairKey, mask, pair_keys
-from medsilo.privacy.secure_aggregation.mixing_rules import isolation
+from medsilo.privacy.secure_aggregation.mixing_rules import as_far, isolation
 from medsilo.privacy.secure_aggregation.ring import DEGREE
-from medsilo.silo.data.settings import PracticalGroups
+from medsilo.silo.data.settings import Dirichlet, PracticalGroups, Setting
 from medsilo.silo.data.sharding import cut
 from medsilo.silo.data.synthetic import generate_tissue
 from medsilo.simulation.federation import Simulation
@@ -64,23 +82,6 @@ def keys_of(names: tuple[str, ...]) -> dict[str, dict[str, PairKey]]:
         others = {other: key for other, key in public.items() if other != name}
         found[name] = dict(zip(others, pair_keys(name, private[name], others, bytes(32)), strict=True))
     return found
-
-
-def blind(models: Mapping[str, NDArray[np.float32]], weights_of: Callable[[Any], Any], size: int) -> Any:
-    """What silos open in one round of the whole protocol, and the whole weights."""
-    names = tuple(models)
-    keys = keys_of(names)
-    silos = {name: Sealer(name, keys[name], b"benchmark") for name in names}
-    sealed = {name: silos[name].seal(models[name], what=name) for name in names}
-    sent = {n: messages(sketch(models[n], size=size, context=b"benchmark"), keys[n]) for n in names}
-    squared = np.zeros((len(names), len(names)))
-    for i, one in enumerate(names):
-        for j, other in enumerate(names[:i]):
-            squared[i, j] = squared[j, i] = max(0.0, squared_distance(sent[one][other], sent[other][one]))
-    mix = Mix(names, whole_weights(weights_of(torch.from_numpy(squared)).numpy()), b"benchmark")
-    shares = [silos[name].shares(mix) for name in names]
-    mixed = mixtures(sealed, mix)
-    return {name: silos[name].open(mixed[name], share_of(name, shares)) for name in names}, mix
 
 
 def cost(size: int, count: int, repeats: int) -> dict[str, Any]:
@@ -105,7 +106,7 @@ def cost(size: int, count: int, repeats: int) -> dict[str, Any]:
     share = share_of(names[0], pads)
     tasks: dict[str, Callable[[], object]] = {
         "silo_seals": lambda: Sealer(names[0], pairs, b"benchmark").seal(model, what="the model"),
-        "silo_sketches": lambda: messages(sketch(model, size=SIZE, context=b"benchmark"), pairs),
+        "silo_sketches": lambda: messages(sketch(model, size=SIZE, context=b"benchmark")[None], pairs),
         "silo_shares": lambda: sealer.shares(mix),
         "silo_opens": lambda: opener.open(mixture, share),
         "coordinator_mixes": lambda: mixtures(rows, mix),
@@ -133,67 +134,110 @@ def cost(size: int, count: int, repeats: int) -> dict[str, Any]:
 
 
 class BlindCoordinator(CoordinatorSide):
-    """Mixes what a method mixes, blind, and remembers by how much that differs from mixing plainly."""
+    """Mixes what a method mixes, blind, with what silos and coordinators do in daemons, and remembers by how much that
+    differs from mixing plainly; what hospitals would have seen of it, too."""
 
-    size: ClassVar[int] = 0
+    masks: ClassVar[SecureAggregationPlan]
+    start: ClassVar[Mapping[str, torch.Tensor]]
     errors: ClassVar[list[float]] = []
-    isolations: ClassVar[list[float]] = []
+    changed: ClassVar[list[bool]] = []
+    rounds: ClassVar[list[Mixed]] = []
 
     def aggregate(self, ended: Round) -> Downloads:
         """One mixture a participant."""
-        method: Any = self.method
-        stack = Stack.of(list(ended.uploads.values()), MODEL)
         names = tuple(ended.uploads)
-        weights_of = weights_by_squared(method)
-        distances = pairwise_distances(stack.map(squared_distances), len(names))
-        plain = combine(stack, weights_of(distances.square()), ended.workspace)
-        models = {name: flat(row) for name, row in zip(names, stack_rows(ended), strict=True)}
-        opened, mix = blind(models, weights_of, self.size or next(iter(models.values())).size)
-        own = {}
-        for place, (name, part) in enumerate(zip(names, plain, strict=True)):
-            true = flat(part)
-            move = np.linalg.norm(true - models[name])
-            self.errors.append(float(np.linalg.norm(opened[name] - true) / move))
-            self.isolations.append(max(isolation(mix.weights, place, (i,)) for i in range(len(names)) if i != place))
-            own[name] = {Exposure.PEER_DERIVED: shaped(opened[name], part)}
+        mixing = blind_method(self.method).mixing(self.method, ended.number, self.federation.rounds)
+        keys = keys_of(names)
+        silos = {name: Sealer(name, keys[name], b"benchmark") for name in names}
+        sealed = {
+            name: encode_upload(ended.uploads[name], mixing, silos[name], keys[name], self.masks, b"benchmark")
+            for name in names
+        }
+        told, _ = weigh(sealed, mixing, self.masks)
+        whole = read_weights(told, names)
+        mix = Mix.of(names, whole, b"benchmark")
+        shares = {name: shares_payload(silos[name].shares(mix)) for name in names}
+        given = mix_sealed(sealed, shares, whole, ended.workspace)
+        specs = mixed_specs(ended.uploads[names[0]], mixing)
+        own = {name: open_mixture(given[name], silos[name], specs) for name in names}
+        self._note(ended, mixing, whole, own, specs)
         return Downloads(own=own)
 
+    def _note(
+        self,
+        ended: Round,
+        mixing: Mixing,
+        whole: NDArray[np.int64],
+        own: Mapping[str, Payload],
+        specs: tuple[TensorSpec, ...],
+    ) -> None:
+        named = [spec.name for spec in specs]
+        models = []
+        for upload in ended.uploads.values():
+            tensors = {
+                name: t for exposure in mixing.mixed & set(upload) for name, t in upload[exposure].tensors().items()
+            }
+            models.append(torch.cat([tensors[name].double().reshape(-1) for name in named]))
+        stacked = torch.stack(models)
+        weights = mixing.weights(exact_distances(ended.uploads, mixing, stacked))
+        plain = weights @ stacked
+        opened = torch.stack(
+            [
+                torch.cat([t.reshape(-1) for t in own[n][Exposure.PEER_DERIVED].tensors().values()])
+                for n in ended.uploads
+            ]
+        )
+        moves = (plain - stacked).norm(dim=1)
+        self.errors.extend(((opened - plain).norm(dim=1) / moves)[moves > 0].tolist())
+        wanted = whole_weights(weights.numpy())
+        self.changed.extend((rules_of(self.masks).nearest(wanted) != wanted).any(axis=1).tolist())
+        start = torch.cat([self.start[name].double().reshape(-1) for name in named])
+        shared = min(stacked.shape[1], sum(s.nbytes // 4 for s in self.federation.layout.extractor))
+        self.rounds.append(Mixed(whole, (stacked - start)[:, :shared].numpy()))
 
-def weights_by_squared(method: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A method's weights as a function of squared distances."""
-    if isinstance(method, FedAMP):
-        return lambda squared: attention(squared, sigma=method.sigma, step_size=method.step_size)
-    return lambda squared: method.weights(squared.sqrt())
+
+@dataclasses.dataclass(frozen=True)
+class Mixed:
+    """Of a round: the whole weights, and each silo's model [N, D] less the starting one (extractors come first)."""
+
+    weights: NDArray[np.int64]
+    moved: NDArray[np.float64]
 
 
-def stack_rows(ended: Round) -> list[Part]:
-    """The models of a round, one part each."""
-    (rows,) = {tuple(e for e in MODEL if e in upload) for upload in ended.uploads.values()}
-    return [
-        Part.of({name: t for e in rows for name, t in upload[e].tensors().items()}) for upload in ended.uploads.values()
-    ]
+def exact_distances(uploads: Mapping[str, Payload], mixing: Mixing, models: torch.Tensor) -> torch.Tensor:
+    """Squared, of what is compared: ``[K, N, N]``."""
+    if mixing.compared is None:
+        return torch.zeros(0, len(models), len(models), dtype=torch.float64)
+    rows = models[None]
+    if (exposure := mixing.compared.exposure) is not None:
+        tensors = [next(iter(upload[exposure].tensors().values())) for upload in uploads.values()]
+        rows = torch.stack([mixing.compared.rows(tensor) for tensor in tensors], dim=1)
+    return torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").square()
 
 
-def flat(part: Part) -> NDArray[np.float32]:
-    return np.concatenate([tensor.numpy().reshape(-1) for tensor in part.tensors().values()])
+def over_rounds(rounds: list[Mixed], window: int, others: float | None) -> list[float]:
+    """For each round the largest isolation of any model in what any other silo was given in the last rounds, where the
+    others are taken to have moved ``others`` times as far as the model's own silo; None: as they did."""
+    found = []
+    for last in range(1, len(rounds) + 1):
+        seen = rounds[max(0, last - window) : last]
+        moved = np.stack([one.moved for one in seen])
+        grams = np.einsum("snd,tnd->nst", moved, moved)
+        most = 0.0
+        for own in range(len(grams)):
+            weights = [one.weights for one in seen]
+            like = np.stack([as_far(grams[own], others)] * len(grams)) if others is not None else grams
+            for recipient in range(len(grams)):
+                if recipient != own:
+                    most = max(most, isolation(weights, own, (recipient,), moves=grams[own], others=like))
+        found.append(most)
+    return found
 
 
-def shaped(values: NDArray[np.float32], like: Part) -> Part:
-    found, start = {}, 0
-    for name, tensor in like.tensors().items():
-        found[name] = torch.from_numpy(values[start : start + tensor.numel()].reshape(tensor.shape).copy())
-        start += tensor.numel()
-    return Part.of(found)
-
-
-def models(shards: list[ImageDataset], method: Method, size: int | None, rounds: int, seed: int) -> dict[str, float]:
-    """Accuracies after some rounds; ``size`` None: mixed plainly."""
+def models(shards: list[ImageDataset], method: Method, size: int | None, rounds: int, seed: int) -> dict[str, Any]:
+    """Accuracies after some rounds; ``size`` None: mixed plainly, 0: of exact distances."""
     first = shards[0]
     kind = type(method)
-    if size is not None:
-        coordinator = type("Blind", (BlindCoordinator,), {"size": size, "errors": [], "isolations": []})
-        kind = dataclasses.dataclass(frozen=True)(type(kind.__name__, (kind,), {"coordinator": coordinator}))
-    chosen = kind(**method.parameters())
     plan = RunPlan(
         federation="bench",
         coordinator="coordinator",
@@ -205,16 +249,50 @@ def models(shards: list[ImageDataset], method: Method, size: int | None, rounds:
         seed=seed,
         required=method.required,
     )
+    if size is not None:
+        layout = Layout.of(build(plan.model, seed=seed))
+        masks = SecureAggregationPlan(
+            mode="blind",
+            minimum=3,
+            fraction_bits=blind_mixing.FRACTION_BITS,
+            rounds=2 * rounds,
+            sketch_size=min(size, default_sketch(method, layout, rounds)) or 1 << 20,
+            largest_isolation=1.0,
+        )
+        made: dict[str, Any] = {"masks": masks, "errors": [], "changed": [], "rounds": []}
+        coordinator: Any = type("Blind", (BlindCoordinator, method.coordinator), made)
+        statements = {"coordinator": coordinator, "under_blind": method.under_blind}
+        kind = dataclasses.dataclass(frozen=True)(type(kind.__name__, (kind,), statements))
+    chosen = kind(**method.parameters())
     simulation = Simulation(plan, chosen, shards, device=torch.device("cpu"))
+    if size is not None:
+        coordinator.start = next(iter(simulation.silos.values())).memory[PERSONAL]
     for _ in range(rounds):
         simulation.step()
     accuracies = [m.accuracy for m in simulation.finish().values() if m is not None]
-    found = {"accuracy": round(100 * float(np.mean(accuracies)), 2)}
+    found: dict[str, Any] = {"accuracy": round(100 * float(np.mean(accuracies)), 2)}
     if size is not None:
-        made: Any = chosen.coordinator
-        errors, isolated = made.errors, made.isolations
-        found |= {"error_of_move_median": float(np.median(errors)), "error_of_move_largest": float(np.max(errors))}
-        found |= {"isolation_median": float(np.median(isolated)), "isolation_largest": float(np.max(isolated))}
+        found |= {"sketch": masks.sketch_size} | seen_of(chosen.coordinator)
+    return found
+
+
+def seen_of(made: Any) -> dict[str, Any]:
+    """What a blind coordinator has remembered."""
+    errors, single = made.errors, over_rounds(made.rounds, 1, 1.0)
+    found = {
+        "error_of_move_median": float(np.median(errors)),
+        "error_of_move_largest": float(np.max(errors)),
+        "rows_changed_by_rules": float(np.mean(made.changed)),
+        "isolation": [round(one, 3) for one in single],
+    }
+    for window in (2, 4, 8):
+        for others in (1.0, 0.5, 0.0, None):
+            name = f"isolation_{window}_rounds_others_{'true' if others is None else others}"
+            found[name] = [round(one, 3) for one in over_rounds(made.rounds, window, others)]
+    lengths = np.stack([np.linalg.norm(b.moved - a.moved, axis=1) for a, b in itertools.pairwise(made.rounds)])
+    found["shortest_move_to_longest"] = [round(float(m.min() / m.max()), 3) for m in lengths]
+    sizes = np.stack([np.linalg.norm(one.moved, axis=1) for one in made.rounds])
+    found["move_to_all"] = [round(float(x), 3) for x in np.median(lengths / sizes[1:], axis=1)]
     return found
 
 
@@ -228,6 +306,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--sketches", type=int, nargs="+", default=[0, 512])
+    parser.add_argument("--methods", nargs="+", default=["diversifed", "bounded", "fedamp", "pfedsim"])
+    parser.add_argument("--dirichlet", type=float)
+    parser.add_argument("--blind-only", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -248,19 +329,23 @@ def main() -> None:
         return
     data = load_npz(options.data) if options.data else generate_tissue(seed=0, train=8000, test=2000)
     dominant = ((0, 1), (2, 3)) if data.num_classes == 4 else ((0, 1, 2), (3, 4, 5))
-    setting = PracticalGroups(groups=(10, 10), dominant=dominant, share=0.8, train_per_silo=160, test_per_silo=36)
-    methods: list[Tethered] = [
-        DiversiFed(temperature=0.5),
-        DiversiFed(variant="bounded", proximal_weight=0.1),
-        FedAMP(),
-    ]
+    setting: Setting = PracticalGroups(
+        groups=(10, 10), dominant=dominant, share=0.8, train_per_silo=160, test_per_silo=36
+    )
+    if options.dirichlet is not None:
+        setting = Dirichlet(20, options.dirichlet, train_per_silo=160, test_per_silo=100)
+    known: dict[str, Method] = {
+        "diversifed": make("diversifed", {"temperature": 0.5}),
+        "bounded": make("diversifed", {"variant": "bounded", "proximal_weight": 0.1}),
+        "fedamp": make("fedamp", {}),
+        "pfedsim": make("pfedsim", {"warmup_share": 0.34}),
+    }
     for seed in options.seeds:
         shards = cut(data, setting, seed=seed)
-        for method in methods:
-            for size in (None, *options.sketches):
-                found = models(shards, method, size, options.rounds, seed)
-                variant = f" {method.variant}" if isinstance(method, DiversiFed) else ""
-                add({"method": f"{method.name}{variant}", "seed": seed, "sketch": size, **found})
+        for name in options.methods:
+            for size in (*([] if options.blind_only else [None]), *options.sketches):
+                found = models(shards, known[name], size, options.rounds, seed)
+                add({"method": name, "seed": seed, "sketch": size, **found})
 
 
 if __name__ == "__main__":

@@ -97,6 +97,10 @@ LARGEST_SKETCH = 0.125
 """The share of a model's numbers that a sketch of it may have, unless a consent says otherwise."""
 
 
+LARGEST_OVER_ROUNDS = 3.0
+"""How far a model may stand out of what others got in the last rounds together, unless a consent says otherwise."""
+
+
 class SecureAggregationConsent(StrictModel):
     """Demands that updates leave under masks only, in every round.
 
@@ -105,13 +109,16 @@ class SecureAggregationConsent(StrictModel):
     are masked together with these alone, and nobody, not even who runs the federation's CA, can put an invented
     hospital among them. ``largest_isolation``: of blind mixtures, how far this hospital's model may stand out of what
     others get: its weight over the Euclidean norm of all others' but the recipient's own; 1 is two models in equal
-    parts. ``colluders``: for so many recipients together the same has to hold. ``largest_sketch``: of blind mixtures,
-    of how many numbers, as a share of the model's, a sketch may be from which distances between models are taken: it
-    is what a hospital that works with the coordinator can learn of every other's model. 1 allows exact distances.
+    parts. ``largest_isolation_over_rounds``: the same of what they got in the last four rounds of training together,
+    where others' models are taken to have changed as much as this hospital's. ``colluders``: for so many recipients
+    together both have to hold. ``largest_sketch``: of blind mixtures, of how many numbers, as a share of what is
+    compared, a sketch may be from which distances between models are taken: it is what a hospital that works with the
+    coordinator can learn of every other's model. 1 allows exact distances.
     """
 
     minimum: int = Field(default=3, ge=3)
     largest_isolation: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    largest_isolation_over_rounds: float = Field(default=LARGEST_OVER_ROUNDS, gt=0, allow_inf_nan=False)
     colluders: int = Field(default=1, ge=1, le=3)
     largest_sketch: float = Field(default=LARGEST_SKETCH, gt=0, le=1)
     audit_keys: dict[Name, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = Field(default_factory=dict)

@@ -69,6 +69,7 @@ class Kind(StrEnum):
     LEDGER = "ledger"
     VOID = "void"
     ROSTER = "roster"
+    MIX = "mix"
 
 
 class Event(TypedDict):
@@ -360,6 +361,28 @@ class RosterRecord(Record):
     received_sha256: Hash | None = None
     """Of the models that all of them were given to train from."""
     statements: Sequence[Annotated[Json, MaskStatement]] = ()
+
+
+class MixRecord(Record):
+    """Before a silo sent what opens mixtures of a round's models: the weights, by their digest, and what it found of
+    them."""
+
+    kind = Kind.MIX
+    run: str
+    plan_sha256: Hash
+    round: Whole
+    """In which the models were sealed."""
+    roster_sha256: Hash
+    mix_sha256: Hash
+    """SHA-256 of weights and roster."""
+    models: Whole | None
+    """In a mixture that holds the silo's model, or its own, how many count beside its recipient's own, at least."""
+    isolation: float
+    """How far the silo's model stands out of what any recipient gets, at most."""
+    isolation_over_rounds: float
+    """The same of what recipients got in the last rounds together."""
+    rounds: Whole
+    """How many those are, the present one included."""
 
 
 class OtherRecord(Record):

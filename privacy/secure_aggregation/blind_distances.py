@@ -55,7 +55,11 @@ def sketch(values: NDArray[np.float32], *, size: int, context: bytes) -> NDArray
     """A count sketch ``[min(n, size)]`` of numbers ``[n]``; the same buckets and signs for all who name a context."""
     if len(values) <= size:
         return values.astype(np.float64)
-    key = hashlib.sha256(b"medsilo/blind/sketch/v1\x00" + context).digest()
+    return hashed(values, size=size, key=hashlib.sha256(b"medsilo/blind/sketch/v1\x00" + context).digest())
+
+
+def hashed(values: NDArray[np.float32], *, size: int, key: bytes) -> NDArray[np.float64]:
+    """The sums ``[size]`` of numbers ``[n]``, each with a sign, in buckets that a key of 32 bytes draws."""
     found = np.zeros(size, dtype=np.float64)
     for start in range(0, len(values), _BLOCK):
         piece = values[start : start + _BLOCK].astype(np.float64)

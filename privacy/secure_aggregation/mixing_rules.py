@@ -8,6 +8,8 @@ a silo looks at the whole matrix, since what two recipients get can give away mo
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +20,41 @@ from medsilo.privacy.secure_aggregation.blind_mixing import LARGEST_ROW, WEIGHT_
 
 _TRIES = 1000
 """For limits below 1, where taking one weight down lets the next one stand out."""
+
+_SLACK = 1e-6
+"""Rounding, in a limit."""
+_NOTHING = 1e-12
+"""Of all that mixtures hold: what is less is rounding."""
+_SEEN = 1e-9
+"""Of a model in mixtures: what is less is not seen in them."""
+ROUNDS = 4
+"""Of how many rounds mixtures are looked at together."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Of a run's last rounds what recipients have, or would have: ``weights`` ``[N, N]`` of each, the present one last,
+    and ``moves``, the scalar products ``[R, R]`` of the silo's own models in them, less the one that all started
+    from."""
+
+    weights: tuple[NDArray[np.int64], ...]
+    moves: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """What a silo has found of weights that it may help with.
+
+    Attributes:
+        models: in a mixture that holds its model, or its own, how many count beside the recipient's own, at least; None
+            where there is none.
+        isolation: how far its model stands out of what recipients get, at most.
+        over_rounds: the same of what they got in the last rounds together.
+    """
+
+    models: int | None
+    isolation: float
+    over_rounds: float
 
 
 @dataclass(frozen=True)
@@ -30,14 +67,17 @@ class MixingRules:
         largest_isolation: how far a silo's model may stand out of what recipients get; see ``isolation``. 1 is a
             mixture of two models besides the recipient's, in equal parts.
         colluders: for so many recipients together the same has to hold, whatever they do with their mixtures.
+        over_rounds: how far it may stand out of what they get in the last ``ROUNDS`` rounds together.
     """
 
     minimum: int = 2
     largest_isolation: float = 1.0
     colluders: int = 1
+    over_rounds: float = math.inf
 
-    def check(self, mix: Mix, own: str) -> None:
-        """Raises ``RefusedError`` that names the rule, the recipient and the figure."""
+    def check(self, mix: Mix, own: str, seen: Seen | None = None) -> Assessment:
+        """What there is to say of weights, with those of earlier rounds where they are ``seen``; raises
+        ``RefusedError`` that names the rule, the recipient and the figure."""
         whole = 1 << WEIGHT_BITS
         count = len(mix.silos)
         if mix.weights.shape != (count, count) or len(set(mix.silos)) != count or own not in mix.silos:
@@ -50,30 +90,47 @@ class MixingRules:
             raise RefusedError(f"a row of weights has to add up to {whole}, and its sizes to {LARGEST_ROW} at most")
         place = mix.silos.index(own)
         others = [row for row in range(count) if row != place]
+        least: list[int] = []
         for row in range(count):
             models = _counted(np.delete(mix.weights[row], row))
             # Its own mixture, too: what a coordinator makes of that comes back in its next model.
             concerned = models > 0 if row == place else mix.weights[row, place] != 0
+            least += [models] if concerned else []
             if concerned and models < self.minimum:
                 raise RefusedError(
                     f"minimum: the mixture of {mix.silos[row]} would hold {models} models beside its own (of at least "
                     f"a tenth of the largest weight); {self.minimum} are the least"
                 )
-        for colluding in range(1, self.colluders + 1):
-            for rows in itertools.combinations(others, colluding):
-                found = isolation(mix.weights, place, rows)
-                if found > self.largest_isolation * (1 + 1e-9):
-                    names = ", ".join(mix.silos[row] for row in rows)
-                    raise RefusedError(
-                        f"largest_isolation: {own}'s model would stand out {found:.3g} times in what {names} get; "
-                        f"{self.largest_isolation:g} is the most"
-                    )
+        now = Seen((mix.weights,), np.ones((1, 1)))
+        alone = self._most(mix, place, now, "largest_isolation", self.largest_isolation, "in what {} get")
         for other in others:
-            if (found := isolation(mix.weights, other, (place,))) > self.largest_isolation * (1 + 1e-9):
+            if (found := isolation([mix.weights], other, (place,))) > self.largest_isolation * (1 + _SLACK):
                 raise RefusedError(
                     f"largest_isolation: {mix.silos[other]}'s model would stand out {found:.3g} times in what {own} "
                     f"itself gets; {self.largest_isolation:g} is the most"
                 )
+        together = alone
+        if seen is not None and len(seen.weights) > 1:
+            what = f"in what {{}} get in {len(seen.weights)} rounds of training together"
+            rule = "largest_isolation_over_rounds"
+            together = self._most(mix, place, seen, rule, self.over_rounds, what)
+        return Assessment(min(least, default=None), alone, together)
+
+    def _most(self, mix: Mix, place: int, seen: Seen, rule: str, largest: float, what: str) -> float:
+        """The largest isolation of one silo's model among all recipients, so many together as may collude."""
+        most = 0.0
+        others = [row for row in range(len(mix.silos)) if row != place]
+        for colluding in range(1, self.colluders + 1):
+            for rows in itertools.combinations(others, colluding):
+                found = isolation(seen.weights, place, rows, moves=seen.moves)
+                if found > largest * (1 + _SLACK):
+                    names = ", ".join(mix.silos[row] for row in rows)
+                    raise RefusedError(
+                        f"{rule}: {mix.silos[place]}'s model would stand out {found:.3g} times {what.format(names)}; "
+                        f"{largest:g} is the most"
+                    )
+                most = max(most, found)
+        return most
 
     def nearest(self, weights: NDArray[np.int64]) -> NDArray[np.int64]:
         """Of whole weights those that no silo refuses by these rules, for one recipient at a time: where a model would
@@ -110,29 +167,56 @@ def _counted(others: NDArray[np.int64]) -> int:
     return int(np.count_nonzero(sizes * 10 >= sizes.max(initial=0)) if sizes.any() else 0)
 
 
-def isolation(weights: NDArray[np.int64], own: int, recipients: tuple[int, ...]) -> float:
-    """How far one silo's model stands out of what some recipients can make of their mixtures together.
+def isolation(
+    rounds: Sequence[NDArray[np.int64]],
+    own: int,
+    recipients: tuple[int, ...],
+    *,
+    moves: NDArray[np.float64] | None = None,
+    others: NDArray[np.float64] | None = None,
+) -> float:
+    """How far one silo's models stand out of what some recipients can make of their mixtures together.
 
-    Of all sums of their rows, without the parts of their own models, the largest ratio of the silo's weight to the
-    Euclidean norm of all others' weights: 0 where they get nothing of it, infinite where it can be taken out alone.
-    With one recipient and n equal weights beside its own, 1/√(n - 1).
+    Of all sums of their rows, without the parts of their own models, the largest ratio of what is the silo's to what is
+    all others', as if models were drawn at random: 0 where they get nothing of it, infinite where it can be taken out
+    alone. Of one round that is the silo's weight over the Euclidean norm of all others': with one recipient and n equal
+    weights beside its own, 1/√(n - 1). Over several rounds models that hardly change count as the same, so that rows
+    can be solved for them, and models that change much as new ones.
 
     Args:
-        weights: ``[N, N]``.
+        rounds: weights ``[N, N]`` of each of R rounds.
         own: the silo's place.
         recipients: places of others.
+        moves: ``[R, R]``, the scalar products of the silo's models in these rounds, each less what all know of it (the
+            model that all started from); the same models by default.
+        others: the same of the others' models, or of each silo's ``[N, R, R]``; as ``moves`` by default.
     """
-    rows = weights[list(recipients)].astype(np.float64) / (1 << WEIGHT_BITS)
-    mine = rows[:, own]
-    rest = np.delete(rows, [own, *recipients], axis=1)
+    count = len(rounds)
+    moves = np.ones((count, count)) if moves is None else moves
+    others = moves if others is None else others
+    # Rows by recipient and round, and what each two of them have in common of the silo's models, and of the others'.
+    rows = np.concatenate([[one[recipient] for one in rounds] for recipient in recipients]) / (1 << WEIGHT_BITS)
+    mine = np.tile(moves, (len(recipients),) * 2) * np.outer(rows[:, own], rows[:, own])
+    unknown = [place for place in range(rows.shape[1]) if place not in (own, *recipients)]
+    if others.ndim == 2:
+        rest = np.tile(others, (len(recipients),) * 2) * (rows[:, unknown] @ rows[:, unknown].T)
+    else:
+        each = np.tile(others, (1, len(recipients), len(recipients)))
+        rest = np.einsum("nst,sn,tn->st", each[unknown], rows[:, unknown], rows[:, unknown])
     if not mine.any():
         return 0.0
-    # The largest (yᵀm)² / ‖yᵀR‖² is mᵀ (R Rᵀ)⁺ m, unless some y sees m and nothing else.
-    left, sizes, _ = np.linalg.svd(rest, full_matrices=True)
-    kept = sizes > 1e-6 * max(1.0, float(np.abs(rows).max()))
-    parts = left.T @ mine
-    unseen = parts[len(sizes) :] if len(sizes) < len(mine) else parts[:0]
-    hidden = np.concatenate([parts[: len(sizes)][~kept], unseen])
-    if np.abs(hidden).max(initial=0.0) > 1e-9:
+    sizes, directions = np.linalg.eigh(rest)
+    kept = sizes > _NOTHING * max(float(np.trace(rest)), float(np.trace(mine)))
+    hidden = directions[:, ~kept]
+    if hidden.size and float(np.linalg.eigvalsh(hidden.T @ mine @ hidden)[-1]) > _SEEN * float(np.trace(mine)):
         return float("inf")
-    return float(np.linalg.norm(parts[: len(sizes)][kept] / sizes[kept]))
+    whitened = directions[:, kept] / np.sqrt(sizes[kept])
+    return float(np.sqrt(max(0.0, np.linalg.eigvalsh(whitened.T @ mine @ whitened)[-1]))) if kept.any() else 0.0
+
+
+def as_far(moves: NDArray[np.float64], share: float) -> NDArray[np.float64]:
+    """Scalar products ``[R, R]`` of a silo's models as they would be had it moved only that share of how far each lies
+    from the last."""
+    blend = share * np.eye(len(moves))
+    blend[:, -1] += 1 - share
+    return np.asarray(blend @ moves @ blend.T)

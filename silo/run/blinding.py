@@ -27,16 +27,21 @@ from medsilo.algorithms.protection.blind import (
 from medsilo.algorithms.protection.masked import digest
 from medsilo.algorithms.registry import make
 from medsilo.algorithms.tensors import Payload, TensorSpec
-from medsilo.privacy.consent.consent import LARGEST_SKETCH
+from medsilo.privacy.consent.consent import LARGEST_OVER_ROUNDS, LARGEST_SKETCH
 from medsilo.privacy.consent.withdrawal import MaskedSum
 from medsilo.privacy.errors import RefusedError
 from medsilo.privacy.files.canonical import write_canonical
 from medsilo.privacy.files.durable import fsync_folder, write_atomically
+from medsilo.privacy.journal.records import MixRecord
 from medsilo.privacy.secure_aggregation.blind_mixing import Mix, Sealer
 from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey, Roster
 from medsilo.privacy.secure_aggregation.masking import PairKey
-from medsilo.privacy.secure_aggregation.mixing_rules import MixingRules
+from medsilo.privacy.secure_aggregation.mixing_rules import Assessment, MixingRules, Seen
 from medsilo.silo.run.masking import Masking
+from medsilo.silo.run.mixing_history import MixingHistory
+
+MIXES = "mixes.json"
+"""In a run's folder: what was helped with in the last rounds."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,7 @@ class Blinding(Masking):
         super().__init__(*arguments, **named)
         self._path = path
         self._kept = KeptSeal.read(path)
+        self._history = MixingHistory(path.with_name(MIXES), self._plan.sha256)
         self._name = self._credentials.identity.name
         self._method = make(self._plan.method.name, self._plan.method.parameters)
 
@@ -132,15 +138,36 @@ class Blinding(Masking):
         try:
             weights = read_weights(given, kept.silos(self._name))
             mix = Mix.of(kept.silos(self._name), weights, kept.context)
-            for rules in self._rules():
-                rules.check(mix, self._name)
+            seen = self._history.seen(kept.round, weights)
+            found = [rules.check(mix, self._name, seen) for rules in self._rules()]
             sealer = Sealer(self._name, kept.keys, kept.context, seed=kept.seed, mix=kept.mix(self._name))
             shares = sealer.shares(mix)
         except RefusedError as error:
             raise self._refused(round_number, "opened by the coordinator's weights", error) from None
         if kept.weights is None:
+            self._history.help(kept.round, weights)
             self._keep(replace(kept, weights=tuple(tuple(row) for row in weights.tolist())))
+        self._note_help(mix, seen, found)
         return shares_payload(shares)
+
+    def begun(self, initial: Mapping[str, Tensor]) -> None:
+        """From here on models move."""
+        self._history.begin(initial)
+
+    def _note_help(self, mix: Mix, seen: Seen, found: list[Assessment]) -> None:
+        """On record before shares leave, each time."""
+        assert self._kept is not None
+        self._door.note(
+            MixRecord(
+                **self._about(self._kept.round),
+                roster_sha256=self._kept.context.hex(),
+                mix_sha256=mix.digest.hex(),
+                models=found[0].models,
+                isolation=round(max(one.isolation for one in found), 4),
+                isolation_over_rounds=round(max(one.over_rounds for one in found), 4),
+                rounds=len(seen.weights),
+            )
+        )
 
     def received(self, given: Payload) -> str:
         """Each silo is given a mixture of its own: the same for all are the weights, and what they were for."""
@@ -183,6 +210,9 @@ class Blinding(Masking):
         keys = roster.pairs(own, private)
         sealer = Sealer(self._name, keys, roster.sha256)
         sealed = encode_upload(upload, mixing, sealer, keys, self._masks, self._plan.sha256)
+        self._history.seal(
+            round_number, {n: t for e in mixing.mixed & set(upload) for n, t in upload[e].tensors().items()}
+        )
         self._keep(KeptSeal(round_number, roster.sha256, sealer.seed, keys, mixed_specs(upload, mixing)))
         return sealed
 
@@ -211,13 +241,20 @@ class Blinding(Masking):
         return self._kept
 
     def _rules(self) -> list[MixingRules]:
-        """The plan's, and those of all consents that hold."""
+        """The plan's, and those of all consents that hold; of what mixtures tell over rounds a plan says nothing."""
         demanded = [consent.secure_aggregation for consent in self._consents()]
-        return [rules_of(self._masks)] + [
-            MixingRules(minimum=one.minimum - 1, largest_isolation=one.largest_isolation, colluders=one.colluders)
+        said = [
+            MixingRules(
+                minimum=one.minimum - 1,
+                largest_isolation=one.largest_isolation,
+                colluders=one.colluders,
+                over_rounds=one.largest_isolation_over_rounds,
+            )
             for one in demanded
             if one is not None
         ]
+        promised = rules_of(self._masks)
+        return [promised, *said] if said else [replace(promised, over_rounds=LARGEST_OVER_ROUNDS)]
 
     def _check_sketch(self, round_number: int, upload: Payload, mixing: Mixing) -> None:
         """A hospital that works with the coordinator learns the sketch."""

@@ -137,6 +137,9 @@ class Masking:
         del round_number
         return given
 
+    def begun(self, initial: Mapping[str, Tensor]) -> None:
+        """What the run starts from has come."""
+
     def settled(self, round_number: int) -> None:
         """A round is trained, and kept."""
 

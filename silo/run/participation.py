@@ -294,6 +294,7 @@ class Participation:
             )
         if self._masking is not None:
             self._received["start"] = digest({model.start: Part.of(initial)}).hex()
+            self._masking.begun(initial)
         with self._processes.together("begin", {"initial": initial}):
             begun = self._site.start(initial)
             self._side.begin(begun)

@@ -91,6 +91,9 @@ def test_models_are_the_plain_runs_and_the_coordinator_has_none_of_them(federati
         assert classes_of(sent(one, name, 0)) == classes_of(sent(one, name, 2)) == {"SEALED_MODEL", "MODEL_DISTANCES"}
         assert classes_of(sent(one, name, 1)) == classes_of(sent(one, name, 3)) == {"OPENING_SHARES"}
         assert [r["round"] for r in one.records(name) if r["kind"] == "roster"] == [0, 2]
+        helped = [r for r in one.records(name) if r["kind"] == "mix"]
+        assert [(r["round"], r["models"], r["rounds"]) for r in helped] == [(0, 2, 1), (2, 2, 2)]
+        assert all(0 < r["isolation"] <= r["isolation_over_rounds"] for r in helped)
         assert not (one.run_folder(name) / "blind.json").exists(), "what opened the last mixture is gone"
         came = [r for r in one.messages(name, "received") if r["round"] == 1 and r.get("content")]
         shown |= {r["content"]["sha256"] for r in came if r["content"]["class"] == "MIXING_WEIGHTS"}

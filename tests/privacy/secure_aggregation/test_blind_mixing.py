@@ -321,7 +321,7 @@ class TestRules:
         weights[2, 2] -= 60
         mix = Mix(names, weights, b"")
         MixingRules(colluders=1).check(mix, "a")
-        assert isolation(mix.weights, 0, (1, 2)) == float("inf")
+        assert isolation([mix.weights], 0, (1, 2)) == float("inf")
         with pytest.raises(
             RefusedError, match="largest_isolation: a's model would stand out inf times in what b, c get"
         ):
@@ -351,12 +351,12 @@ class TestRules:
     @pytest.mark.parametrize("others", [2, 3, 9])
     def test_isolation_in_an_even_mixture(self, others: int) -> None:
         weights = np.full((others + 1, others + 1), 1024)
-        assert isolation(weights, 0, (1,)) == pytest.approx((others - 1) ** -0.5)
+        assert isolation([weights], 0, (1,)) == pytest.approx((others - 1) ** -0.5)
 
     def test_isolation_is_the_best_that_recipients_can_do(self) -> None:
         generator = np.random.default_rng(3)
         weights = generator.integers(-500, 500, (7, 7))
-        found = isolation(weights, 0, (2, 4))
+        found = isolation([weights], 0, (2, 4))
         rows = np.delete(weights[[2, 4]].astype(float), [2, 4], axis=1)
         angles = np.linspace(0, np.pi, 20_001)
         sums = np.stack([np.cos(angles), np.sin(angles)], axis=1) @ rows

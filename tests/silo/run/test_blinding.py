@@ -60,8 +60,10 @@ MASKS = PLAN.secure_aggregation
 MIXING = mixing_of(PLAN, METHOD, 0)
 
 
-def model_of(name: str) -> Payload:
-    values = torch.from_numpy(np.random.default_rng(ord(name)).normal(0, 0.1, 5000).astype(np.float32))
+def model_of(name: str, number: int = 0, moved: float = 0.0) -> Payload:
+    drawn = np.random.default_rng(ord(name)).normal(0, 0.1, 5000)
+    drawn += moved * np.random.default_rng(1000 * number + ord(name)).normal(0, 0.1, 5000)
+    values = torch.from_numpy(drawn.astype(np.float32))
     return {
         Exposure.MODEL_PARAMETERS_CLASSIFIER: Part.of({"w": values[:3000].reshape(30, 100)}),
         Exposure.MODEL_PARAMETERS_EXTRACTOR: Part.of({"v": values[3000:]}),
@@ -115,10 +117,14 @@ class Hospitals:
             earlier=history.masked,
         )
 
-    def seal(self, number: int = 0) -> dict[str, Payload]:
-        stated = [silo.statement(number, RECEIVED) for silo in self.silos.values()]
+    def seal(self, number: int = 0, *, moved: float = 0.0) -> dict[str, Payload]:
+        """``moved``: by how much each model has changed since the round before, as a share of itself."""
+        received = RECEIVED if number == 0 else bytes([number]) * 32
+        stated = [silo.statement(number, received) for silo in self.silos.values()]
         self.roster = [key.to_message() for key in stated if key is not None]
-        sealed = {name: silo.mask(number, self.roster, model_of(name))[1] for name, silo in self.silos.items()}
+        sealed = {
+            name: silo.mask(number, self.roster, model_of(name, number, moved))[1] for name, silo in self.silos.items()
+        }
         for payload in sealed.values():
             parts = {exposure: part.specs for exposure, part in model_of("a").items()}
             check_parts({e: part.specs for e, part in payload.items()}, upload_parts(parts, MIXING, MASKS, len(NAMES)))
@@ -255,6 +261,106 @@ def test_weights_that_break_a_rule_are_refused_by_its_name(
     (reason,) = hospitals.refusals("a")
     assert rule in reason
     assert "round 2 is not opened by the coordinator's weights" in reason
+
+
+def with_row(row: list[int]) -> np.ndarray:
+    """Even weights for all but b."""
+    found = np.full((4, 4), 256)
+    found[1] = row
+    return found
+
+
+PLUS, MINUS = [300, 264, 260, 200], [200, 264, 300, 260]
+"""For b: each is fair to all; of the same models twice, the one less 0.8 times the other is next to nothing of c and d,
+and 140 parts of a."""
+
+
+class TestRounds:
+    """What mixtures of several rounds tell together, of models that hardly change."""
+
+    def fair(self, hospitals: Hospitals, moved: float, limit: float | None = None) -> Blinding:
+        """Three rounds, of which two have passed."""
+        demanded = {} if limit is None else {"largest_isolation_over_rounds": limit}
+        for name in NAMES:
+            hospitals.consents[name] = {"secure_aggregation": {"largest_sketch": 1, **demanded}}
+        for number, row in ((0, PLUS), (2, MINUS)):
+            hospitals.seal(number, moved=moved)
+            for silo in hospitals.silos.values():
+                silo.shares(number + 1, told(with_row(row)))
+                silo.settled(number + 1)
+        hospitals.seal(4, moved=moved)
+        return hospitals.silos["a"]
+
+    def test_weights_that_change_while_models_do_not_are_refused_by_the_rules_name(self, hospitals: Hospitals) -> None:
+        with pytest.raises(RefusedError, match="largest_isolation_over_rounds: a's model would stand out") as refused:
+            self.fair(hospitals, moved=0.0)
+        assert refused.value.recorded
+        (reason,) = hospitals.refusals("a")
+        assert "in what b get in 2 rounds of training together; 3 is the most" in reason
+
+    def test_also_by_a_silo_that_was_started_anew_in_between(self, hospitals: Hospitals) -> None:
+        hospitals.seal(0)
+        for silo in hospitals.silos.values():
+            silo.shares(1, told(with_row(PLUS)))
+            silo.settled(1)
+        hospitals.silos["a"] = hospitals.started("a")
+        hospitals.seal(2)
+        hospitals.silos["a"] = hospitals.started("a")
+        with pytest.raises(RefusedError, match="largest_isolation_over_rounds"):
+            hospitals.silos["a"].shares(3, told(with_row(MINUS)))
+
+    def test_of_models_that_have_changed_the_same_weights_are_as_of_new_ones(self, hospitals: Hospitals) -> None:
+        """Three times as far as they are from nothing."""
+        silo = self.fair(hospitals, moved=3.0)
+        silo.shares(5, told(with_row(PLUS)))
+        helped = [r for r in read_records(hospitals.folder / "a" / "journal") if r["kind"] == "mix"]
+        assert [r["rounds"] for r in helped] == [1, 2, 3]
+        assert all(1.1 > r["isolation_over_rounds"] >= r["isolation"] > 0.4 for r in helped)
+
+    def test_the_last_rounds_weights_again_give_what_they_gave(self, hospitals: Hospitals) -> None:
+        """Another mixture by the same weights tells of models what the first did, and how they moved."""
+        for number in (0, 2):
+            hospitals.seal(number, moved=0.1)
+            hospitals.silos["a"].shares(number + 1, told(with_row(PLUS)))
+            hospitals.silos["a"].settled(number + 1)
+        first, second = (r for r in read_records(hospitals.folder / "a" / "journal") if r["kind"] == "mix")
+        assert first["isolation"] == second["isolation_over_rounds"] == second["isolation"]
+        assert first["mix_sha256"] != second["mix_sha256"], "shares of the one open nothing of the other"
+
+    def test_shares_of_the_last_round_open_nothing_of_this_one(self, hospitals: Hospitals) -> None:
+        hospitals.seal(0)
+        weights = told(np.full((4, 4), 256))
+        old = {name: silo.shares(1, weights) for name, silo in hospitals.silos.items()}
+        for silo in hospitals.silos.values():
+            silo.settled(1)
+        sealed = hospitals.seal(2)
+        for silo in hospitals.silos.values():
+            silo.shares(3, weights)
+        mixed = mix_sealed(sealed, old, np.full((4, 4), 256), MemoryWorkspace())
+        with pytest.raises(RefusedError, match="the mixture for b does not open"):
+            hospitals.silos["b"].opened(4, mixed["b"])
+
+    def test_what_was_kept_of_a_run_and_is_lost_is_not_made_up(self, hospitals: Hospitals) -> None:
+        hospitals.seal(0)
+        (hospitals.folder / "a" / "mixes.json").unlink()
+        with pytest.raises(RefusedError, match=r"mixes.json\) is lost"):
+            hospitals.started("a").shares(1, told(np.full((4, 4), 256)))
+
+
+@pytest.mark.parametrize("plan", [PLAN, PLAN.model_copy(update={"run": "again"})])
+def test_a_roster_with_one_silo_exchanged_is_not_sealed_for(hospitals: Hospitals, plan: RunPlan) -> None:
+    """In the next round of the run, and in another run that begins with the same models."""
+    hospitals.seal(0)
+    folder = hospitals.folder
+    request = create_keys(folder / "e", Identity("test", "silo", "e")).request
+    issue(folder / "ca", "e", request, folder / "e" / "tls.pem")
+    hospitals.consents["e"] = hospitals.consents["a"]
+    others = {name: hospitals.started(name, plan) for name in ("a", "b", "c", "e")}
+    number, received = (2, b"n" * 32) if plan is PLAN else (0, RECEIVED)
+    stated = [silo.statement(number, received) for silo in others.values()]
+    with pytest.raises(RefusedError, match=r"asks for the sum of a, b, c, e, and this silo has|from the same models"):
+        others["a"].mask(number, [key.to_message() for key in stated if key is not None], model_of("a"))
+    assert hospitals.refusals("a")
 
 
 def test_what_is_not_weights_or_not_the_round_before_is_refused(hospitals: Hospitals) -> None:
