@@ -35,15 +35,15 @@ def furthest(found: dict[str, dict[str, torch.Tensor]], expected: dict[str, dict
     return max(float((found[n][key] - expected[n][key]).abs().max()) for n in found for key in found[n])
 
 
-def assert_models_are_the_plain_runs(one: Federation) -> None:
+def assert_models_are_the_plain_runs(one: Federation, *, near: float = NEAR) -> None:
     expected = one.simulate()
-    assert furthest(models_of(one), expected) < NEAR
+    assert furthest(models_of(one), expected) < near
     # Without mixtures they would be others.
     settings = one.coordinator_config["run"]
     alone = {**settings, "method": {"name": "local"}}
     del alone["secure_aggregation"]
     one.write("coordinator.yaml", {**one.coordinator_config, "run": alone})
-    assert furthest(one.simulate(), expected) > 5 * NEAR
+    assert furthest(one.simulate(), expected) > 5 * near
     one.write("coordinator.yaml", one.coordinator_config)
 
 
@@ -108,20 +108,21 @@ def test_models_are_the_plain_runs_and_the_coordinator_has_none_of_them(federati
 
 
 def test_pfedsim_mixes_all_of_a_model_evenly_and_then_extractors_by_classifiers(federation: Make) -> None:
-    one = blind(federation, run={"method": {"name": "pfedsim"}, "training": SMOOTH, "rounds": 4})
+    method = {"name": "pfedsim", "warmup_share": 0.34}
+    one = blind(federation, run={"method": method, "training": SMOOTH, "rounds": 3})
     one.run_to_the_end()
     assert_every_round_counted_once(one)
     assert_journals_sound(one)
     assert_both_sides_agree(one)
-    assert_models_are_the_plain_runs(one)
+    assert_models_are_the_plain_runs(one, near=2 * NEAR)  # a round of training more magnifies differences once more
     layout = Layout.of(build(CoordinatorConfig.read(one.folder / "coordinator.yaml").plan().model, seed=1))
     whole = sum(spec.nbytes // 4 for spec in layout.parameters)
     extractor = sum(spec.nbytes // 4 for spec in layout.extractor)
     for name in one.silos:
-        came = [classes_of(sent(one, name, number)) for number in (0, 2, 4, 6)]
-        assert came == [{"SEALED_MODEL"}] * 2 + [{"SEALED_MODEL", "MODEL_DISTANCES"}] * 2
-        sealed = [sum(r["classes"].get("SEALED_MODEL", 0) for r in sent(one, name, number)) for number in (0, 2, 4, 6)]
-        assert sealed[0] == sealed[1] >= 8 * whole > sealed[2] == sealed[3] >= 8 * extractor, "classifiers stay"
+        came = [classes_of(sent(one, name, number)) for number in (0, 2, 4)]
+        assert came == [{"SEALED_MODEL"}, {"SEALED_MODEL", "MODEL_DISTANCES"}, {"SEALED_MODEL", "MODEL_DISTANCES"}]
+        sealed = [sum(r["classes"].get("SEALED_MODEL", 0) for r in sent(one, name, number)) for number in (0, 2, 4)]
+        assert sealed[0] >= 8 * whole > sealed[1] == sealed[2] >= 8 * extractor, "classifiers stay"
 
 
 def test_feddfq_without_gradients_compares_identifiers_that_the_coordinator_does_not_see(federation: Make) -> None:
