@@ -28,6 +28,7 @@ from medsilo.algorithms.protection.masked import digest
 from medsilo.algorithms.registry import make
 from medsilo.algorithms.tensors import Payload, TensorSpec
 from medsilo.privacy.consent.consent import LARGEST_OVER_ROUNDS, LARGEST_SKETCH
+from medsilo.privacy.consent.helped import NOT_OPENED
 from medsilo.privacy.consent.withdrawal import MaskedSum
 from medsilo.privacy.errors import RefusedError
 from medsilo.privacy.files.canonical import write_canonical
@@ -143,7 +144,7 @@ class Blinding(Masking):
             sealer = Sealer(self._name, kept.keys, kept.context, seed=kept.seed, mix=kept.mix(self._name))
             shares = sealer.shares(mix)
         except RefusedError as error:
-            raise self._refused(round_number, "opened by the coordinator's weights", error) from None
+            raise self._refused(round_number, NOT_OPENED, error) from None
         if kept.weights is None:
             self._history.help(kept.round, weights)
             self._keep(replace(kept, weights=tuple(tuple(row) for row in weights.tolist())))
