@@ -28,12 +28,14 @@ from medsilo.algorithms.declarations import Blind, Protected, Sums
 from medsilo.algorithms.families.sharing import COUNT
 from medsilo.algorithms.method import Method
 from medsilo.algorithms.models import Layout, build
+from medsilo.algorithms.protection.tiers import best_tier
 from medsilo.algorithms.registry import METHODS
 from medsilo.coordinator.cli import app as coordinator_app
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.privacy.audit.verifier_page import verifier_page
 from medsilo.privacy.consent.consent import Consent
 from medsilo.privacy.consent.plan import ModelPlan
+from medsilo.privacy.consent.tiers import LEARNS, Tier
 from medsilo.privacy.dossier.questionnaire import Answers
 from medsilo.privacy.errors import MedsiloError
 from medsilo.privacy.exposure import MODEL, Exposure
@@ -65,6 +67,7 @@ def main() -> None:
         "differential-privacy.md": privacy_tables,
         "secure-aggregation.md": masks_table,
         "own-data-and-models.md": trained_table,
+        "threat-model.md": tiers_table,
     }
     texts = {DOCS / "reference" / name: make().rstrip() + "\n" for name, make in pages.items()}
     texts[DOCS / "bundle.schema.json"] = bundle_schema() + "\n"
@@ -166,12 +169,19 @@ def front_table() -> str:
 
 
 def consent_table() -> str:
-    """The same of all methods, and in which rounds the coordinator needs no more than a sum."""
+    """The same of all methods, and how secret what they send can be kept from the coordinator at best."""
     rows = [
-        (f"`{name}`", method.sends, consents(method) or "–", method.gets, _summed(method))
+        (f"`{name}`", method.sends, consents(method) or "–", method.gets, _tier(method))
         for name, method in METHODS.items()
     ]
-    return _rows(("method", "what a silo sends", "classes to consent to", "what it gets", "sum"), rows)
+    return _rows(("method", "what a silo sends", "classes to consent to", "what it gets", "tier"), rows)
+
+
+def tiers_table() -> str:
+    """What each tier lets whom learn."""
+    return _rows(
+        ("tier", "who", "learns"), [(tier, who, what) for tier, said in LEARNS.items() for who, what in said.items()]
+    )
 
 
 def privacy_tables() -> str:
@@ -215,10 +225,12 @@ def consents(method: type[Method]) -> str:
     return ", ".join(names)
 
 
-def _summed(method: type[Method]) -> str:
-    if isinstance(method.under_masks, str):
-        return "no" if method().uploads else "–"
-    return "yes" if _rounds(method) == "all rounds" else "first rounds"
+def _tier(method: type[Method]) -> str:
+    found = best_tier(method(), 100)
+    blind = method.under_blind
+    if found == Tier.PLAIN and isinstance(blind, Blind):
+        return f"{found}; {Tier.BLIND} with {_conditions(blind)}"
+    return found
 
 
 def _rounds(method: type[Method]) -> str:

@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError
 from securesystemslib import dsse
 
 from medsilo.privacy.consent.early_end import Cause
+from medsilo.privacy.consent.helped import Help
 from medsilo.privacy.errors import ConsentError, JournalError, RefusedError
 from medsilo.privacy.files.canonical import read_canonical
 from medsilo.privacy.files.configuration import StrictModel, explain
@@ -27,7 +28,9 @@ from medsilo.privacy.journal.records import (
     ApprovalRecord,
     ConsentRecord,
     MessageRecord,
+    MixRecord,
     Record,
+    RefusalRecord,
     RosterRecord,
     RunRecord,
     WithdrawalRecord,
@@ -135,7 +138,8 @@ class History:
 
     ``parts``: by plan hash, the run that was joined last at the end. ``withdrawal``: the record of a withdrawal that is
     in force. ``approved``: hashes of approved plans. ``first_plans``: by a consent file's hash, the hash of the plan
-    that was joined first with it. ``masked``: every sum, of all runs, that an update was masked for.
+    that was joined first with it. ``masked``: every sum, of all runs, that an update was masked for. ``helped``: by
+    plan hash, with which mixtures the silo has helped, or not.
     """
 
     parts: dict[str, Part] = field(default_factory=dict)
@@ -144,6 +148,7 @@ class History:
     let_in: set[str] = field(default_factory=set)
     first_plans: dict[str, str] = field(default_factory=dict)
     masked: dict[MaskedSum, None] = field(default_factory=dict)
+    helped: dict[str, Help] = field(default_factory=dict)
     _consent: str | None = None
 
     @classmethod
@@ -187,6 +192,8 @@ class History:
                 self.let_in.add(plan)
             case RosterRecord():
                 self.masked[MaskedSum.of(record)] = None
+            case MixRecord() | RefusalRecord() if record.plan_sha256:
+                self.helped.setdefault(record.plan_sha256, Help()).take(record)
             case ApprovalRecord():
                 self.approved.add(record.plan_sha256)
             case WithdrawalRecord():

@@ -91,6 +91,18 @@ def _run(report: Report, run: Run, rounds: dict[str, Mapping[int, int]]) -> dict
         "started_from": run.start,
         "what_left": run.statement,
         "masked_sums": [{"round": n + 1, "silos": k} for n, k in sorted(run.masked_sums.items())],
+        "mixtures": [
+            {
+                "round": number + 1,
+                "models": one.models,
+                "isolation": one.isolation,
+                "isolation_over_rounds": one.isolation_over_rounds,
+                "rounds": one.rounds,
+                "mix_sha256": one.mix_sha256,
+            }
+            for number, one in sorted(run.helped.found.items())
+        ],
+        "mixtures_in_words": run.helped.words,
         "consents_sha256": [one["consent"].get("sha256") for one in report.consents if run.name in one["runs"]],
         "bytes_left": run.bytes_left,
         "left": [_flow(flow, rounds) for flow in report.left if flow.run == run.name],

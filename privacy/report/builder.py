@@ -12,6 +12,7 @@ from typing import Any
 from medsilo.privacy.audit.verification import verify_evidence
 from medsilo.privacy.budget.loss import Losses
 from medsilo.privacy.consent.early_end import Cause
+from medsilo.privacy.consent.helped import Help
 from medsilo.privacy.errors import ConfigurationError, JournalError
 from medsilo.privacy.exposure import Exposure, expand
 from medsilo.privacy.identity.cosignature import read_key
@@ -29,6 +30,7 @@ from medsilo.privacy.journal.records import (
     ForeignPeerRecord,
     LedgerRecord,
     MessageRecord,
+    MixRecord,
     Record,
     RefusalRecord,
     RosterRecord,
@@ -244,6 +246,7 @@ class _Sums:
         self.losses = Losses()
         self.egress = EgressSums()
         self.masked_sums: dict[str, dict[int, int]] = {}
+        self.helped: dict[str, Help] = {}
 
     def take(self, record: Record) -> None:
         if self.unknown is None:
@@ -275,6 +278,8 @@ class _Sums:
                 self.decisions.append(record)
             case RosterRecord() if self._wanted(record):
                 self.masked_sums.setdefault(record.run, {})[record.round] = len(record.silos)
+            case MixRecord() if self._wanted(record):
+                self.helped.setdefault(record.run, Help()).take(record)
             case RefusalRecord():
                 self._refusal(record)
             case SchemaRecord():
@@ -325,6 +330,8 @@ class _Sums:
     def _refusal(self, record: RefusalRecord) -> None:
         if not self._wanted(record):
             return
+        if record.run is not None:
+            self.helped.setdefault(record.run, Help()).take(record)
         run, peer, rpc, direction = (
             str(value or "") for value in (record.run, record.peer, record.rpc, record.direction)
         )
@@ -426,7 +433,14 @@ class _Sums:
                     peers[flow.run].append(flow.peer)
         names = [name for name in self.plans if name in merged] + ([BEFORE] if BEFORE in merged else [])
         return [
-            Run(name, *self.plans.get(name, (None, None)), peers[name], *merged[name], self.masked_sums.get(name, {}))
+            Run(
+                name,
+                *self.plans.get(name, (None, None)),
+                peers[name],
+                *merged[name],
+                self.masked_sums.get(name, {}),
+                self.helped.get(name, Help()),
+            )
             for name in names
         ]
 

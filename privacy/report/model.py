@@ -21,6 +21,7 @@ from medsilo.privacy.budget.accounting import Guarantee
 from medsilo.privacy.budget.loss import PrivacyLoss
 from medsilo.privacy.budget.promise import PrivacyPlan
 from medsilo.privacy.consent.consent import INVENTED_HOSPITALS
+from medsilo.privacy.consent.helped import Help
 from medsilo.privacy.consent.plan import WeightsPlan
 from medsilo.privacy.exposure import BLIND_UPLINK, UNDER_ROSTER, Exposure, expand
 from medsilo.privacy.identity.identity import Identity
@@ -117,7 +118,7 @@ class Run:
     """One run (or what came before any), all parties together: flows by exposure class, the telling ones first.
 
     ``plan`` is the run's plan where the record has it. ``masked_sums``: how many silos' updates were masked together,
-    by round from 0.
+    by round from 0. ``helped``: with which mixtures the hospital has helped.
     """
 
     name: str
@@ -127,6 +128,7 @@ class Run:
     left: dict[Exposure, Flow]
     came_back: dict[Exposure, Flow]
     masked_sums: Mapping[int, int] = field(default_factory=dict)
+    helped: Help = field(default_factory=Help)
 
     @property
     def method(self) -> str | None:

@@ -207,6 +207,8 @@ def _runs(report: Report) -> Iterator[Block]:
         )
         if run.start is not None:
             yield Paragraph(run.start)
+        if run.helped.words:
+            yield Paragraph(run.helped.words)
         yield Table(
             f"Kinds of content that left: {run.in_words}",
             ["Kind of content", "Bytes", "Messages", "Rounds", "Tells about patients?"],

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from medsilo.privacy.consent.plan import RunPlan
+from medsilo.privacy.consent.tiers import learns
 from medsilo.privacy.errors import ConfigurationError, ConsentError, DataError, MedsiloError, NotReadyError
 from medsilo.privacy.exposure import MADE_OF_UPDATES, MEANING, Exposure, expand
 from medsilo.privacy.files.configuration import with_home
@@ -216,18 +217,12 @@ def _show_plan(plan: RunPlan, needed: tuple[Exposure, ...]) -> None:
         privacy = plan.privacy
         say(f"With differential privacy: ε = {privacy.epsilon:g} at δ = {privacy.delta:g}, per {privacy.unit}.")
     masks = plan.secure_aggregation
+    for line in learns(masks, plan.rounds):
+        say(line)
     if masks is not None and masks.mode == "blind":
-        say(
-            "With blind mixtures: the coordinator learns how far hospitals' models lie apart, and no model. A round of "
-            "training takes two of the run's rounds."
-        )
-        return
-    say(
-        "Without secure aggregation: the coordinator sees this hospital's model."
-        if masks is None
-        else f"With masks in the first {masks.rounds} rounds: there the coordinator sees sums of {masks.minimum} or "
-        "more hospitals only."
-    )
+        say("A round of training takes two of the run's rounds.")
+    elif masks is not None:
+        say(f"Sums are of {masks.minimum} or more hospitals.")
 
 
 def _readable(data: Path | None, asking: bool) -> Path:

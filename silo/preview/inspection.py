@@ -23,7 +23,9 @@ from medsilo.privacy.budget.accounting import Guarantee, epsilon
 from medsilo.privacy.budget.kept_releases import KeptReleases
 from medsilo.privacy.budget.ledger import Ledger, Spending, Subject
 from medsilo.privacy.consent.consent import Consent, ConsentFile, Missing
+from medsilo.privacy.consent.helped import Help
 from medsilo.privacy.consent.plan import RunPlan, SecureAggregationPlan
+from medsilo.privacy.consent.tiers import learns
 from medsilo.privacy.consent.withdrawal import History
 from medsilo.privacy.exposure import BLIND_UPLINK, UNDER_ROSTER, Exposure, attribute, field_exposure
 from medsilo.privacy.pages.wording import shown
@@ -106,6 +108,8 @@ class Inspection:
     withdrawn: bool
     not_agreed: tuple[Exposure, ...]
     masks_with_anyone: bool
+    learns: tuple[str, ...]
+    helped: str
 
     @property
     def besides(self) -> str:
@@ -143,7 +147,8 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
     dataset = load_npz(config.shard)
     method = make(plan.method.name, plan.method.parameters)
     payload = _first_update(config, plan, method, dataset, consent.consent)
-    earlier = History.read(config.journal).rounds_with(plan.coordinator_identity.uri, beside=plan.sha256.hex())
+    history = History.read(config.journal)
+    earlier = history.rounds_with(plan.coordinator_identity.uri, beside=plan.sha256.hex())
     missing = consent.missing_for(plan, images=len(dataset.train), earlier_rounds=earlier)
     withdrawn = config.withdrawal.exists()
     messages = [attribute(m.SerializeToString(), m.DESCRIPTOR) for m in _messages(config.name, plan, payload)]
@@ -188,6 +193,8 @@ def inspect(config: SiloConfig, plan: RunPlan) -> Inspection:
         withdrawn=withdrawn,
         not_agreed=tuple(exposure for exposure in plan.optional if exposure not in allowed),
         masks_with_anyone=plan.is_masked(0) and consent.consent.masks_with_anyone,
+        learns=tuple(learns(plan.secure_aggregation, plan.rounds)),
+        helped=history.helped.get(plan.sha256.hex(), Help()).words,
     )
 
 

@@ -60,6 +60,8 @@ def _content(found: Inspection) -> dict[str, Any]:
         "missing": found.missing.lines(),
         "optional_and_not_agreed_to": [exposure.value for exposure in found.not_agreed],
         "masks_with_anyone": found.masks_with_anyone,
+        "learns": list(found.learns),
+        "helped": found.helped,
         "ended": found.ended,
         "withdrawn": found.withdrawn,
     }
@@ -76,6 +78,9 @@ def _show_remarks(found: Inspection, out: Console) -> None:
             markup=False,
             soft_wrap=True,
         )
+    for line in (*found.learns, found.helped):
+        if line:
+            out.print(line, markup=False, soft_wrap=True)
     if found.masks_with_anyone:
         out.print(f"Masked, but {INVENTED_HOSPITALS}.", markup=False, soft_wrap=True)
     if found.ended:

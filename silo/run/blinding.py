@@ -32,6 +32,7 @@ from medsilo.algorithms.registry import make
 from medsilo.algorithms.tensors import Part, Payload, TensorSpec
 from medsilo.algorithms.tensors.files import PayloadWriter, read_payload
 from medsilo.privacy.consent.consent import LARGEST_OVER_ROUNDS, LARGEST_SKETCH
+from medsilo.privacy.consent.helped import NOT_OPENED
 from medsilo.privacy.consent.withdrawal import MaskedSum
 from medsilo.privacy.errors import RefusedError
 from medsilo.privacy.exposure import Exposure
@@ -175,7 +176,7 @@ class Blinding(Masking):
             sealer = Sealer(self._name, kept.keys, kept.context, seed=kept.seed, mix=kept.mix(self._name))
             shares = sealer.shares(mix)
         except RefusedError as error:
-            raise self._refused(round_number, "opened by the coordinator's weights", error) from None
+            raise self._refused(round_number, NOT_OPENED, error) from None
         sums = check_sums(self._sealed.read(), mix)
         if kept.weights is None:
             self._history.help(kept.round, mix.weights)

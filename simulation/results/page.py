@@ -88,7 +88,11 @@ def _section(config: ExperimentConfig, section: Section, pictures: Sequence[tupl
         "### Accuracy against exposed bytes",
         "",
         "MB (10⁶ bytes; B where so marked) of tensors per silo for the whole run, by exposure class: ↑ sent by a silo, "
-        "↓ sent to it. Names, shapes, round numbers and the encoding's few bytes (PROTOCOL, IDENTITY) are not in it.",
+        "↓ sent to it. Names, shapes, round numbers and the encoding's few bytes (PROTOCOL, IDENTITY) are not in it. "
+        "Tier: how secret daemons can keep at best what is sent. Plain: the coordinator sees each silo's. Masked sum: "
+        "it sees sums alone. Blind mixture: how far models lie apart, and no model. What was simulated, and measured, "
+        "is the plain method: masks change sums by rounding; blind mixing adds sketches, whole weights and hospitals' "
+        "rules, by which daemons' models differ.",
         "",
         *_exposure_table(section, at_the_end(config)),
         "",
@@ -206,10 +210,11 @@ def _exposure_table(section: Section, at_the_end: str) -> list[str]:
         if any(exposure in row.megabytes[direction] for row in section.rows)
     ]
     arrows = {"up": "↑", "down": "↓"}
-    header = ["method", at_the_end, "all ↑", "all ↓", *(f"{arrows[d]} {e}" for d, e in columns)]
+    header = ["method", "tier", at_the_end, "all ↑", "all ↓", *(f"{arrows[d]} {e}" for d, e in columns)]
     body = [
         [
             row.label,
+            row.tier,
             _pm(row.last),
             *(written_size(row.total(direction)) for direction in DIRECTIONS),
             *(written_size(row.megabytes[d].get(e, 0.0)) for d, e in columns),

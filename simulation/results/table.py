@@ -23,7 +23,17 @@ from medsilo.simulation.experiment import (
 )
 from medsilo.simulation.results.runs import LAST, MEGABYTE, FinishedRun, Floats
 
-EXPOSURE_COLUMNS = ("data", "synthetic", "setting", "method", "last10_mean", "direction", "exposure", "mb_per_silo")
+EXPOSURE_COLUMNS = (
+    "data",
+    "synthetic",
+    "setting",
+    "method",
+    "tier",
+    "last10_mean",
+    "direction",
+    "exposure",
+    "mb_per_silo",
+)
 
 Spread = tuple[float, float | None]
 """Mean and (population) standard deviation over seeds; None for one seed, which says nothing of others."""
@@ -58,7 +68,8 @@ class Row:
     same promise; ``alone_without_noise``: against that without privacy, and
     ``alone_without_noise_of_classes`` the same by mean accuracy of classes; None where the experiment has none of that
     model.
-    ``megabytes`` is the mean over seeds of ``FinishedRun.megabytes``. ``base`` is the label without what of its privacy
+    ``tier``: how secret daemons can keep what is sent. ``megabytes`` is the mean over seeds of
+    ``FinishedRun.megabytes``. ``base`` is the label without what of its privacy
     is swept over, ``privacy`` what the runs' plan promised each silo.
     """
 
@@ -72,6 +83,7 @@ class Row:
     wins: int | None
     compared: int
     megabytes: Mapping[str, Mapping[Exposure, float]]
+    tier: str
     published: Published | None = None
     base: str = ""
     privacy: PrivacyPlan | None = None
@@ -188,6 +200,14 @@ def _separate(
     return min(found, key=lambda one: one[0])[1] if found else None
 
 
+def _tier(plan: Mapping[str, Any]) -> str:
+    from medsilo.algorithms.protection.tiers import best_tier
+    from medsilo.algorithms.registry import make
+
+    method = plan["method"]
+    return best_tier(make(method["name"], method["parameters"]), plan["rounds"])
+
+
 def _preset(variant: Variant) -> str | None:
     return variant.privacy.preset if variant.privacy else None
 
@@ -233,6 +253,7 @@ def _row(
             }
             for direction, occurring in classes.items()
         },
+        tier=_tier(next(iter(mine.values())).info["plan"]),
         published=published,
         base=variants[label].base,
         privacy=_privacy(label, list(mine.values())),
@@ -347,7 +368,17 @@ def exposure_rows(sections: Sequence[Section]) -> list[tuple[Any, ...]]:
     """A row (``EXPOSURE_COLUMNS``) a method, section, direction and exposure class. ``up``: sent by the silo;
     ``mb_per_silo``: 10^6 bytes of tensors for the whole run."""
     return [
-        (section.data, section.synthetic, section.setting, row.label, row.last[0], direction, str(exposure), size)
+        (
+            section.data,
+            section.synthetic,
+            section.setting,
+            row.label,
+            row.tier,
+            row.last[0],
+            direction,
+            str(exposure),
+            size,
+        )
         for section in sections
         for row in section.rows
         for direction in DIRECTIONS

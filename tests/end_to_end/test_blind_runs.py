@@ -101,6 +101,17 @@ def test_models_are_the_plain_runs_and_the_coordinator_has_none_of_them(federati
     inspected = json.loads(one.command("silo", "inspect", "--config", "hospital1.yaml", "--json"))
     assert inspected["bytes_per_round"] == sum(without_signatures(record) for record in sent(one, "hospital1", 0))
     assert one.command("silo", "audit", "verify", "--config", "hospital1.yaml")
+    helped = "This hospital helped to open the mixtures of 2 rounds of training. Each held 2 models or more"
+    assert helped in inspected["helped"]
+    assert any(
+        line.startswith("Who learns what (blind mixture): the coordinator, keeping") for line in inspected["learns"]
+    )
+    one.command("silo", "report", "--config", "hospital1.yaml", "--format", "json")
+    reported = json.loads((one.folder / "state/hospital1/report/report.json").read_text())["runs"]
+    run = next(entry for entry in reported if entry["run"] == "test")
+    assert helped in run["mixtures_in_words"]
+    found = [r for r in one.records("hospital1") if r["kind"] == "mix"]
+    assert [entry["mix_sha256"] for entry in run["mixtures"]] == [r["mix_sha256"] for r in found]
     for party, config in (("silo", "hospital1.yaml"), ("coordinator", "coordinator.yaml")):
         told = one.command(party, "report", "--config", config, "--format", "json")
         said = "blind mixture: a coordinator that kept to the protocol learnt how far models lie apart, and the weights"
@@ -214,6 +225,10 @@ def test_weights_that_show_a_model_or_differ_open_nothing(federation: Make, what
         if what == "unit":
             assert "is not opened by the coordinator's weights: minimum: the mixture of" in refusal["reason"]
             assert not classes_of(sent(one, name, 1)), "nobody has helped"
+            assert not [r for r in one.records(name) if r["kind"] == "mix"]
+            inspected = json.loads(one.command("silo", "inspect", "--config", f"{name}.yaml", "--json"))
+            assert "It refused to help; last: round 2 is not opened" in inspected["helped"]
+            assert "minimum: the mixture of" in inspected["helped"]
         else:
             assert "check_sums: those that came for" in refusal["reason"]
         assert [r["round"] for r in one.records(name) if r["kind"] == "roster"] == [0], "nothing was trained of it"

@@ -26,6 +26,7 @@ from medsilo.algorithms.protection.masked import (
     mean_of,
     required,
 )
+from medsilo.algorithms.protection.tiers import best_tier
 from medsilo.algorithms.registry import METHODS, make
 from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload
 from medsilo.algorithms.tensors.transfer import check_parts
@@ -161,6 +162,26 @@ def test_feddfqs_blind_weights_are_its_own_and_silos_consent_to_what_is_compared
             blind_method(make("feddfq", wrong))
     with pytest.raises(ConfigurationError, match="a robust one compares single models"):
         blind_method(make("pfedsim", {"aggregation": "median"}))
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters", "tier"),
+    [
+        ("local", {}, "nothing leaves"),
+        ("fedavg", {}, "masked sum"),
+        ("fedavg", {"aggregation": "median"}, "plain"),
+        ("diversifed", {}, "blind mixture"),
+        ("pfedsim", {}, "blind mixture"),
+        ("pfedsim", {"warmup_share": 1.0}, "masked sum"),
+        ("feddfq", {}, "plain"),
+        ("feddfq", {"agam": False}, "blind mixture"),
+        ("fedproto", {}, "plain"),
+    ],
+)
+def test_a_methods_best_tier_is_what_a_plan_of_it_may_announce(
+    method: str, parameters: dict[str, Any], tier: str
+) -> None:
+    assert best_tier(make(method, parameters), 10) == tier
 
 
 def test_what_has_no_direction_is_not_compared() -> None:

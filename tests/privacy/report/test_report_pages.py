@@ -163,7 +163,7 @@ class TestMachines:
         for run in content["runs"]:
             assert set(run) == {
                 "run", "method", "rounds", "plan_sha256", "what_left", "masked_sums", "consents_sha256", "bytes_left",
-                "left", "started_from",
+                "left", "started_from", "mixtures", "mixtures_in_words",
                 "came_back",
             }  # fmt: skip
             for flow in run["left"] + run["came_back"]:

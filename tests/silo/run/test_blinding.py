@@ -335,76 +335,76 @@ PLUS, MINUS = [300, 264, 260, 200], [200, 264, 300, 260]
 and 140 parts of a."""
 
 
-class TestRounds:
-    """What mixtures of several rounds tell together, of models that hardly change."""
-
-    def fair(self, hospitals: Hospitals, moved: float, limit: float | None = None) -> Blinding:
-        """Three rounds, of which two have passed."""
-        demanded = {} if limit is None else {"largest_isolation_over_rounds": limit}
-        for name in NAMES:
-            hospitals.consents[name] = {"secure_aggregation": {"largest_sketch": 1, **demanded}}
-        for number, row in ((0, PLUS), (2, MINUS)):
-            hospitals.seal(number, moved=moved)
-            for silo in hospitals.silos.values():
-                silo.shares(number + 1, told(with_row(row)))
-                silo.settled(number + 1)
-        hospitals.seal(4, moved=moved)
-        return hospitals.silos["a"]
-
-    def test_weights_that_change_while_models_do_not_are_refused_by_the_rules_name(self, hospitals: Hospitals) -> None:
-        with pytest.raises(RefusedError, match="largest_isolation_over_rounds: a's model would stand out") as refused:
-            self.fair(hospitals, moved=0.0)
-        assert refused.value.recorded
-        (reason,) = hospitals.refusals("a")
-        assert "in what b get in 2 rounds of training together; 3 is the most" in reason
-
-    def test_also_by_a_silo_that_was_started_anew_in_between(self, hospitals: Hospitals) -> None:
-        hospitals.seal(0)
+def three_rounds(hospitals: Hospitals, moved: float) -> Blinding:
+    """Three rounds, of which two have passed."""
+    for number, row in ((0, PLUS), (2, MINUS)):
+        hospitals.seal(number, moved=moved)
         for silo in hospitals.silos.values():
-            silo.shares(1, told(with_row(PLUS)))
-            silo.settled(1)
-        hospitals.silos["a"] = hospitals.started("a")
-        hospitals.seal(2)
-        hospitals.silos["a"] = hospitals.started("a")
-        with pytest.raises(RefusedError, match="largest_isolation_over_rounds"):
-            hospitals.silos["a"].shares(3, told(with_row(MINUS)))
+            silo.shares(number + 1, told(with_row(row)))
+            silo.settled(number + 1)
+    hospitals.seal(4, moved=moved)
+    return hospitals.silos["a"]
 
-    def test_of_models_that_have_changed_the_same_weights_are_as_of_new_ones(self, hospitals: Hospitals) -> None:
-        """Three times as far as they are from nothing."""
-        silo = self.fair(hospitals, moved=3.0)
-        silo.shares(5, told(with_row(PLUS)))
-        helped = [r for r in read_records(hospitals.folder / "a" / "journal") if r["kind"] == "mix"]
-        assert [r["rounds"] for r in helped] == [1, 2, 3]
-        assert all(1.1 > r["isolation_over_rounds"] >= r["isolation"] > 0.4 for r in helped)
 
-    def test_the_last_rounds_weights_again_give_what_they_gave(self, hospitals: Hospitals) -> None:
-        """Another mixture by the same weights tells of models what the first did, and how they moved."""
-        for number in (0, 2):
-            hospitals.seal(number, moved=0.1)
-            hospitals.silos["a"].shares(number + 1, told(with_row(PLUS)))
-            hospitals.silos["a"].settled(number + 1)
-        first, second = (r for r in read_records(hospitals.folder / "a" / "journal") if r["kind"] == "mix")
-        assert first["isolation"] == second["isolation_over_rounds"] == second["isolation"]
-        assert first["mix_sha256"] != second["mix_sha256"], "shares of the one open nothing of the other"
+def test_weights_that_change_while_models_do_not_are_refused_by_the_rules_name(hospitals: Hospitals) -> None:
+    with pytest.raises(RefusedError, match="largest_isolation_over_rounds: a's model would stand out") as refused:
+        three_rounds(hospitals, moved=0.0)
+    assert refused.value.recorded
+    (reason,) = hospitals.refusals("a")
+    assert "in what b get in 2 rounds of training together; 3 is the most" in reason
 
-    def test_shares_of_the_last_round_open_nothing_of_this_one(self, hospitals: Hospitals) -> None:
-        hospitals.seal(0)
-        weights = told(np.full((4, 4), 256))
-        old = {name: silo.shares(1, weights) for name, silo in hospitals.silos.items()}
-        for silo in hospitals.silos.values():
-            silo.settled(1)
-        sealed = hospitals.seal(2)
-        mixed, digests = mix_sealed(sealed, weights, MemoryWorkspace())
-        for silo in hospitals.silos.values():
-            silo.shares(3, stated(weights, digests))
-        with pytest.raises(RefusedError, match="check_sums"):
-            hospitals.silos["b"].opened(4, given_to(mixed, old)["b"])
 
-    def test_what_was_kept_of_a_run_and_is_lost_is_not_made_up(self, hospitals: Hospitals) -> None:
-        hospitals.seal(0)
-        (hospitals.folder / "a" / "mixes.json").unlink()
-        with pytest.raises(RefusedError, match=r"mixes.json\) is lost"):
-            hospitals.started("a").shares(1, told(np.full((4, 4), 256)))
+def test_also_by_a_silo_that_was_started_anew_in_between(hospitals: Hospitals) -> None:
+    hospitals.seal(0)
+    for silo in hospitals.silos.values():
+        silo.shares(1, told(with_row(PLUS)))
+        silo.settled(1)
+    hospitals.silos["a"] = hospitals.started("a")
+    hospitals.seal(2)
+    hospitals.silos["a"] = hospitals.started("a")
+    with pytest.raises(RefusedError, match="largest_isolation_over_rounds"):
+        hospitals.silos["a"].shares(3, told(with_row(MINUS)))
+
+
+def test_of_models_that_have_changed_the_same_weights_are_as_of_new_ones(hospitals: Hospitals) -> None:
+    """Three times as far as they are from nothing."""
+    silo = three_rounds(hospitals, moved=3.0)
+    silo.shares(5, told(with_row(PLUS)))
+    helped = [r for r in read_records(hospitals.folder / "a" / "journal") if r["kind"] == "mix"]
+    assert [r["rounds"] for r in helped] == [1, 2, 3]
+    assert all(1.1 > r["isolation_over_rounds"] >= r["isolation"] > 0.4 for r in helped)
+
+
+def test_the_last_rounds_weights_again_give_what_they_gave(hospitals: Hospitals) -> None:
+    """Another mixture by the same weights tells of models what the first did, and how they moved."""
+    for number in (0, 2):
+        hospitals.seal(number, moved=0.1)
+        hospitals.silos["a"].shares(number + 1, told(with_row(PLUS)))
+        hospitals.silos["a"].settled(number + 1)
+    first, second = (r for r in read_records(hospitals.folder / "a" / "journal") if r["kind"] == "mix")
+    assert first["isolation"] == second["isolation_over_rounds"] == second["isolation"]
+    assert first["mix_sha256"] != second["mix_sha256"], "shares of the one open nothing of the other"
+
+
+def test_shares_of_the_last_round_open_nothing_of_this_one(hospitals: Hospitals) -> None:
+    hospitals.seal(0)
+    weights = told(np.full((4, 4), 256))
+    old = {name: silo.shares(1, weights) for name, silo in hospitals.silos.items()}
+    for silo in hospitals.silos.values():
+        silo.settled(1)
+    sealed = hospitals.seal(2)
+    mixed, digests = mix_sealed(sealed, weights, MemoryWorkspace())
+    for silo in hospitals.silos.values():
+        silo.shares(3, stated(weights, digests))
+    with pytest.raises(RefusedError, match="check_sums"):
+        hospitals.silos["b"].opened(4, given_to(mixed, old)["b"])
+
+
+def test_what_was_kept_of_a_run_and_is_lost_is_not_made_up(hospitals: Hospitals) -> None:
+    hospitals.seal(0)
+    (hospitals.folder / "a" / "mixes.json").unlink()
+    with pytest.raises(RefusedError, match=r"mixes.json\) is lost"):
+        hospitals.started("a").shares(1, told(np.full((4, 4), 256)))
 
 
 @pytest.mark.parametrize("plan", [PLAN, PLAN.model_copy(update={"run": "again"})])

@@ -147,7 +147,8 @@ def test_the_page_has_tables_pictures_published_numbers_and_commands(runs: Path,
         "Table I |" in lines
     )
     assert "| fedamp | not run | – | – | – | – | – | 54 | – |  |" in lines
-    assert f"| {DIVERSIFED} | 50.00 ± 0.00 | 3 | 1.5 | 3 | 1.5 |" in lines
+    assert f"| {DIVERSIFED} | blind mixture | 50.00 ± 0.00 | 3 | 1.5 | 3 | 1.5 |" in lines
+    assert "What was simulated, and measured, is the plain method" in page
     assert "Not finished: local." in page
     assert "synthetic" not in page.lower()
     assert f"simulation run --config {path} --data set.npz --runs {runs}" in lines
