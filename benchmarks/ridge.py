@@ -115,7 +115,7 @@ def main(arguments: list[str]) -> None:
     rows = random_rows(24, StainTexture.features)
     kinds = {
         "stain-texture, 123": texture,
-        "stain-directions, 25": directions,
+        "stain-directions, 24": directions,
         "random 25": {split: found @ rows.T for split, found in texture.items()},
     }
     setting = ByPatient(SILOS, chosen.test_from)

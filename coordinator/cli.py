@@ -33,6 +33,8 @@ from medsilo.privacy.party.commands import (
 from medsilo.privacy.party.console import application, out, say
 from medsilo.privacy.party.console import run as run_app
 from medsilo.privacy.party.logs import LogFormat
+from medsilo.privacy.party.witness_commands import witness_app
+from medsilo.privacy.party.witness_status import witness_lines
 from medsilo.privacy.report.format import Format
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tabl
 
 
 app.add_typer(audit_app(CoordinatorConfig.read), name="audit")
+app.add_typer(witness_app(CoordinatorConfig.read), name="witness")
 
 
 @app.command()
@@ -127,6 +130,8 @@ def status(config: Config, as_json: AsJson = False) -> None:
         out.print(
             "Unusual is not malicious: hospitals whose patients differ send updates that differ (docs/poisoning.md)."
         )
+    for line in witness_lines(content["witnesses"]):
+        say(line)
     for refusal in content["refusals"][:5]:
         out.print(
             f"refused {refusal['at']} {refusal['rpc']} by {refusal['peer']}: {refusal['reason']}",

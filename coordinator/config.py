@@ -37,6 +37,7 @@ from medsilo.privacy.exposure import BLIND_DOWNLINK, MODEL, Exposure, expand
 from medsilo.privacy.files.configuration import HIDDEN, FilePath, Name, StrictModel, explain
 from medsilo.privacy.identity.endpoint import Address, Host, is_loopback
 from medsilo.privacy.party.party import PartyConfig
+from medsilo.privacy.witness.config import MOST_WITNESSES, WitnessAddress
 
 if TYPE_CHECKING:
     from torch import nn
@@ -135,7 +136,9 @@ class PrivacyConfig(StrictModel):
             return None
         noise = self.plan(method, training, rounds).noise_multiplier
         averaged = hospitals if method.downlink else 1
-        return presets.Known(self.units, self.clipping_norm, averaged, self.honest or 1, rounds, noise, steps)
+        return presets.Known(
+            self.units, self.clipping_norm, averaged, self.honest or 1, rounds, noise, steps, self.unit
+        )
 
     def plan(self, method: Method, training: TrainingPlan, rounds: int) -> PrivacyPlan:
         """The plan with the least noise that keeps to the target; raises ``BudgetError`` if none does."""
@@ -385,7 +388,7 @@ class CoordinatorConfig(PartyConfig):
     long one message (1 MiB at most) of a hospital's update or download may take; then its call is cut, and it tries
     again. ``public_data``: an ``.npz`` of public images, for methods that measure models on them (FedPDC).
     ``enrolment``: a port for hospitals that were invited; none by default. ``trusted_models``: users' own model
-    factories that a plan may name.
+    factories that a plan may name. ``witnesses``: who is asked to cosign the journal's checkpoints; nobody by default.
     """
 
     role = "coordinator"
@@ -402,6 +405,7 @@ class CoordinatorConfig(PartyConfig):
     message_seconds: float = Field(default=300, ge=1, le=86_400, allow_inf_nan=False)
     public_data: FilePath | None = None
     trusted_models: tuple[str, ...] = ()
+    witnesses: tuple[WitnessAddress, ...] = Field(default=(), max_length=MOST_WITNESSES)
 
     @field_validator("store")
     @classmethod

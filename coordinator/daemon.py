@@ -22,7 +22,9 @@ from medsilo.coordinator.store.store import Store
 from medsilo.privacy.consent.gate import PlanGate
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.door.door import REMEMBER_AFTER, Door
+from medsilo.privacy.door.witnessing import Witnessing
 from medsilo.privacy.errors import DiskError, JournalInUseError, LeaseLostError, MedsiloError
+from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.files.durable import on_disk
 from medsilo.privacy.files.state_folder import keep_private
 from medsilo.privacy.identity.identity import Identity
@@ -31,6 +33,7 @@ from medsilo.privacy.identity.revocation import LiveCredentials
 from medsilo.privacy.journal.journal import Journal
 from medsilo.privacy.journal.records import RunRecord
 from medsilo.privacy.party import systemd as service_manager
+from medsilo.privacy.witness.link import WitnessLink
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +134,9 @@ def _lead(
     rounds.start()
     log.info("run %s: %s, listening on %s", plan.run, plan.method.name, config.listen)
     threading.Thread(target=_watch, args=(config, rounds, door, stopped, until_done), daemon=True).start()
-    signing = threading.Thread(target=_sign_when_idle, args=(journal, door, stopped), daemon=True)
+    witnessing = _witnessing(config, plan, door)
+    look = _ask_when_a_round_has_ended(rounds, witnessing)
+    signing = threading.Thread(target=_sign_when_idle, args=(journal, door, stopped, look), daemon=True)
     signing.start()
     alive.append(rounds.is_alive)
     service_manager.notify(f"READY=1\nSTATUS=leading run {plan.run}")
@@ -143,6 +148,7 @@ def _lead(
         enrolment.stop(grace=None)
     server.stop(grace=None if failures else 5).wait()
     signing.join()
+    witnessing.close()
     if rounds.failure is not None and not failures:
         if isinstance(rounds.failure, DiskError):
             raise rounds.failure
@@ -151,11 +157,38 @@ def _lead(
         ) from rounds.failure
 
 
-def _sign_when_idle(journal: Journal, door: Door, stopped: threading.Event) -> None:
+def _witnessing(config: CoordinatorConfig, plan: RunPlan, door: Door) -> Witnessing:
+    return Witnessing(
+        [WitnessLink(witness) for witness in config.witnesses],
+        door,
+        lambda _key: PlanGate([Exposure.CHECKPOINT]),
+        config.state,
+        run=plan.run,
+        plan_sha256=plan.sha256.hex(),
+    )
+
+
+def _ask_when_a_round_has_ended(rounds: Rounds, witnessing: Witnessing) -> Callable[[], None]:
+    """What looks whether witnesses are to be asked."""
+    known = rounds.round_number
+
+    def look() -> None:
+        nonlocal known
+        if rounds.round_number != known:
+            known = rounds.round_number
+            witnessing.due()
+
+    return look
+
+
+def _sign_when_idle(
+    journal: Journal, door: Door, stopped: threading.Event, look: Callable[[], None] = lambda: None
+) -> None:
     """Records are signed with the next message; where none comes for a while, so that evidence of them can be had. Now
-    and then, and at the end, the next start is saved from reading them all."""
+    and then, and at the end, the next start is saved from reading them all. ``look``: called as often as it looks."""
     before = -1
     while not stopped.wait(_IDLE_SECONDS):
+        look()
         if len(journal) == before > journal.signed:
             try:
                 journal.checkpoint()

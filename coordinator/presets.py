@@ -5,7 +5,8 @@ has, the number of hospitals in a round, and the rounds. The plan holds plain nu
 
 **head**: one linear layer on fixed features whose norm is bounded. Full-batch steps (q = 1: nothing is sampled, no
 amplification is claimed), about ``STEPS`` in the whole run; SGD with momentum that is kept from round to round; a
-training gives the mean of the later half of its models; the least noise that keeps to ε.
+training gives the mean of the later half of its models; the least noise that keeps to ε. Where noise is shared out a
+round is one step; for patients without momentum, which is slow to begin where steps are few.
 
 The step size follows from how far noise may carry the model. With momentum β and T steps of size η, gradients clipped
 to C go at most the way L = η·T·C / (1 - β). At a hospital with n units, under noise of multiplier z, the noise that
@@ -26,8 +27,8 @@ from medsilo.privacy.consent.plan import TrainingPlan
 
 STEPS = 96
 REACH = 1.5
-SHARED_REACH = 2.5
-"""The same where noise is shared out, and steps fall."""
+SHARED_REACH = 1.1
+"""The same where noise is shared out."""
 LONGEST = 2000.0
 LARGEST_RATE = TrainingConsent().learning_rate
 """Beyond it, hospitals would have to say that they take larger ones."""
@@ -71,6 +72,7 @@ class Known:
         rounds: of the run.
         noise_multiplier: z.
         steps: T, of all trainings, by which z was chosen.
+        unit: whose contribution is hidden.
     """
 
     units: int
@@ -80,6 +82,7 @@ class Known:
     rounds: int
     noise_multiplier: float
     steps: int
+    unit: Unit
 
 
 def way(known: Known) -> float:
@@ -103,13 +106,13 @@ def warnings(known: Known) -> list[str]:
 def training(known: Known) -> TrainingPlan:
     """The training of a round."""
     each = epochs(known.rounds, shared_out=known.honest > 1)
-    # Where noise is shared out, steps fall from the first, which is said, to a T-th of it.
-    first = 2 * known.steps / (known.steps + 1) if known.honest > 1 else 1.0
-    rate = first * (1 - MOMENTUM) * way(known) / (each * known.rounds)
+    # What patients' few steps would lose at their beginning, images' large ones need to get anywhere.
+    momentum = 0.0 if known.honest > 1 and known.unit == "patient" else MOMENTUM
+    rate = (1 - momentum) * way(known) / (each * known.rounds)
     return TrainingPlan(
         epochs=each,
         optimizer="sgd",
         learning_rate=float(f"{min(rate, LARGEST_RATE):.3g}"),
-        momentum=MOMENTUM,
-        keep_optimizer_state=True,
+        momentum=momentum,
+        keep_optimizer_state=momentum > 0,
     )

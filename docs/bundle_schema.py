@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from medsilo.privacy.audit.bundle import VERSION, Header, Subtree
-from medsilo.privacy.door.attestation import Attestation, Consistency, Exchange, Witnessed
+from medsilo.privacy.door.attestation import Attestation, Consistency, Exchange, Shown, Witnessed
 from medsilo.privacy.identity.envelope import ATTESTATION
 from medsilo.privacy.journal.records import HASH, LARGEST_NUMBER, TYPES, Charge, Form, Kind, Record
 
@@ -125,7 +125,7 @@ def _closed(properties: _Schema) -> _Schema:
 def _models() -> _Schema:
     """The header, the attestation, and what is in them."""
     found: _Schema = {}
-    for model in (Subtree, Header, Attestation, Exchange, Consistency, Witnessed):
+    for model in (Subtree, Header, Attestation, Exchange, Consistency, Witnessed, Shown):
         made = model.model_json_schema(ref_template="#/$defs/{model}")
         said = _said(model)
         properties = {
@@ -137,6 +137,8 @@ def _models() -> _Schema:
             del properties["checkpoint"]["type"]
             properties["checkpoint"].pop("maxLength", None)
         found[model.__name__.lower()] = {"description": _line(str(model.__doc__)), **_closed(properties)}
+    # What an earlier release does not know is not there where there is nothing to tell.
+    found["attestation"]["required"].remove("shown")
     found["header"]["properties"]["v"] = {"const": VERSION}
     found["header"]["properties"]["schemas"]["items"] = {"$ref": "#/$defs/schema_files"}
     return found

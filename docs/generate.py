@@ -1,5 +1,5 @@
 """Writes what pages say of the code from the code: those under ``docs/reference``, and elsewhere the tables of methods,
-each between two comments; and the JSON Schema of evidence bundles.
+each between two comments; the JSON Schema of evidence bundles, and the verifier as a page.
 
     python docs/generate.py [--check]
 
@@ -32,11 +32,14 @@ from medsilo.algorithms.protection.tiers import best_tier
 from medsilo.algorithms.registry import METHODS
 from medsilo.coordinator.cli import app as coordinator_app
 from medsilo.coordinator.config import CoordinatorConfig
+from medsilo.privacy.audit.verifier_page import verifier_page
 from medsilo.privacy.consent.consent import Consent
 from medsilo.privacy.consent.plan import ModelPlan
 from medsilo.privacy.consent.tiers import LEARNS, Tier
+from medsilo.privacy.dossier.questionnaire import Answers
 from medsilo.privacy.errors import MedsiloError
 from medsilo.privacy.exposure import MODEL, Exposure
+from medsilo.privacy.witness.config import WitnessConfig, WitnessPolicy
 from medsilo.silo.cli import app as silo_app
 from medsilo.silo.commands.shard import shard
 from medsilo.silo.flower.config import FlowerConfig
@@ -68,6 +71,7 @@ def main() -> None:
     }
     texts = {DOCS / "reference" / name: make().rstrip() + "\n" for name, make in pages.items()}
     texts[DOCS / "bundle.schema.json"] = bundle_schema() + "\n"
+    texts[DOCS / "verifier.html"] = verifier_page().decode()
     texts |= {(DOCS / name).resolve(): _between(DOCS / name, make) for name, make in tables.items()}
     stale = []
     for path, text in texts.items():
@@ -96,7 +100,7 @@ def trained_table() -> str:
 
 
 def configuration() -> str:
-    """Every key of the five kinds of file."""
+    """Every key of each kind of file."""
     parts = [
         "# Configuration files\n\nEvery key of the files that Medsilo reads, from the code that reads them. All are "
         "YAML; an unknown key, a wrong value or a key that stands twice is an error that names the file, the key and "
@@ -108,6 +112,9 @@ def configuration() -> str:
         ("`hospitalN.yaml`: a silo", SiloConfig),
         ("`hospitalN-flower.yaml`: a door for a [Flower app](../flower.md)", FlowerConfig),
         ("`hospitalN.consent.yaml`: what a hospital agrees to", Consent),
+        ("`hospitalN.dossier.yaml`: what only the hospital can say (`silo dossier`)", Answers),
+        ("`witness.yaml`: a [witness](../witnesses.md)", WitnessConfig),
+        ("A policy on witnesses (`audit verify --witness`)", WitnessPolicy),
         ("An experiment (`simulation run`)", ExperimentConfig),
     ]
     seen: set[type[BaseModel]] = set()

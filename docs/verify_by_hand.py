@@ -91,21 +91,25 @@ def subtrees(view: dict, size: int) -> dict[tuple[int, int], bytes]:
     proof = [bytes.fromhex(digest) for digest in view["proof"]]
 
     def walk(count: int, start: int, end: int, whole: bool) -> bytes:
+        """Returns the hash over the first ``count`` of these records."""
         if count == end - start:
             found[start, end] = bytes.fromhex(view["root"]) if whole else proof.pop(0)
             return found[start, end]
         middle = start + (1 << (end - start - 1).bit_length() - 1)
         if start + count <= middle:
-            left = walk(count, start, middle, whole)
-            right = found[middle, end] = proof.pop(0)
+            first = walk(count, start, middle, whole)
+            left, right = found[start, middle], proof.pop(0)
+            found[middle, end] = right
         else:
-            right = walk(start + count - middle, middle, end, False)
-            left = found[start, middle] = proof.pop(0)
+            last = walk(start + count - middle, middle, end, False)
+            left, right = proof.pop(0), found[middle, end]
+            found[start, middle] = left
+            first = node(left, last)
         found[start, end] = node(left, right)
-        return found[start, end]
+        return first
 
     if 0 < view["size"] < size:
-        walk(view["size"], 0, size, True)
+        found[0, view["size"]] = walk(view["size"], 0, size, True)
     assert not proof, "a proof has more hashes than it needs"
     return found
 

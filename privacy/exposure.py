@@ -22,11 +22,18 @@ from typing import Any, NamedTuple, cast
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor
 
 from medsilo.privacy.errors import RefusedError
-from medsilo.protos.medsilo.v1 import coordinator_pb2, enrolment_pb2, exposure_pb2, journal_pb2, plan_pb2, tensor_pb2
-
-SCHEMA_FILES: tuple[FileDescriptor, ...] = tuple(
-    module.DESCRIPTOR for module in (exposure_pb2, tensor_pb2, journal_pb2, plan_pb2, coordinator_pb2, enrolment_pb2)
+from medsilo.protos.medsilo.v1 import (
+    coordinator_pb2,
+    enrolment_pb2,
+    exposure_pb2,
+    journal_pb2,
+    plan_pb2,
+    tensor_pb2,
+    witness_pb2,
 )
+
+_SCHEMAS = (exposure_pb2, tensor_pb2, journal_pb2, plan_pb2, coordinator_pb2, enrolment_pb2, witness_pb2)
+SCHEMA_FILES: tuple[FileDescriptor, ...] = tuple(module.DESCRIPTOR for module in _SCHEMAS)
 SCHEMA_SHA256 = hashlib.sha256(b"".join(file.serialized_pb for file in SCHEMA_FILES)).hexdigest()
 """SHA-256 over the schemas' descriptors: which annotation a record's attribution was made with."""
 
@@ -61,6 +68,7 @@ class Exposure(StrEnum):
     OPENING_SHARES = "OPENING_SHARES"
     MIXING_WEIGHTS = "MIXING_WEIGHTS"
     SEALED_MIXTURE = "SEALED_MIXTURE"
+    CHECKPOINT = "CHECKPOINT"
 
     @property
     def number(self) -> exposure_pb2.ExposureClass:
@@ -94,15 +102,19 @@ UNDER_ROSTER = frozenset({Exposure.MASKED_UPDATE, Exposure.SEALED_MODEL})
 BLIND_UPLINK = frozenset({Exposure.SEALED_MODEL, Exposure.MODEL_DISTANCES, Exposure.OPENING_SHARES})
 """What a silo sends where mixtures are blind."""
 
-BLIND_DOWNLINK = frozenset({Exposure.MIXING_WEIGHTS, Exposure.SEALED_MIXTURE})
+BLIND_DOWNLINK = frozenset({Exposure.MIXING_WEIGHTS, Exposure.SEALED_MIXTURE, Exposure.OPENING_SHARES})
 """What it is given there."""
 
-MADE_OF_UPDATES = BLIND_DOWNLINK | {
-    Exposure.PEER_DERIVED,
-    Exposure.PEER_MODELS,
-    Exposure.DERIVED_ACCURACY,
-    Exposure.PEER_INITIAL_MODEL,
-}
+MADE_OF_UPDATES = frozenset(
+    {
+        Exposure.PEER_DERIVED,
+        Exposure.PEER_MODELS,
+        Exposure.DERIVED_ACCURACY,
+        Exposure.PEER_INITIAL_MODEL,
+        Exposure.MIXING_WEIGHTS,
+        Exposure.SEALED_MIXTURE,
+    }
+)
 """What a coordinator makes of updates, or passes on of them. It leaves no silo, and tells about those who sent them."""
 
 TENSOR_CLASSES: tuple[Exposure, ...] = tuple(
@@ -153,6 +165,8 @@ MEANING: dict[Exposure, str] = {
     "makes of distances between models, and shows to every hospital of the run.",
     Exposure.SEALED_MIXTURE: "A mixture of several hospitals' models, which only the hospital that it is made for can "
     "open.",
+    Exposure.CHECKPOINT: "For witnesses that the hospital has named: the name of its journal, how many records it "
+    "holds, and a hash over them. Nothing about patients; it shows when the hospital takes part in something.",
 }
 """Each class in words for someone who does not know what a gradient is."""
 

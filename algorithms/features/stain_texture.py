@@ -131,15 +131,16 @@ class StainTexture(FixedExtractor):
 
 class StainDirections(StainTexture):
     """``StainTexture`` along the 24 principal directions that its features have over the public tiles, each widened
-    half-way to the spread of the first, together scaled to norm 1; and a last number, 1.
+    half-way to the spread of the first, together scaled to norm 1.
 
-    With a fifth of the numbers it says less. Of products of two features there are 325 and not 7,626, so that ridge's
-    upload is small; under noise it gains 6 points on some patients and loses one or two on others
-    (docs/results/coloncells-ridge.md). No image's features are longer than √2, up to float32's rounding.
+    With a fifth of the numbers it says less, and it has no constant: there half of what a unit may count would say no
+    more than which class is frequent. Where units are few, patients say, it is the better one under noise
+    (docs/results/coloncells-shared-noise.md). No image's features are longer than 1, up to float32's rounding.
     """
 
-    definition = "stain-directions 1"
-    features = len(STAIN_TEXTURE_DIRECTIONS) // len(NAMES) + 1
+    definition = "stain-directions 2"
+    features = len(STAIN_TEXTURE_DIRECTIONS) // len(NAMES)
+    bound = 1 + 1e-6
 
     _directions: Tensor
 
@@ -151,13 +152,19 @@ class StainDirections(StainTexture):
     def of(self, images: Tensor) -> Tensor:
         # Sums of whole numbers below 2⁵³, as everywhere here; 2⁻²⁰ leaves their squares below that too.
         along = (self.whole(images) @ self._directions.T / (1 << 20)).round()
-        return _with_constant(along)
+        return _of_norm_1(along).float()
 
 
 def _with_constant(whole: Tensor) -> Tensor:
     """float32 ``[n, F + 1]``: whole numbers ``[n, F]`` scaled to norm 1, and a 1."""
+    scaled = _of_norm_1(whole)
+    return torch.cat([scaled, torch.ones_like(scaled[:, :1])], dim=1).float()
+
+
+def _of_norm_1(whole: Tensor) -> Tensor:
+    """float64 ``[n, F]``: whole numbers scaled to norm 1; zeros stay."""
     length = whole.square().sum(dim=1, keepdim=True).sqrt()
-    return torch.cat([whole / length.clamp(min=1), torch.ones_like(length)], dim=1).float()
+    return whole / length.clamp(min=1)
 
 
 def _moments(maps: Tensor, regions: Tensor) -> list[Tensor]:

@@ -17,7 +17,7 @@ from medsilo.privacy.errors import ConfigurationError
 
 class OnFixedFeatures(nn.Module):
     """Softmax regression on fixed features. Its parameters are ``classifier.weight``, float32 ``[classes, F]``, zero at
-    first, and nothing else; the features' constant stands for a bias."""
+    first, and nothing else; the features' constant, where they have one, stands for a bias."""
 
     def __init__(self, extractor: FixedExtractor, classes: int) -> None:
         super().__init__()

@@ -217,7 +217,7 @@ def stain_texture(input_shape: tuple[int, int, int], classes: int) -> nn.Module:
 
 
 def stain_directions(input_shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """A linear layer on ``medsilo.algorithms.features.StainDirections``: 25 parameters for each class."""
+    """A linear layer on ``medsilo.algorithms.features.StainDirections``: 24 parameters for each class."""
     return on_fixed("stain-directions", StainDirections(), input_shape, classes)
 
 

@@ -8,6 +8,7 @@ takes two of the run's rounds (``RunPlan.is_blind``).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -29,21 +30,26 @@ from medsilo.privacy.secure_aggregation import ring
 from medsilo.privacy.secure_aggregation.blind_distances import SIZE, Message, messages, sketch, squared_distance
 from medsilo.privacy.secure_aggregation.blind_mixing import (
     FRACTION_BITS,
+    PIECE,
     WEIGHT_BITS,
     Mix,
+    Opener,
     Sealer,
     check_room,
     mixtures,
+    sealed_size,
     share_of,
     whole_weights,
 )
 from medsilo.privacy.secure_aggregation.masking import PairKey
 from medsilo.privacy.secure_aggregation.mixing_rules import MixingRules
+from medsilo.privacy.secure_aggregation.mixture_checks import CHECKS, CheckSums
 
 Parts = Mapping[Exposure, Sequence[TensorSpec]]
-_BLOCK = 64 * ring.DEGREE
 _ORDER = (*MODEL, Exposure.RUNNING_STATISTICS)
 """In which all silos put the classes that are mixed."""
+Specs = tuple[TensorSpec, ...]
+_TAG = hashlib.sha256().digest_size
 
 
 def blind_method(method: Method) -> Blind:
@@ -106,7 +112,7 @@ def upload_parts(
 ) -> dict[Exposure, tuple[TensorSpec, ...]]:
     """Names and shapes of an update, whose parts are these where it is not blind, among so many silos."""
     count = sum(spec.nbytes // 4 for exposure in mixing.mixed & parts.keys() for spec in parts[exposure])
-    found: dict[Exposure, tuple[TensorSpec, ...]] = {Exposure.SEALED_MODEL: (TensorSpec("words", (count,), "I64"),)}
+    found: dict[Exposure, tuple[TensorSpec, ...]] = {Exposure.SEALED_MODEL: (_sealed_spec(count),)}
     if mixing.compared is not None:
         rows, width = compared_shape(parts, mixing, mixing.compared)
         size = sketch_size(rows, width, mixing.compared, masks)
@@ -144,7 +150,13 @@ def default_sketch(method: Method, layout: Layout, rounds: int) -> int:
 
 def share_parts(silos: int) -> dict[Exposure, tuple[TensorSpec, ...]]:
     """Names and shapes of what a silo sends so that others can open their mixtures."""
-    return {Exposure.OPENING_SHARES: (TensorSpec("shares", (silos - 1, ring.DEGREE), "I64"),)}
+    return {
+        Exposure.OPENING_SHARES: (
+            TensorSpec("shares", (silos - 1, ring.DEGREE, ring.WORD), "U8"),
+            TensorSpec("sums", (CHECKS, ring.WORD), "U8"),
+            TensorSpec("tags", (silos - 1, _TAG), "U8"),
+        )
+    }
 
 
 def encode_upload(
@@ -154,11 +166,12 @@ def encode_upload(
     keys: Mapping[str, PairKey],
     masks: SecureAggregationPlan,
     context: bytes,
+    workspace: Workspace,
 ) -> Payload:
     """A method's update as it travels: sealed, and what gives its distance to each other silo's, sorted by their names.
 
     ``keys``: those that the silo shares with each other, for this attempt alone; ``context``: the plan's hash, so that
-    all sketches of a run are of the same sums. Raises
+    all sketches of a run are of the same sums; ``workspace``: where what is sealed goes, piece by piece. Raises
     ``TrainingError`` for numbers without room, naming the tensor.
     """
     for exposure in _mixed(upload, mixing):
@@ -168,10 +181,17 @@ def encode_upload(
             check_room(tensor.numpy().reshape(-1), what=f"tensor {name}")
     pieces = [t.numpy().reshape(-1) for e in _mixed(upload, mixing) for t in upload[e].tensors().values()]
     values = np.concatenate(pieces)
-    sealed = np.empty(len(values), dtype=np.uint64)
-    for start in range(0, len(values), _BLOCK):
-        sealed[start : start + _BLOCK] = sealer.seal(values[start : start + _BLOCK], what="the model")
-    found: Payload = {Exposure.SEALED_MODEL: _part({"words": sealed})}
+    zeros = np.zeros(sealed_size(len(values)) - len(values), dtype=np.float32)
+
+    def sealed() -> Iterator[Tensor]:
+        whole = np.concatenate([values, zeros]) if len(zeros) else values
+        for start in range(0, len(whole), PIECE):
+            yield torch.from_numpy(
+                ring.pack(sealer.seal(whole[start : start + PIECE], what="the model")).reshape(1, -1)
+            )
+
+    (part,) = workspace.write((_sealed_spec(len(values)),), 1, sealed())
+    found: Payload = {Exposure.SEALED_MODEL: part}
     if mixing.compared is None:
         return found
     sent = messages(_sketched(upload, values, mixing.compared, masks, context), keys)
@@ -219,54 +239,120 @@ def _distances(uploads: Mapping[str, Payload], mixing: Mixing) -> Tensor:
     return squared
 
 
-def read_weights(payload: Payload, silos: Sequence[str]) -> NDArray[np.int64]:
-    """The weights ``[N, N]`` that came for these silos; raises ``RefusedError`` for anything else."""
+def stated(told: Payload, digests: Sequence[bytes]) -> Payload:
+    """Weights as all are told them, with the SHA-256 of every mixture, by the silos' names."""
+    weights = told[Exposure.MIXING_WEIGHTS].tensors()["weights"]
+    return {Exposure.MIXING_WEIGHTS: Part.of({"weights": weights, "mixtures": _bytes(b"".join(digests), _TAG)})}
+
+
+def read_mix(payload: Payload, silos: tuple[str, ...], roster_sha256: bytes) -> Mix:
+    """The weights ``[N, N]``, and what was stated of the mixtures, that came for these silos; raises ``RefusedError``
+    for anything else."""
     part = payload.get(Exposure.MIXING_WEIGHTS)
     if set(payload) != {Exposure.MIXING_WEIGHTS} or part is None:
         raise RefusedError("the coordinator sends no weights of mixtures")
-    if part.specs != (TensorSpec("weights", (len(silos), len(silos)), "I64"),):
-        raise RefusedError(f"the coordinator's weights are not those of {len(silos)} silos")
-    return np.asarray(part.tensors()["weights"].numpy())
+    count = len(silos)
+    if part.specs != (TensorSpec("weights", (count, count), "I64"), TensorSpec("mixtures", (count, _TAG), "U8")):
+        raise RefusedError(f"the coordinator's weights, and what they make, are not those of {count} silos")
+    found = part.tensors()
+    weights = np.asarray(found["weights"].numpy())
+    return Mix.of(silos, weights, [bytes(row) for row in found["mixtures"].numpy()], roster_sha256)
 
 
-def shares_payload(shares: Mapping[str, ring.Words]) -> Payload:
-    """A silo's shares for the others as they travel, sorted by their names."""
-    return {Exposure.OPENING_SHARES: _part({"shares": np.stack([shares[silo] for silo in sorted(shares)])})}
+def check_sums(sealed: Part, mix: Mix) -> ring.Words:
+    """The check sums of what a silo has sealed."""
+    found = CheckSums(mix.digest)
+    for piece in _pieces(sealed):
+        found.take(ring.unpack(piece))
+    return found.sums
+
+
+def shares_payload(shares: Mapping[str, ring.Words], sums: ring.Words, tags: Mapping[str, bytes]) -> Payload:
+    """A silo's shares for the others as they travel, sorted by their names, with its check sums."""
+    others = sorted(shares)
+    packed = {
+        "shares": torch.from_numpy(np.stack([ring.pack(shares[silo]) for silo in others])),
+        "sums": torch.from_numpy(ring.pack(sums)),
+        "tags": _bytes(b"".join(tags[silo] for silo in others), _TAG),
+    }
+    return {Exposure.OPENING_SHARES: Part.of(packed)}
 
 
 def mix_sealed(
-    sealed: Mapping[str, Payload], shares: Mapping[str, Payload], weights: NDArray[np.int64], workspace: Workspace
-) -> dict[str, Payload]:
-    """What each silo is given: its mixture of all sealed models, and what it opens that with; by name, sorted."""
+    sealed: Mapping[str, Payload], told: Payload, workspace: Workspace
+) -> tuple[dict[str, Payload], list[bytes]]:
+    """Each silo's mixture of all sealed models by the weights that are told, and their SHA-256; by name, sorted."""
     silos = tuple(sorted(sealed))
-    mix = Mix.of(silos, weights, b"")
-    given = [_shares(shares[silo], [other for other in silos if other != silo]) for silo in silos]
+    weights = told[Exposure.MIXING_WEIGHTS].tensors()["weights"].numpy()
     sources = [sealed[silo][Exposure.SEALED_MODEL].source for silo in silos]
     (spec,) = sealed[silos[0]][Exposure.SEALED_MODEL].specs
-    columns = columns_of(len(silos))
+    columns = ring.WORD * columns_of(len(silos))
+    digests = [hashlib.sha256() for _ in silos]
 
     def blocks() -> Iterator[Tensor]:
-        for start in range(0, spec.nbytes, 8 * columns):
-            stop = min(start + 8 * columns, spec.nbytes)
-            rows = {s: _words(source.read(start, stop)) for s, source in zip(silos, sources, strict=True)}
-            mixed = mixtures(rows, mix)
-            yield torch.from_numpy(np.stack([mixed[silo] for silo in silos]).view(np.int64))
-        yield torch.from_numpy(np.stack([share_of(silo, given) for silo in silos]).view(np.int64))
+        for start in range(0, spec.nbytes, columns):
+            stop = min(start + columns, spec.nbytes)
+            rows = {s: ring.unpack(source.read(start, stop)) for s, source in zip(silos, sources, strict=True)}
+            mixed = mixtures(rows, silos, weights)
+            packed = np.stack([ring.pack(mixed[silo]).reshape(-1) for silo in silos])
+            for digest, row in zip(digests, packed, strict=True):
+                digest.update(row)
+            yield torch.from_numpy(packed)
 
-    parts = workspace.write((spec, TensorSpec("share", (ring.DEGREE,), "I64")), len(silos), blocks())
-    return {silo: {Exposure.SEALED_MIXTURE: part} for silo, part in zip(silos, parts, strict=True)}
+    parts = workspace.write((spec,), len(silos), blocks())
+    mixed: dict[str, Payload] = {s: {Exposure.SEALED_MIXTURE: part} for s, part in zip(silos, parts, strict=True)}
+    return mixed, [digest.digest() for digest in digests]
 
 
-def open_mixture(payload: Payload, sealer: Sealer, specs: tuple[TensorSpec, ...]) -> Payload:
+def openers(shares: Mapping[str, Payload]) -> dict[str, Payload]:
+    """Of what silos gave (by name) what each of them opens its mixture with."""
+    silos = tuple(sorted(shares))
+    given, tags = [], {}
+    for silo in silos:
+        others = [other for other in silos if other != silo]
+        found = shares[silo][Exposure.OPENING_SHARES].tensors()
+        given.append(dict(zip(others, (ring.unpack(row) for row in found["shares"].numpy()), strict=True)))
+        tags[silo] = dict(zip(others, found["tags"], strict=True))
+    sums = torch.stack([shares[silo][Exposure.OPENING_SHARES].tensors()["sums"] for silo in silos])
+    return {
+        silo: {
+            Exposure.OPENING_SHARES: Part.of(
+                {
+                    "share": torch.from_numpy(ring.pack(share_of(silo, given))),
+                    "sums": sums,
+                    "tags": torch.stack([tags[other][silo] for other in silos if other != silo]),
+                }
+            )
+        }
+        for silo in silos
+    }
+
+
+def sums_given(payload: Payload) -> bytes:
+    """The check sums that came with a mixture, which have to be the same for all silos."""
+    part = payload.get(Exposure.OPENING_SHARES)
+    return b"" if part is None or "sums" not in (found := part.tensors()) else found["sums"].numpy().tobytes()
+
+
+def open_mixture(payload: Payload, sealer: Sealer, silos: Sequence[str], own: str, specs: Specs) -> Payload:
     """A silo's mixture as its method knows it, of tensors of these names and shapes. Raises ``RefusedError`` where it
     does not open: then not all silos went by the same roster and weights, or something was changed on the way."""
     count = sum(spec.nbytes for spec in specs) // 4
-    part = payload.get(Exposure.SEALED_MIXTURE)
-    expected = (TensorSpec("words", (count,), "I64"), TensorSpec("share", (ring.DEGREE,), "I64"))
-    if set(payload) != {Exposure.SEALED_MIXTURE} or part is None or part.specs != expected:
+    part, opening = payload.get(Exposure.SEALED_MIXTURE), payload.get(Exposure.OPENING_SHARES)
+    expected = (
+        TensorSpec("share", (ring.DEGREE, ring.WORD), "U8"),
+        TensorSpec("sums", (len(silos), CHECKS, ring.WORD), "U8"),
+        TensorSpec("tags", (len(silos) - 1, _TAG), "U8"),
+    )
+    if len(payload) != 2 or part is None or part.specs != (_sealed_spec(count),):
         raise RefusedError("the coordinator sends no sealed mixture of the model's size")
-    found = {name: _words(tensor.numpy().tobytes()) for name, tensor in part.tensors().items()}
-    opened = sealer.open(found["words"], found["share"])
+    if opening is None or opening.specs != expected:
+        raise RefusedError(f"the coordinator does not send what opens a mixture among {len(silos)} silos")
+    found = opening.tensors()
+    others = [silo for silo in silos if silo != own]
+    sums = dict(zip(silos, (ring.unpack(row) for row in found["sums"].numpy()), strict=True))
+    tags = dict(zip(others, (bytes(row) for row in found["tags"].numpy()), strict=True))
+    opened = sealer.open(_pieces(part), count, Opener(ring.unpack(found["share"].numpy()), sums, tags))
     return {Exposure.PEER_DERIVED: Part(specs, MemorySource([torch.from_numpy(opened)]))}
 
 
@@ -290,9 +376,19 @@ def _part(words: Mapping[str, NDArray[np.uint64]]) -> Part:
     return Part.of({name: torch.from_numpy(array.view(np.int64)) for name, array in words.items()})
 
 
-def _words(data: bytes | memoryview) -> ring.Words:
-    """Numbers as they came, which need not be below q."""
-    return np.frombuffer(data, dtype="<u8") % np.uint64(ring.Q)
+def _bytes(data: bytes, each: int) -> Tensor:
+    return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).reshape(-1, each).copy())
+
+
+def _sealed_spec(count: int) -> TensorSpec:
+    return TensorSpec("words", (sealed_size(count), ring.WORD), "U8")
+
+
+def _pieces(part: Part) -> Iterator[bytes | memoryview]:
+    """Sealed numbers piece by piece."""
+    size = ring.WORD * PIECE
+    for start in range(0, part.nbytes, size):
+        yield part.source.read(start, min(start + size, part.nbytes))
 
 
 def _messages(upload: Payload, others: Sequence[str]) -> dict[str, list[Message]]:
@@ -302,8 +398,3 @@ def _messages(upload: Payload, others: Sequence[str]) -> dict[str, list[Message]
         silo: [Message(words, int(last)) for words, last in zip(hidden[place], scalar[place], strict=True)]
         for place, silo in enumerate(others)
     }
-
-
-def _shares(upload: Payload, others: Sequence[str]) -> dict[str, ring.Words]:
-    rows = upload[Exposure.OPENING_SHARES].tensors()["shares"].numpy()
-    return {silo: _words(rows[place].tobytes()) for place, silo in enumerate(others)}

@@ -18,6 +18,7 @@ from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.journal.tail import JournalTail
 from medsilo.privacy.pages.wording import last_part, readable_bytes, shown
+from medsilo.privacy.party.witness_status import witness_lines
 from medsilo.privacy.report.words import NAME, TELLING
 
 
@@ -49,6 +50,7 @@ class Overview:
         chosen = weights.get(shown_round) if shown_round is not None else None
         return {
             **status,
+            "witnessed": witness_lines(status["witnesses"]),
             "phase": _phase(config, status, states),
             "opened_at": states[-1].opened_at[:19].replace("T", " ") if states else None,
             "accuracy": {name: [[number, value] for number, value in points] for name, points in measured.items()},

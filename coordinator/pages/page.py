@@ -15,6 +15,7 @@ from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.files.state_folder import keep_private
 from medsilo.privacy.identity.endpoint import split_address
 from medsilo.privacy.party.page_server import Content, PageServer, open_token, tls_context
+from medsilo.privacy.party.witness_status import witness_gauges
 
 _STATES = ("not joined yet", "declined", "joined", "training", "delivered", "fetching the end", "done", "withdrawn")
 
@@ -96,4 +97,5 @@ def metrics(overview: Overview) -> bytes:
         )
         gauge("epsilon_planned", "Privacy loss that the plan allows.").labels(run).set(data["privacy"]["epsilon"])
     gauge("refusals", "Requests turned away, of the newest twenty.").labels(run).set(len(data["refusals"]))
+    witness_gauges(data["witnesses"], registry)
     return generate_latest(registry)

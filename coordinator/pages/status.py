@@ -8,6 +8,7 @@ from typing import Any
 from medsilo.coordinator.config import CoordinatorConfig
 from medsilo.coordinator.store.records import Member, RoundState, Withdrawal
 from medsilo.coordinator.store.store import Store
+from medsilo.privacy.witness.status import read_status
 
 LAST_CHANGES = 5
 """Of how many rounds' changes it tells."""
@@ -61,6 +62,7 @@ def status_of(config: CoordinatorConfig, store: Store, rounds: Sequence[RoundSta
         "end": (early.words(config.run.exchanges) if early else "ended") if finished else None,
         "waiting_for": _waiting_for(config, members, current, withdrawals),
         "silos": silos,
+        "witnesses": read_status(config.state),
         "refusals": [vars(refusal) for refusal in store.refusals(LAST_REFUSALS)],
     }
 

@@ -100,6 +100,8 @@ class Aggregator:
     def for_silo(self, silo: str, *, at_end: bool, holds_model: bool) -> Payload:
         """What goes with a silo's task; the starting model, too, where it does not hold one."""
         given = {} if at_end and not self._method.downloads_last else dict(self._current.for_silo(silo))
+        if Exposure.MIXING_WEIGHTS in given:
+            given.pop(Exposure.SEALED_MIXTURE)  # it goes with what opens it
         return given if holds_model else {**self._start(), **given}
 
     def _start(self) -> Payload:
@@ -196,21 +198,21 @@ class Aggregator:
         )
 
     def _mix_blindly(self, number: int, files: Mapping[str, str], workspace: Workspace) -> Aggregated:
-        """Of silos' distances the weights, which all are shown; then, with what opens them, each silo's own mixture of
-        what was sealed in the round before."""
+        """Of silos' distances the weights, and of what was sealed the mixtures, which stay here: all are shown what
+        both are. Then each is given its own, with what opens it."""
         uploads, weights = self._files.payloads(files), None
         own: Mapping[str, Payload] = {}
         masks = self._plan.secure_aggregation
         assert masks is not None
         if uploads and self._plan.is_masked(number):
             told, weights = blind.weigh(uploads, blind.mixing_of(self._plan, self._method, number), masks)
-            own = dict.fromkeys(uploads, told)
+            mixed, digests = blind.mix_sealed(uploads, told, workspace)
+            told = blind.stated(told, digests)
+            own = {silo: {**told, **payload} for silo, payload in mixed.items()}
         elif uploads:
-            before = self._store.round(self._plan.run, number - 1)
-            assert before is not None
-            sealed = self._files.payloads({s: p.file for s, p in before.participants.items() if p.file is not None})
-            whole = blind.read_weights(self._kept[min(sealed)], sorted(sealed))
-            own = blind.mix_sealed(sealed, uploads, whole, workspace)
+            opening = blind.openers(uploads)
+            kept = {silo: {Exposure.SEALED_MIXTURE: self._kept[silo][Exposure.SEALED_MIXTURE]} for silo in opening}
+            own = {silo: {**kept[silo], **payload} for silo, payload in opening.items()}
         given = {silo: self._files.keep_download(silo, payload, number) for silo, payload in own.items()}
         return Aggregated(tuple(uploads), given, None, {}, weights)
 

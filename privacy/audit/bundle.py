@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
+from medsilo.privacy import verify
 from medsilo.privacy.errors import ConfigurationError, JournalError
 from medsilo.privacy.files.canonical import read_canonical, write_canonical
 from medsilo.privacy.files.configuration import StrictModel
@@ -34,13 +35,12 @@ from medsilo.privacy.journal.records import (
     round_of,
     run_of,
 )
+from medsilo.privacy.verify import bundle
 
 VERSION = 1
 _OPENING = "{"
 _RECORDS = '"records":['
 _CLOSING = "]}"
-_LONGEST_LINE = 16 << 20
-_BUFFER = 1 << 18
 
 
 class UnreadableError(JournalError):
@@ -89,18 +89,6 @@ class Header(StrictModel):
         """Whether every record of the journal is here."""
         return self.first == 0 and self.count == self.size
 
-    def check(self) -> None:
-        """Raises ``ValueError`` unless its parts make up the journal, each in the one way that there is."""
-        end = self.first + self.count
-        parts = ((self.before, 0, self.first), (self.behind, end, self.size))
-        if end > self.size or any(
-            [subtree.level for subtree in subtrees] != [level for _, level in perfect_subtrees(*span)]
-            for subtrees, *span in parts
-        ):
-            raise ValueError("its parts do not make up the journal")
-        if self.whole != (self.public_key is None) or (self.whole and self.schemas):
-            raise ValueError("a range names its key and schemas, a whole journal has them in its records")
-
 
 @dataclass
 class Evidence:
@@ -108,7 +96,7 @@ class Evidence:
     about their order. ``lines``: the records' exact bytes."""
 
     source: Path
-    header: Header | None
+    header: bundle.Header | None
     lines: Iterator[bytes]
     notes: Iterator[str] = field(default_factory=lambda: iter(()))
 
@@ -172,22 +160,10 @@ def open_evidence(path: Path) -> Evidence:
             raise UnreadableError(f"{path}: is not a journal's folder: there is no records.jsonl")
         return Evidence(path, None, read_lines(path), read_checkpoints(path))
     try:
-        lines = _bundle_lines(path)
-        header = next(lines)
-        content = header.removeprefix(b'"header":').removesuffix(b",")
-        found = Header.model_validate(json.loads(content))
-        if write_canonical(found.model_dump(mode="json")) != content:
-            raise ValueError("not canonical")
-        return Evidence(path, found, lines)
-    except OSError as error:
-        raise UnreadableError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise UnreadableError(
-            f"{path}: is not an evidence bundle: header.{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        ) from None
-    except (ValueError, RecursionError, StopIteration):
-        raise UnreadableError(f"{path}: is not an evidence bundle as `audit export` writes it") from None
+        header, lines = bundle.open_bundle(path)
+        return Evidence(path, header, _readable(lines))
+    except verify.UnreadableError as error:
+        raise UnreadableError(str(error)) from None
 
 
 def read_evidence(path: str | Path) -> Iterator[dict[str, Any]]:
@@ -211,36 +187,11 @@ def read_evidence(path: str | Path) -> Iterator[dict[str, Any]]:
         yield record
 
 
-def _bundle_lines(path: Path) -> Iterator[bytes]:
-    """The header's line, then the records' lines; the frame around them is checked."""
-
-    def fail(what: str) -> UnreadableError:
-        return UnreadableError(f"{path}: {what}; a bundle is read as `audit export` wrote it, line by line")
-
-    with path.open("rb", buffering=_BUFFER) as file:
-
-        def line() -> bytes:
-            found = file.readline(_LONGEST_LINE)
-            if not found.endswith(b"\n"):
-                raise fail("is cut off, or has a line that is too long")
-            return found[:-1]
-
-        if line() != _OPENING.encode():
-            raise fail("does not begin as a bundle")
-        header = line()
-        if not header.startswith(b'"header":{') or not header.endswith(b"},"):
-            raise fail("has no header")
-        yield header
-        if line() != _RECORDS.encode():
-            raise fail("has no records")
-        while True:
-            record = line()
-            more = record.endswith(b",")
-            yield record[:-1] if more else record
-            if not more:
-                break
-        if line() != _CLOSING.encode() or file.read(1):
-            raise fail("does not end as a bundle")
+def _readable(lines: Iterator[bytes]) -> Iterator[bytes]:
+    try:
+        yield from lines
+    except verify.UnreadableError as error:
+        raise UnreadableError(str(error)) from None
 
 
 def _header(journal: Path, note: str, checkpoint: Checkpoint, select: Selection | None) -> Header:

@@ -14,7 +14,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
-from medsilo.privacy.audit.bundle import Header, open_evidence, sha256_of
+from medsilo.privacy.audit.bundle import open_evidence, sha256_of
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.identity.envelope import key_id
 from medsilo.privacy.journal.records import (
@@ -28,6 +28,7 @@ from medsilo.privacy.journal.records import (
     round_of,
     run_of,
 )
+from medsilo.privacy.verify.bundle import Header
 
 SCHEMA = "bundle.schema.json"
 _PROV = "http://www.w3.org/ns/prov#"

@@ -6,23 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from medsilo.privacy.audit.times import Times
-from medsilo.privacy.errors import MedsiloError
-
-MOST_REMARKS = 5
-"""Of one kind in one result."""
-
-
-class BrokenError(MedsiloError):
-    """Evidence that does not hold. ``index``: the first bad record, or None where no single record is to blame.
-    ``until``: where a signature covers several, the last of those among which the bad one is."""
-
-    exit_code = 1
-
-    def __init__(self, index: int | None, what: str, *, until: int | None = None) -> None:
-        super().__init__(what if index is None else f"record {index}: {what}")
-        self.index = index
-        self.until = index if until is None else until
-        self.what = what
+from medsilo.privacy.verify.reader import MOST_REMARKS
+from medsilo.privacy.verify.result import Result, count_of
 
 
 @dataclass
@@ -31,10 +16,11 @@ class Finding:
 
     ``kind``: "proof" where signatures of one party cannot both be honest; "contradiction" where one party's word stands
     against another's, and somebody does not tell the truth, or has a clock that is wrong. ``index``: of the own record
-    that shows it; ``peers_index``: of the other side's.
+    that shows it; ``peers_index``: of the other side's. "witness" where the word of a witness that was asked for is
+    wanting, or stands against the evidence.
     """
 
-    kind: Literal["proof", "contradiction"]
+    kind: Literal["proof", "contradiction", "witness"]
     what: str
     index: int | None = None
     peers_index: int | None = None
@@ -45,8 +31,8 @@ class Finding:
 
 
 @dataclass
-class Verification:
-    """What was verified, and found.
+class Verification(Result):
+    """What was verified, and found, by the verifier and by what `audit verify` adds to it.
 
     ``key``: SHA-256 of the public audit key that signed last. ``signed``: records covered by the last checkpoint;
     ``unsigned``: newer ones in a journal's folder.
@@ -55,37 +41,21 @@ class Verification:
     other side's identity, if it was compared; ``peers_problem``: why it could not be, because its own evidence is not
     sound or ends too early, while nothing was found against this one. ``times``: what the other side's signed times say
     of the records'. ``findings``: what is proven, or contradicted, while the evidence itself is as it was signed;
-    ``proof``: of a finding that is proven, what anyone can check (``ForkProof``).
+    ``proof``: of a finding that is proven, what anyone can check (``ForkProof``). ``witnessed``: how it stands with the
+    witnesses that were asked for (``covered`` records, by ``time``, and each one's ``last`` size and time).
 
     >>> from medsilo import verify_evidence
     >>> verify_evidence("demo/hospital1-evidence.json").problem
     ''
     """
 
-    source: str
-    party: str = ""
-    federation: str = ""
-    key: str = ""
-    records: int = 0
-    signed: int = 0
     unsigned: int = 0
-    whole: bool = True
-    root: str = ""
-    first_time: str | None = None
-    last_time: str | None = None
-    sent: int = 0
-    received: int = 0
-    refused: int = 0
-    acknowledged: int = 0
     peer: str | None = None
-    remarks: list[str] = field(default_factory=list)
-    problem: str = ""
-    index: int | None = None
-    until: int | None = None
     peers_problem: str = ""
     times: Times = field(default_factory=Times)
     findings: list[Finding] = field(default_factory=list)
     proof: dict[str, Any] | None = None
+    witnessed: dict[str, Any] | None = None
 
     @property
     def sound(self) -> bool:
@@ -108,28 +78,11 @@ class Verification:
     def sentences(self) -> list[str]:
         """The result in words."""
         if self.problem:
-            where = "" if self.index is None else f" The first bad record is number {self.index}."
-            if self.until != self.index:
-                where = f" The first bad record is one of the numbers {self.index} to {self.until}."
-            return [f"The record is NOT sound: {self.problem}.{where}", *self.remarks]
-        extent = f"All {self.records} records are" if self.whole else f"The {self.records} records of this range are"
-        if self.unsigned:
-            extent = f"The first {self.signed} of {self.records} records are"
+            return [*self.verdict(), *self.remarks]
         return [
-            f"{extent} in place and unchanged: they give the root that {self.party} signed with the audit key whose "
-            f"fingerprint begins with {self.key[:16]}.",
-            *(
-                [f"{self.acknowledged} of {self.sent} messages sent have the other side's signed receipt."]
-                if self.whole
-                else []
-            ),
+            *self.verdict(),
             *([f"NOT compared: {self.peers_problem}"] if self.peers_problem else []),
             *(finding.sentence() for finding in self.findings),
             *([sentence] if (sentence := self.times.sentence()) else []),
             *self.remarks,
         ]
-
-
-def count_of(number: int, what: str) -> str:
-    """A count in words: "1 record", "2 records"."""
-    return f"{number} {what}{'' if number == 1 else 's'}"

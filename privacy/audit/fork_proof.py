@@ -51,6 +51,7 @@ class View(StrictModel):
             )
         if 0 < self.size < checkpoint.size:
             found |= proven_subtrees(self.size, root, checkpoint.size, proof)
+            found[0, self.size] = root
         return found
 
 

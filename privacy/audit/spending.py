@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from medsilo.privacy.audit.findings import BrokenError, count_of
 from medsilo.privacy.budget.ledger import LASTING, UPDATE, Charges, Replayed
 from medsilo.privacy.journal.records import Json, LedgerRecord, MessageRecord, VoidRecord
 from medsilo.privacy.pages.wording import shown
+from medsilo.privacy.verify.result import BrokenError, count_of
 
 
 class Spending:

@@ -19,14 +19,15 @@ from typing import Any
 from medsilo.privacy.audit.comparison import Side
 from medsilo.privacy.audit.findings import Finding
 from medsilo.privacy.audit.times import moment
-from medsilo.privacy.door.attestation import Attestation
 from medsilo.privacy.exposure import STARTS
 from medsilo.privacy.files.canonical import read_canonical
 from medsilo.privacy.identity.envelope import from_json, key_id, to_json
-from medsilo.privacy.journal.checkpoint import Checkpoint, read_note, time_of
+from medsilo.privacy.journal.checkpoint import read_note, time_of
 from medsilo.privacy.journal.key_rotation import successors
 from medsilo.privacy.journal.merkle import proven_subtrees
 from medsilo.privacy.journal.records import MessageRecord, RosterRecord, RunRecord
+from medsilo.privacy.verify.attestation import Attestation
+from medsilo.privacy.verify.signed import Checkpoint
 
 _SCHEMA = """
 CREATE TABLE subtree (side, party, start, end, hash, position, PRIMARY KEY (side, party, start, end)) WITHOUT ROWID;

@@ -83,11 +83,12 @@ class Clockwork:
     """Takes a journal's records and the other sides' signed times as they come. Keeps nine bytes a record, at the end
     eleven, and eight more for each other side that contradicts its time.
 
-    ``first``: index of the first record.
+    ``first``: index of the first record. ``trusted``: nobody's clock is outvoted by the others'.
     """
 
-    def __init__(self, first: int = 0) -> None:
+    def __init__(self, first: int = 0, *, trusted: bool = False) -> None:
         self._first = first
+        self._trusted = trusted
         self._times = array("d")
         self._confirming = bytearray()
         """By how many other sides a record's time is confirmed."""
@@ -116,6 +117,9 @@ class Clockwork:
         index = self._first + len(self._times) - 1
         self._judge(peer, words, min(size, index), time)
         if not words.after or time > words.after[-1]:
+            if words.since[-1:] == [index]:
+                words.after[-1] = time
+                return
             words.since.append(index)
             words.after.append(time)
 
@@ -123,6 +127,13 @@ class Clockwork:
         """By another party's latest signed time: what comes now is written after that; 0 if there is none."""
         words = self._words.get(peer)
         return words.after[-1] if words is not None and words.after else 0.0
+
+    def earlier(self, first: int, end: int, than: float) -> Iterator[tuple[int, float]]:
+        """Of the records from ``first`` on and before ``end`` those that say to be of an earlier time, with that."""
+        begin = max(first - self._first, 0)
+        for place, time in enumerate(self._times[begin : max(end - self._first, 0)], begin):
+            if time < than:
+                yield self._first + place, time
 
     def conclude(self) -> Times:
         """What came of it."""
@@ -134,7 +145,9 @@ class Clockwork:
             for index in words.contradicted:
                 place = index - self._first
                 contradicting[place] = _ONE_MORE[contradicting[place]]
-        alone = [peer for peer, words in self._words.items() if self._is_outvoted(words, contradicting)]
+        alone = [
+            peer for peer, words in self._words.items() if not self._trusted and self._is_outvoted(words, contradicting)
+        ]
         doubted = bytearray(len(self._confirming))
         for peer, words in self._words.items():
             for index in words.contradicted if peer not in alone else ():

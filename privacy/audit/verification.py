@@ -15,6 +15,7 @@ from medsilo.privacy.audit.findings import Finding, Verification
 from medsilo.privacy.audit.fork_proof import ForkProof, View
 from medsilo.privacy.audit.reader import Along, EvidenceReader
 from medsilo.privacy.audit.testimony import ForkFound, Testimony
+from medsilo.privacy.audit.witnesses import Asked
 from medsilo.privacy.door.attestation import Attestation
 from medsilo.privacy.errors import JournalError, MedsiloError
 from medsilo.privacy.files.canonical import read_canonical
@@ -32,6 +33,7 @@ def verify_evidence(
     peer: str | Path | None = None,
     key: bytes | None = None,
     along: Along | None = None,
+    witnesses: Asked | None = None,
 ) -> Verification:
     """Verifies a bundle or a journal's folder, and against the other side's if ``peer`` is given.
 
@@ -41,6 +43,7 @@ def verify_evidence(
         key: the public audit key (Ed25519, 32 bytes) that the owner is known to have now.
         along: called whenever the reading begins, with the tree over the records so far; gives who takes each record of
             ``path`` as it is read. What was taken is as sound as the result of the last reading.
+        witnesses: whose cosignatures the evidence in ``path`` is to have.
 
     Raises ``UnreadableError`` for what is no evidence at all, or cannot be compared; everything else is in the result.
 
@@ -49,14 +52,19 @@ def verify_evidence(
     >>> verify_evidence("demo/hospital1-evidence.json", peer="demo/coordinator-evidence.json", key=key).sound
     True
     """
-    return with_second_process(lambda checks: _verify(Path(path), peer, key, checks, along))
+    return with_second_process(lambda checks: _verify(Path(path), peer, key, checks, along, witnesses))
 
 
 def _verify(
-    path: Path, peer: str | Path | None, key: bytes | None, checks: Checks, along: Along | None
+    path: Path,
+    peer: str | Path | None,
+    key: bytes | None,
+    checks: Checks,
+    along: Along | None,
+    asked: Asked | None,
 ) -> Verification:
     try:
-        own = EvidenceReader(open_evidence(path), "own", checks=checks, along=along)
+        own = EvidenceReader(open_evidence(path), "own", checks=checks, along=along, asked=asked)
         if peer is None:
             return own.verify(key)
         other = EvidenceReader(open_evidence(Path(peer)), "peer", checks=checks)

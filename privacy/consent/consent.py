@@ -19,6 +19,7 @@ from medsilo.privacy.exposure import UNDER_ROSTER, Exposure, expand
 from medsilo.privacy.files.configuration import Name, StrictModel, load
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.pages.wording import shown
+from medsilo.privacy.witness.config import WitnessPolicy
 
 
 def today() -> date:
@@ -243,7 +244,8 @@ class Consent(StrictModel):
     wait for ``silo approve`` before they are joined: each (``required``), those with another plan than the one that
     this consent was given for (``changes``), ``none``. ``plan_sha256``: of that plan; by default the first one that is
     joined with this file as it stands. ``privacy``: a budget for it. ``secure_aggregation``: demands masks. ``trusts``:
-    in whom; nobody by default.
+    in whom; nobody by default. ``witnesses``: to whom this journal's checkpoints may go (with CHECKPOINT under
+    ``exposures``), and whose cosignatures they are to have; nobody by default.
     """
 
     coordinator: str | None = None
@@ -258,6 +260,7 @@ class Consent(StrictModel):
     privacy: PrivacyConsent | None = None
     secure_aggregation: SecureAggregationConsent | None = None
     trusts: TrustConsent | None = None
+    witnesses: WitnessPolicy | None = None
 
     @field_validator("coordinator")
     @classmethod
@@ -356,7 +359,8 @@ class ConsentFile:
 
     def describe(self) -> dict[str, Any]:
         """The consent as it stands in the journal."""
-        return {"sha256": self.sha256, **self.consent.model_dump(mode="json")}
+        unused = set() if self.consent.witnesses is not None else {"witnesses"}
+        return {"sha256": self.sha256, **self.consent.model_dump(mode="json", exclude=unused)}
 
     def missing_to_ask(self, coordinator: Identity, *, day: date | None = None) -> Missing:
         """What is missing to ask a coordinator for its plan; ``day``: today by default."""

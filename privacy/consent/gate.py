@@ -109,6 +109,22 @@ class ConsentGate:
                 everything = Missing(lacking or missing.classes, None, missing.coordinator, None, missing.expired)
                 raise self._current.refusal(everything, "this message")
 
+    def check_witness(self, key: str, classes: Iterable[Exposure]) -> None:
+        """Raises as ``check`` does if bytes of these classes may not go to the witness of that key."""
+        with self._lock:
+            self._check_withdrawal()
+            self._read_again()
+            self._check_lasting()
+            for consent in self.consents:
+                if consent.witnesses is None or key not in consent.witnesses.keys:
+                    raise ConsentError(
+                        f"refused: the consent in {self.file.path} does not name this witness (`witnesses: keys: "
+                        f"[{key}]`)"
+                    )
+                if extra := set(classes) - consent.classes:
+                    names = ", ".join(sorted(extra))
+                    raise ConsentError(f"refused: the consent in {self.file.path} lacks {names} (under `exposures:`)")
+
     @contextmanager
     def held(self) -> Iterator[None]:
         """Meanwhile the consent is the one that the journal told of last: what is decided here is recorded before a
@@ -228,6 +244,19 @@ class FarewellGate:
         """Raises ``EndedError`` for any other class."""
         if extra := set(classes) - {Exposure.PROTOCOL, Exposure.IDENTITY}:
             raise EndedError(Cause.WITHDRAWN, f"the consent has ended; {', '.join(sorted(extra))} is not sent")
+
+
+class WitnessGate:
+    """A hospital's gate towards one witness, by its key (``name+hash+key``)."""
+
+    def __init__(self, gate: ConsentGate, key: str) -> None:
+        self._gate = gate
+        self._key = key
+        self.held = gate.held
+
+    def check(self, classes: Iterable[Exposure]) -> None:
+        """Raises ``ConsentError`` for what the consent does not let go there."""
+        self._gate.check_witness(self._key, classes)
 
 
 class PlanGate:

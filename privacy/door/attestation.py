@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 from securesystemslib import dsse
@@ -17,6 +17,10 @@ from medsilo.privacy.journal.records import HASH, Direction
 
 MOST_CALLS = 500
 """Calls in one attestation; what is left waits for the next."""
+MOST_SHOWN = 4
+"""Other hospitals' words in one attestation."""
+SHOWN_SINCE = 2
+"""The protocol version whose parties know them."""
 _Hex32 = Field(pattern=HASH)
 
 
@@ -49,6 +53,21 @@ class Witnessed(StrictModel):
     cosignature: str = Field(max_length=1000)
 
 
+class Shown(StrictModel):
+    """What another hospital was shown of the signer's journal, in that hospital's own signed word."""
+
+    party: str = Field(max_length=1000)
+    """The hospital's identity: spiffe://FEDERATION/silo/NAME."""
+    public_key: str = _Hex32
+    """Its audit key, as the signer knows it."""
+    checkpoint: str = Field(max_length=MOST_SIGNS)
+    """The signer's, as it was shown to that hospital."""
+    cosignature: str = Field(max_length=1000)
+    """That hospital's line under it (C2SP tlog-cosignature)."""
+    proof: tuple[Annotated[str, _Hex32], ...] = Field(max_length=128)
+    """RFC 6962 proof that the checkpoint of the attestation continues it."""
+
+
 class Attestation(StrictModel):
     """The document in an attestation's envelope: what the signer has received from, and sent to, the other side."""
 
@@ -62,6 +81,12 @@ class Attestation(StrictModel):
     """The signer's own."""
     consistency: Consistency
     witnessed: Witnessed | None = None
+    shown: tuple[Shown, ...] = Field(default=(), max_length=MOST_SHOWN)
+    """Of a coordinator: what it has shown to other hospitals (since version 2 of the protocol)."""
+
+    def content(self) -> dict[str, Any]:
+        """It as JSON; what an earlier release does not know is not in it where it is not used."""
+        return self.model_dump(mode="json", exclude=set() if self.shown else {"shown"})
 
 
 def parse(envelope: dsse.Envelope, key: bytes | None = None, checks: Checks = HERE) -> Attestation:

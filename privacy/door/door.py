@@ -21,11 +21,14 @@ from typing import Any, Protocol, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from medsilo.privacy.door.archive import SentArchive
+from medsilo.privacy.door.gossip import Word
 from medsilo.privacy.door.protocol import fitted
 from medsilo.privacy.door.receipts import ReceiptState
 from medsilo.privacy.errors import ConsentError, IdentityError, JournalError, MedsiloError, ReceiptError, RefusedError
 from medsilo.privacy.exposure import SCHEMA_FILES, SCHEMA_SHA256, Attribution, Exposure, attribute
+from medsilo.privacy.identity.cosignature import ED25519, NoteKey, signature_lines
 from medsilo.privacy.identity.envelope import from_json, from_message, key_id, to_json, to_message
+from medsilo.privacy.identity.identity import is_silo
 from medsilo.privacy.journal.journal import Journal, read_journal, understanding
 from medsilo.privacy.journal.key_rotation import follow
 from medsilo.privacy.journal.records import (
@@ -164,7 +167,18 @@ class Door:
         message that carries it is released, or with ``durable`` when this returns. Raises ``ReceiptError`` (see
         ``ReceiptState.attest``).
         """
-        return to_message(self.receipt_state(peer).attest(self.journal, since=since, durable=durable))
+        others = self._words(peer)
+        return to_message(self.receipt_state(peer).attest(self.journal, since=since, durable=durable, others=others))
+
+    def _words(self, peer: str) -> list[Word]:
+        """What others than ``peer`` have signed for to have been shown of this journal, under its present key."""
+        if not is_silo(peer):
+            return []
+        with self._adding:
+            states = [state for name, state in self._receipt_states.items() if name != peer]
+        words = [word for state in states if (word := state.word()) is not None]
+        own = NoteKey(self.journal.origin, ED25519, self.journal.public_key)
+        return [word for word in words if any(blob[:4] == own.hash for _, blob in signature_lines(word.note))]
 
     def check_earlier_receipt(self, envelope: journal_pb2.Envelope, call: Call) -> None:
         """Raises ``ReceiptError`` unless the other side has signed there for an earlier call of the same RPC, run and

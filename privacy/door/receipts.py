@@ -15,13 +15,23 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from securesystemslib import dsse
 
-from medsilo.privacy.door.attestation import MOST_CALLS, Attestation, Consistency, Exchange, Witnessed, parse
+from medsilo.privacy.door.attestation import (
+    MOST_CALLS,
+    MOST_SHOWN,
+    SHOWN_SINCE,
+    Attestation,
+    Consistency,
+    Exchange,
+    Witnessed,
+    parse,
+)
+from medsilo.privacy.door.gossip import Heard, Word, check_shown
 from medsilo.privacy.errors import ReceiptError, RefusedError
 from medsilo.privacy.identity.checking import HERE, Checks
 from medsilo.privacy.identity.envelope import ATTESTATION, from_json
@@ -122,6 +132,12 @@ class ReceiptState:
         """Size of the own journal as of the last checkpoint that the other side is known to have verified."""
         self.cosignature = ""
         """The other's line under that checkpoint."""
+        self.named: Mapping[str, str] = {}
+        """SHA-256 of hospitals' audit keys, by identity, as the consent names them."""
+        self.heard: dict[str, Heard] = {}
+        """What other hospitals have signed for to have been shown of the other's journal, as the other has told."""
+        self._told: dict[str, int] = {}
+        """Of how many records of the own journal the other was told that another hospital was shown them."""
         self._cosigned_with = b""
         """The audit key that the other had then."""
         self._notes: dict[int, str] = {}
@@ -212,6 +228,7 @@ class ReceiptState:
         *,
         since: int | None = None,
         durable: bool = False,
+        others: Sequence[Word] = (),
     ) -> dsse.Envelope:
         """The own word on all that the other side does not have it for yet.
 
@@ -219,6 +236,7 @@ class ReceiptState:
             log: the own journal.
             durable: wait until the records are on disk, and do not leave that to the message that carries this.
             since: size of the own journal that the other side says it saw last; by default what it is known to have.
+            others: what others have signed for to have been shown of the own journal.
 
         Raises ``ReceiptError`` if the other side has seen more than this journal holds.
         """
@@ -244,8 +262,30 @@ class ReceiptState:
                     size=self.acknowledged, proof=tuple(h.hex() for h in log.consistency(self.acknowledged, size))
                 ),
                 witnessed=witnessed,
+                shown=tuple(word.shown(log.consistency(word.size, size)) for word in self._news(others)),
             )
-            return log.seal(document.model_dump(mode="json"), ATTESTATION)
+            return log.seal(document.content(), ATTESTATION)
+
+    def word(self) -> Word | None:
+        """The other side's word on the own journal: the last checkpoint that it is known to have seen. None before, and
+        while a message of its is being taken."""
+        if not self.lock.acquire(blocking=False):
+            return None  # a message of its is being written: nobody waits for that
+        try:
+            if not self.cosignature or self._cosigned_with != self.peer_key or self.acknowledged not in self._notes:
+                return None
+            return Word(self.peer, self._cosigned_with, self._notes[self.acknowledged], self.cosignature)
+        finally:
+            self.lock.release()
+
+    def _news(self, others: Sequence[Word]) -> list[Word]:
+        """Of others' words those that tell the other side most, as many as one attestation holds."""
+        if self.version < SHOWN_SINCE:
+            return []
+        newer = [word for word in others if word.size > self._told.get(word.party, 0)]
+        chosen = sorted(newer, key=lambda word: self._told.get(word.party, 0) - word.size)[:MOST_SHOWN]
+        self._told.update({word.party: word.size for word in chosen})
+        return chosen
 
     def _due(self, size: int) -> tuple[Exchange, ...]:
         """What this party has not attested to the other side yet, of the own journal's first ``size`` records."""
@@ -391,6 +431,15 @@ class ReceiptState:
                 )
             if not signed_around:
                 verify_cosignature(witnessed.cosignature, own, note.origin, self.peer_key or b"")
+        for told in document.shown:
+            self.heard[told.party] = check_shown(
+                told,
+                own=self.own,
+                peer=self.peer,
+                peer_key=self.peer_key or b"",
+                here=document.checkpoint,
+                named=self.named,
+            )
         for item in document.exchanges:
             messages = self._open.get((item.call_id, _OTHER[item.direction]))
             if messages is not None:

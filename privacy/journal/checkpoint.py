@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,9 +17,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from medsilo.privacy.errors import JournalError
 from medsilo.privacy.identity.checking import HERE, Checks, check_signature
+from medsilo.privacy.identity.cosignature import COSIGNATURE, ED25519, cosign, cosigned_text, key_hash
 
-_ED25519 = b"\x01"
-_COSIGNATURE = b"\x04"
+__all__ = ["MOST_SIGNS", "Checkpoint", "cosign", "read_note", "time_of", "verify", "verify_cosignature"]
 _LARGEST_SIZE = 2**53
 _ROOT_BYTES = 32
 _MOST_SIGNATURES = 64
@@ -43,7 +42,7 @@ class Checkpoint:
     def sign(self, key: Ed25519PrivateKey) -> str:
         """The signed note."""
         public = key.public_key().public_bytes_raw()
-        signature = _key_hash(self.origin, public) + key.sign(self.text().encode())
+        signature = key_hash(self.origin, public, ED25519) + key.sign(self.text().encode())
         return f"{self.text()}\n— {self.origin} {base64.b64encode(signature).decode()}\n"
 
 
@@ -72,7 +71,7 @@ def verify(note: str, public_key: bytes, *, checks: Checks = HERE) -> Checkpoint
     C2SP's signed-note has it they are no concern of who does not know them; but nothing else may stand there.
     """
     checkpoint = read_note(note)
-    owner = _key_hash(checkpoint.origin, public_key)
+    owner = key_hash(checkpoint.origin, public_key, ED25519)
     try:
         found = [blob for name, blob in _signatures(note[len(checkpoint.text()) + 1 :]) if name == checkpoint.origin]
         if not found:
@@ -89,22 +88,14 @@ def verify(note: str, public_key: bytes, *, checks: Checks = HERE) -> Checkpoint
     return checkpoint
 
 
-def cosign(note: str, name: str, key: Ed25519PrivateKey, time: int) -> str:
-    """The signature line of a witness ``name`` for a signed note, ``time`` in seconds since 1970."""
-    public = key.public_key().public_bytes_raw()
-    signature = key.sign(_cosigned(note, time))
-    blob = _key_hash(name, public, _COSIGNATURE) + time.to_bytes(8, "big") + signature
-    return f"— {name} {base64.b64encode(blob).decode()}"
-
-
 def verify_cosignature(line: str, note: str, name: str, public_key: bytes) -> int:
     """When the witness saw the note, in seconds since 1970; raises ``JournalError`` if it did not sign this."""
     try:
         blob = _signature_of(name, line)
-        if blob[:4] != _key_hash(name, public_key, _COSIGNATURE) or len(blob) != 76:
+        if blob[:4] != key_hash(name, public_key, COSIGNATURE) or len(blob) != 76:
             raise ValueError("it was not made with this key")
         time = int.from_bytes(blob[4:12], "big")
-        check_signature(public_key, blob[12:], _cosigned(note, time))
+        check_signature(public_key, blob[12:], cosigned_text(note, time))
     except (ValueError, binascii.Error) as error:
         raise JournalError(f"the cosignature of {name} cannot be used: {error}") from None
     except InvalidSignature:
@@ -121,11 +112,6 @@ def time_of(line: str) -> int:
     except (ValueError, binascii.Error) as error:
         raise JournalError(f"a cosignature cannot be used: {error}") from None
     return int.from_bytes(blob[4:12], "big")
-
-
-def _cosigned(note: str, time: int) -> bytes:
-    text, _, _ = note.partition("\n\n")
-    return f"cosignature/v1\ntime {time}\n{text}\n".encode()
 
 
 def _signatures(lines: str) -> list[tuple[str, bytes]]:
@@ -157,7 +143,3 @@ def _signature_line(line: str) -> tuple[str, bytes]:
     if base64.b64encode(blob).decode() != encoded or len(blob) < 5:
         raise ValueError("its signature is not in canonical base64")
     return name, blob
-
-
-def _key_hash(name: str, public_key: bytes, kind: bytes = _ED25519) -> bytes:
-    return hashlib.sha256(name.encode() + b"\n" + kind + public_key).digest()[:4]

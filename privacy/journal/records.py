@@ -2,7 +2,7 @@
 
 A record is one JSON object on disk. ``read`` makes its type of it and ``content`` gives the object back; no other
 module spells a record's kind or fields. A record costs nothing beside the parsed JSON: the object itself holds its
-attributes, neither copied nor checked (``medsilo.privacy.audit.record_form`` checks what others wrote). A field that a
+attributes, neither copied nor checked (``medsilo.privacy.verify`` checks what others wrote). A field that a
 record lacks raises ``AttributeError`` where it is asked for; but one with a default here has that instead. Those stand
 in some records of their kind only, or in none that an earlier release wrote, and are written where they are given.
 
@@ -51,6 +51,10 @@ SchemaFiles = Annotated[Sequence[str], Form(named="schema_files")]
 Direction = Literal["sent", "received"]
 
 
+WITNESS_PEER = "witness:"
+"""How the name of a witness begins where a record names whom something was sent to."""
+
+
 class Kind(StrEnum):
     """The kinds of records that this release knows."""
 
@@ -69,7 +73,9 @@ class Kind(StrEnum):
     LEDGER = "ledger"
     VOID = "void"
     ROSTER = "roster"
+    COSIGNED = "cosigned"
     MIX = "mix"
+    EGRESS = "egress"
 
 
 class Event(TypedDict):
@@ -124,6 +130,7 @@ class Consented(TypedDict):
     privacy: NotRequired[Json | None]
     secure_aggregation: NotRequired[Json | None]
     trusts: NotRequired[Json | None]
+    witnesses: NotRequired[Json | None]
 
 
 class MaskStatement(TypedDict):
@@ -363,6 +370,18 @@ class RosterRecord(Record):
     statements: Sequence[Annotated[Json, MaskStatement]] = ()
 
 
+class CosignedRecord(Record):
+    """A checkpoint of this journal was shown to its witnesses, and cosigned by those who answered."""
+
+    kind = Kind.COSIGNED
+    checkpoint: Note
+    """It, signed, with the witnesses' lines under it."""
+    witnesses: Sequence[str]
+    """The keys (``name+hash+key``) of those who cosigned it."""
+    away: Mapping[str, str]
+    """Why the others did not, by their names."""
+
+
 class MixRecord(Record):
     """Before a silo sent what opens mixtures of a round's models: the weights, by their digest, and what it found of
     them."""
@@ -383,6 +402,29 @@ class MixRecord(Record):
     """The same of what recipients got in the last rounds together."""
     rounds: Whole
     """How many those are, the present one included."""
+
+
+class EgressRecord(Record):
+    """What the kernel counted for a silo without a network (``silo train --confined``), since its process began.
+
+    Counts are of bytes within TCP, on all connections to the one address that can be reached.
+    """
+
+    kind = Kind.EGRESS
+    since: Whole
+    """The record with which this confinement began, itself of this kind."""
+    address: str
+    connections: Whole
+    sent: Whole
+    """Each byte once: what went again is not in it."""
+    retransmitted: Whole
+    segments: Whole
+    """Packets that left, each with headers of TCP and IP around it."""
+    received: Whole
+    interfaces: Mapping[str, Whole]
+    """Bytes that left by each interface of the daemon's network namespace; loopback's stay in it."""
+    refused: Whole
+    """How often something in the namespace wanted another address, for which the kernel had no route."""
 
 
 class OtherRecord(Record):

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar, cast
 
 T = TypeVar("T")
 Tone = Literal["good", "attention", "bad", "plain"]
+Source = Literal["record", "hospital", "beside", "blank"]
 _UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn")
 
 
@@ -92,7 +93,34 @@ class Terms:
     kind: str = "terms"
 
 
-Block = Paragraph | Heading | Table | Picture | Fold | Steps | Terms
+@dataclass(frozen=True)
+class Cited:
+    """A link to the records that prove a statement: the anchor of their entry, and their short name."""
+
+    anchor: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A sentence with where it comes from: records, the hospital's word, a file beside the record, or a person who has
+    yet to fill it in."""
+
+    text: str
+    source: Source
+    cited: list[Cited] = field(default_factory=list)
+    kind: str = "fact"
+
+
+@dataclass(frozen=True)
+class Records:
+    """Where citations lead: anchor, numbers and SHA-256 of each."""
+
+    items: list[tuple[str, str, str]]
+    kind: str = "records"
+
+
+Block = Paragraph | Heading | Table | Picture | Fold | Steps | Terms | Fact | Records
 
 
 @dataclass(frozen=True)

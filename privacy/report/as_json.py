@@ -49,6 +49,7 @@ def as_json(report: Report) -> bytes:
         "bytes_left": report.bytes_left,
         "runs": [_run(report, run, rounds) for run in report.runs],
         "peers": [asdict(peer) for peer in report.peers.values()],
+        "witnesses": {name: {"records": size, "at": at} for name, (size, at) in report.witnesses.items()},
         "foreign": dict(report.foreign),
         "consents": [{"time": record["time"], **record["consent"]} for record in report.consents],
         "decisions": [_decision(record) for record in report.decisions],
@@ -57,6 +58,11 @@ def as_json(report: Report) -> bytes:
         "refusals": [asdict(refusal) for refusal in report.refusals],
         "refusals_unlisted": report.refusals_unlisted,
         "privacy_loss": _loss(report),
+        "egress": [
+            {**asdict(one), "overhead": one.overhead, "allowance": one.allowance, "accounted": one.accounted}
+            for one in report.egress
+        ],
+        "uncounted": report.uncounted if report.egress else None,
         "rehearsals": [rehearsal.model_dump(mode="json") for rehearsal in report.rehearsals],
         "risks": {exposure.value: report.risk(exposure) for exposure in telling},
     }

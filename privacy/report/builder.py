@@ -9,20 +9,24 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from medsilo.privacy.audit.permission import is_farewell
 from medsilo.privacy.audit.verification import verify_evidence
 from medsilo.privacy.budget.loss import Losses
 from medsilo.privacy.consent.early_end import Cause
 from medsilo.privacy.consent.helped import Help
 from medsilo.privacy.errors import ConfigurationError, JournalError
 from medsilo.privacy.exposure import Exposure, expand
+from medsilo.privacy.identity.cosignature import read_key
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.identity.keys import load_audit_public
+from medsilo.privacy.journal.checkpoint import read_note
 from medsilo.privacy.journal.journal import read_journal, read_lines
 from medsilo.privacy.journal.merkle import MerkleTree
 from medsilo.privacy.journal.records import (
+    WITNESS_PEER,
     ApprovalRecord,
     ConsentRecord,
+    CosignedRecord,
+    EgressRecord,
     ForeignPeerRecord,
     LedgerRecord,
     MessageRecord,
@@ -39,6 +43,7 @@ from medsilo.privacy.journal.records import (
 )
 from medsilo.privacy.journal.segments import RECORDS
 from medsilo.privacy.journal.stored_schema import StoredSchema
+from medsilo.privacy.report.egress import EgressSums
 from medsilo.privacy.report.model import (
     BEFORE,
     Answer,
@@ -54,6 +59,7 @@ from medsilo.privacy.report.model import (
 )
 from medsilo.privacy.report.rehearsed import Rehearsed, read_rehearsals
 from medsilo.privacy.report.words import TELLING
+from medsilo.privacy.verify.permission import is_farewell
 from medsilo.protos.medsilo.v1 import coordinator_pb2
 
 _Flows = dict[tuple[str, str, Exposure], Flow]
@@ -153,6 +159,7 @@ def build_report(
         left=sorted(sums.left.values(), key=_order),
         came_back=sorted(sums.came_back.values(), key=_order),
         peers=dict(sorted(sums.peers.items())),
+        witnesses=dict(sorted(sums.witnesses.items())),
         foreign=sums.foreign,
         consents=list(sums.consents),
         decisions=sums.decisions,
@@ -168,6 +175,8 @@ def build_report(
         accuracies=[accuracy for accuracy in accuracies if run in (None, accuracy.run)],
         attendance=[one for one in attendance if run in (None, one.run)],
         privacy=sums.losses.by_account(entry["consent"] for entry in sums.consents),
+        egress=sums.egress.all,
+        uncounted=sums.egress.outside,
         rehearsals=[rehearsal for rehearsal in rehearsals if run in (None, rehearsal.run)],
     )
 
@@ -217,6 +226,7 @@ class _Sums:
         self.came_back: _Flows = {}
         self.plans: dict[str, tuple[Mapping[str, Any] | None, str | None]] = {}
         self.peers: dict[str, Peer] = {}
+        self.witnesses: dict[str, tuple[int, str]] = {}
         self.foreign: dict[str, str] = {}
         self.schemas: dict[str, StoredSchema] = {}
         self.consents: list[dict[str, Any]] = []
@@ -234,6 +244,7 @@ class _Sums:
         self.open_calls: OrderedDict[str, list[tuple[_Flows, str, MessageRecord]]] = OrderedDict()
         self.synthetic: list[str] = []
         self.losses = Losses()
+        self.egress = EgressSums()
         self.masked_sums: dict[str, dict[int, int]] = {}
         self.helped: dict[str, Help] = {}
 
@@ -273,6 +284,13 @@ class _Sums:
                 self._refusal(record)
             case SchemaRecord():
                 self.schemas[record.schema_sha256] = StoredSchema(record.files)
+            case EgressRecord():
+                self.egress.counted(record)
+            case CosignedRecord():
+                for key in record.witnesses:
+                    self.witnesses[read_key(key).name] = read_note(record.checkpoint).size, record.time
+                for name in record.away:
+                    self.witnesses.setdefault(name, (0, ""))
             case ForeignPeerRecord():
                 self.foreign[record.peer] = record.protocol
 
@@ -332,11 +350,17 @@ class _Sums:
         if run != BEFORE:
             self.plans.setdefault(run, (None, record.plan_sha256))
         leaving = (record.direction == "sent") == self.of_silo
+        if record.direction == "sent":
+            self.egress.sent(record)
         if leaving and any(_exposure(name) in TELLING for name in record.classes):
             self.told.setdefault(run, set()).add(self.data)
         if leaving and self.of_silo and self.consents and run != BEFORE and run not in self.consents[-1]["runs"]:
             self.consents[-1]["runs"].append(run)
         if not self._wanted(record):
+            return
+        if record.peer.startswith(WITNESS_PEER):
+            if self.of_silo:
+                self._flows(self.left, run, record)
             return
         # Protobuf leaves out what is false: where the field has bytes, it says yes.
         if not self.of_silo and record.message_type == _JOINING and "synthetic" in record.fields:

@@ -73,6 +73,7 @@ def answers(report: Report) -> list[Answered]:
     return [
         _what_left(report),
         _to_whom(report),
+        *_anything_else(report),
         _on_which_consent(report),
         _risk_in_short(report),
         _soundness(report),
@@ -110,6 +111,22 @@ def _what_left(report: Report) -> Answered:
     return Answered(question, verdict, sentences, points=points)
 
 
+def _witnessed(report: Report) -> list[str]:
+    """What went to witnesses, and how far they have seen the record."""
+    if not report.witnesses:
+        return []
+    told = listed(
+        [
+            f"{name} (its first {size} entries, at {minute(at)} UTC)" if size else f"{name} (which has never answered)"
+            for name, (size, at) in report.witnesses.items()
+        ]
+    )
+    return [
+        "How many entries this record has, and a hash over them, also went to witnesses, which sign that nothing in it "
+        f"was changed since: {told}."
+    ]
+
+
 def _to_whom(report: Report) -> Answered:
     if not report.of_silo:
         hospitals = sum(1 for peer in report.peers.values() if peer.identity)
@@ -126,7 +143,8 @@ def _to_whom(report: Report) -> Answered:
     if not peers:
         return Answered("To whom?", "Nobody", [])
     names = listed([f"“{last_part(peer.identity)}”" for peer in peers])
-    verdict = f"The coordinator {names}, and nobody else" if len(peers) == 1 else f"The coordinators {names}"
+    others = "; sizes and hashes to witnesses" if report.witnesses else ", and nobody else"
+    verdict = f"The coordinator {names}{others}" if len(peers) == 1 else f"The coordinators {names}"
     if reaching := _reaching_others(report):
         verdict = f"Directly to the coordinator{'s' * (len(peers) > 1)} {names} only; {reaching} the other hospitals"
     proven = not report.in_plain_text and any(peer.certificates for peer in peers)
@@ -141,9 +159,39 @@ def _to_whom(report: Report) -> Answered:
             if report.in_plain_text
             else _ONLY_MET,
             *_handed_on(report),
+            *_witnessed(report),
         ],
         "plain" if proven else "attention",
     )
+
+
+def _anything_else(report: Report) -> list[Answered]:
+    """What the kernel says, where it was asked (``silo train --confined``)."""
+    if not report.egress:
+        return []
+    question = "Did anything else leave?"
+    refused, sent = sum(one.refused for one in report.egress), sum(one.sent for one in report.egress)
+    attributed, overhead = (sum(getattr(one, name) for one in report.egress) for name in ("attributed", "overhead"))
+    addresses = listed(sorted({f"`{one.address}`" for one in report.egress}))
+    sentences = [
+        f"The kernel let {grouped(sent)} bytes out to {addresses}. The record tells of {grouped(attributed)} of them, "
+        f"message by message; {grouped(overhead)} carried these (TLS, HTTP/2, gRPC; "
+        f"{grouped(sum(one.allowance for one in report.egress))} at most, by their formats)."
+    ]
+    if refused:
+        sentences.append(
+            f"{capital(times(refused))} something in the program wanted another address. The kernel had no way there "
+            "for it: nothing of that left. Find out what it was."
+        )
+    if report.uncounted:
+        sentences.append(f"While it did not count, {grouped(report.uncounted)} bytes left, by this program's own.")
+    if not all(one.accounted for one in report.egress):
+        return [Answered(question, "MORE left than the record tells of, by the kernel's count", sentences, "bad")]
+    if refused:
+        return [Answered(question, "Something tried to, and the kernel stopped it", sentences, "attention")]
+    if report.uncounted:
+        return [Answered(question, "No, proven by the kernel for a part of the time", sentences, "attention")]
+    return [Answered(question, "Not from this program over the network: proven by the kernel", sentences, "good")]
 
 
 def _reaching_others(report: Report) -> str:

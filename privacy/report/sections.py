@@ -35,6 +35,7 @@ def sections(report: Report) -> list[Section]:
     found = [
         Section("kinds", "What left, by kind", list(_kinds(report))),
         Section("hospitals", "Hospital by hospital, method by method", [] if report.of_silo else _matrices(report)),
+        Section("egress", "What the kernel let out", list(_egress(report))),
         Section("rounds", "What left, run by run and round by round", list(_runs(report))),
         Section("back", "What came back", list(_came_back(report))),
         Section("receivers", "To whom" if report.of_silo else "From whom", list(_receivers(report))),
@@ -79,6 +80,35 @@ def _kinds(report: Report) -> Iterator[Block]:
             else "An entry is written when its message has arrived: where a connection broke, more may have left a "
             "hospital than stands here; its own record has it."
         )
+    )
+
+
+def _egress(report: Report) -> Iterator[Block]:
+    if not report.egress:
+        return
+    yield Paragraph(
+        "The program ran in a network namespace without any device but loopback; a relay beside it, which has no keys "
+        "and no images, connects to the one address. Counts are the kernel's, of bytes within TCP; each packet has "
+        "headers of TCP and IP (40 to 120 bytes) besides. Files, and programs on the same machine, are not in this. "
+        "What the kernel counted, this program wrote down: the record is as good as the account that it runs under."
+    )
+    yield Table(
+        "The kernel's count, beside the record's",
+        ["Process", "To", "Kernel: bytes out", "Record: bytes of messages", "Carriage (at most)", "Stopped attempts"],
+        [
+            [
+                f"{place}\n{number_of(one.connections, 'connection')}, {number_of(one.calls, 'call')}, "
+                f"{number_of(one.segments, 'packet')}",
+                f"`{one.address}`",
+                grouped(one.sent) + (f"\nand {grouped(one.retransmitted)} again" if one.retransmitted else ""),
+                grouped(one.attributed),
+                f"{grouped(one.overhead)} ({grouped(one.allowance)})",
+                grouped(one.refused),
+            ]
+            for place, one in enumerate(report.egress, start=1)
+        ],
+        [2, 3, 4, 5],
+        [20, 20, 16, 16, 16, 12],
     )
 
 

@@ -15,7 +15,11 @@ from medsilo.privacy.pages.wording import listed, number_of, rounds_of
 TELLING = tuple(
     exposure
     for exposure in Exposure
-    if exposure not in (Exposure.PROTOCOL, Exposure.IDENTITY, Exposure.INITIAL_MODEL, Exposure.PUBLIC_DATA)
+    if exposure
+    not in (
+        *(Exposure.PROTOCOL, Exposure.IDENTITY, Exposure.INITIAL_MODEL, Exposure.PUBLIC_DATA),
+        Exposure.CHECKPOINT,
+    )
 )
 """The classes that say something about patients."""
 
@@ -47,6 +51,7 @@ NAME: dict[Exposure, str] = {
     Exposure.OPENING_SHARES: "What opens others' mixtures",
     Exposure.MIXING_WEIGHTS: "Weights of all mixtures",
     Exposure.SEALED_MIXTURE: "Sealed mixtures",
+    Exposure.CHECKPOINT: "Checkpoints for witnesses",
 }
 """Each class's name in tables and pictures."""
 

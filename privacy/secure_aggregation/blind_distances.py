@@ -63,7 +63,7 @@ def hashed(values: NDArray[np.float32], *, size: int, key: bytes) -> NDArray[np.
     found = np.zeros(size, dtype=np.float64)
     for start in range(0, len(values), _BLOCK):
         piece = values[start : start + _BLOCK].astype(np.float64)
-        drawn = ring.stream(key, len(piece), start=start)
+        drawn = ring.words(key, len(piece), start=start)
         signs = 1.0 - 2.0 * (drawn & np.uint64(1)).astype(np.float64)
         buckets = ((drawn >> np.uint64(1)) % np.uint64(size)).astype(np.int64)
         found += np.bincount(buckets, piece * signs, minlength=size)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medsilo.privacy.errors import RefusedError
-from medsilo.privacy.secure_aggregation.blind_mixing import LARGEST_ROW, WEIGHT_BITS, Mix
+from medsilo.privacy.secure_aggregation.blind_mixing import LARGEST_ROW, WEIGHT_BITS, Mix, withstands
 
 _TRIES = 1000
 """For limits below 1, where taking one weight down lets the next one stand out."""
@@ -66,7 +66,8 @@ class MixingRules:
             out. Those with less than a tenth of the largest weight do not count.
         largest_isolation: how far a silo's model may stand out of what recipients get; see ``isolation``. 1 is a
             mixture of two models besides the recipient's, in equal parts.
-        colluders: for so many recipients together the same has to hold, whatever they do with their mixtures.
+        colluders: for so many recipients together the same has to hold, whatever they do with their mixtures, and what
+            is sealed has to stay so.
         over_rounds: how far it may stand out of what they get in the last ``ROUNDS`` rounds together.
     """
 
@@ -88,6 +89,11 @@ class MixingRules:
             raise RefusedError(f"weights have to be whole numbers of at most {LARGEST_ROW}")
         if (mix.weights.sum(axis=1) != whole).any() or (np.abs(mix.weights).sum(axis=1) > LARGEST_ROW).any():
             raise RefusedError(f"a row of weights has to add up to {whole}, and its sizes to {LARGEST_ROW} at most")
+        if (most := withstands(mix.weights)) < min(self.colluders, count - 2):
+            raise RefusedError(
+                f"colluders: by these weights what is sealed withstands {most} recipients that work with the "
+                f"coordinator; {self.colluders} are the least"
+            )
         place = mix.silos.index(own)
         others = [row for row in range(count) if row != place]
         least: list[int] = []

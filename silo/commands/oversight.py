@@ -1,8 +1,9 @@
-"""``silo report``, ``budget``, ``page`` and ``audit open``: what the data protection officer looks at."""
+"""``silo report``, ``dossier``, ``budget``, ``page`` and ``audit open``: what the data protection officer looks at."""
 
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from medsilo.privacy.errors import ConfigurationError
+from medsilo.privacy.errors import ConfigurationError, JournalError
 from medsilo.privacy.files.durable import write_atomically
 from medsilo.privacy.files.state_folder import keep_private
 from medsilo.privacy.party.commands import (
@@ -19,7 +20,7 @@ from medsilo.privacy.party.commands import (
     ReportFormats,
     report_on,
 )
-from medsilo.privacy.party.console import out
+from medsilo.privacy.party.console import medsilo_version, out, say
 from medsilo.privacy.report.format import Format
 from medsilo.silo.commands.options import Config
 from medsilo.silo.flower.config import read_party
@@ -112,6 +113,60 @@ def report(
 ) -> None:
     """Say what left this hospital, to whom and on which consent: in words here; as HTML, PDF and JSON in files."""
     report_on(read_party(config), folder, formats, run=run)
+
+
+def dossier(
+    config: Config,
+    answers: Annotated[
+        Path | None,
+        typer.Option("--answers", help="The hospital's own statements (default: NAME.dossier.yaml beside --config)."),
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the files (default: `dossier` in the state folder).")
+    ] = None,
+    run: OnlyRun = None,
+    bom: Annotated[
+        Path | None, typer.Option("--bom", help="Write the runs' models and data as a CycloneDX file (JSON) too.")
+    ] = None,
+) -> None:
+    """Draft the data protection file: art. 30 and 35 GDPR and others, each fact with the records that prove it.
+
+    Asks once, at a terminal, what only the hospital can say, and keeps the answers; what is not answered is a blank.
+    """
+    from medsilo.privacy.dossier.draft import Draft
+    from medsilo.privacy.dossier.model_bom import make_bom
+    from medsilo.privacy.dossier.questionnaire import Answers, ask_answers, read_answers
+    from medsilo.privacy.dossier.writing import write_dossier
+    from medsilo.privacy.identity.keys import load_audit_key
+    from medsilo.privacy.pages.page import print_page_one
+    from medsilo.privacy.report.builder import make_report
+
+    party = read_party(config)
+    file = answers or config.with_name(f"{party.name}.dossier.yaml")
+    if answers is not None or file.exists():
+        stated = read_answers(file)
+    elif sys.stdin.isatty():
+        say("What only the hospital can say. Leave empty what is not known yet: it becomes a blank to fill in.")
+        stated = ask_answers(lambda what: str(typer.prompt(what, default="", show_default=False)), file)
+        say(f"Kept in {file}, to be changed there.")
+    else:
+        stated = Answers()
+        say(f"There is no {file}, and no terminal to ask at: what the hospital states is left blank.")
+    key = load_audit_key(party.keys / "audit.key").public_key().public_bytes_raw()
+    found = make_report(party.journal, key=key, party=party.identity, run=run)
+    if folder is None:
+        keep_private(party.state)
+    draft = Draft(found, party.journal)
+    document, paths = write_dossier(draft, stated, folder or party.state / "dossier")
+    if bom is not None:
+        files = {file.parent.name: file for file in (party.state / "runs").glob("*/model.safetensors")}
+        write_atomically(bom, make_bom(draft, files, version=medsilo_version()))
+        paths.append(bom)
+    print_page_one(document, out)
+    for path in paths:
+        say(str(path))
+    if not found.verification.sound:
+        raise typer.Exit(JournalError.exit_code)
 
 
 def page(

@@ -7,6 +7,9 @@ import os
 import signal
 import sys
 from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from medsilo.privacy.pages.wording import readable_bytes
 from medsilo.privacy.party import systemd as service_manager
@@ -21,6 +24,9 @@ from medsilo.privacy.party.logs import LogFormat
 from medsilo.silo.commands.options import Config
 from medsilo.silo.flower.config import FlowerConfig, read_party
 from medsilo.silo.state.config import SiloConfig
+
+if TYPE_CHECKING:
+    from medsilo.silo.uplink.confinement import Confinement
 
 
 def keys(config: Config, rotate: Rotate = False) -> None:
@@ -41,18 +47,26 @@ def keys(config: Config, rotate: Rotate = False) -> None:
     )
 
 
-def train(config: Config, log: Log = LogFormat.TEXT) -> None:
+def train(
+    config: Config,
+    log: Log = LogFormat.TEXT,
+    confined: Annotated[
+        bool,
+        typer.Option("--confined", help="Train without a network: the kernel lets nothing reach another address."),
+    ] = False,
+) -> None:
     """Join the coordinator's run and train to its end; the same command goes on after any crash."""
+    settings = SiloConfig.read(config)
+    within = _confine(settings) if confined else None
     from medsilo.silo.run import daemon  # torch and gRPC take seconds to load; the other commands need neither
     from medsilo.silo.run.display import Display
 
-    settings = SiloConfig.read(config)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)
-    service_manager.watch(lambda: True)
-    service_manager.notify("READY=1")
+    if within is None:
+        _tell_service_manager()
     with Display(out, as_json=log is LogFormat.JSON) as display:
-        outcome = daemon.train(settings, display)
+        outcome = daemon.train(settings, display, confined=within)
     if log is LogFormat.JSON:
         return
     results = json.loads((outcome.folder / "results.json").read_text())
@@ -66,6 +80,19 @@ def train(config: Config, log: Log = LogFormat.TEXT) -> None:
         )
     out.print(f"The model: {outcome.folder / 'model.safetensors'}", soft_wrap=True)
     out.print(f"What left: silo report --config {config}", soft_wrap=True)
+
+
+def _tell_service_manager() -> None:
+    service_manager.watch(lambda: True)
+    service_manager.notify("READY=1")
+
+
+def _confine(settings: SiloConfig) -> Confinement:
+    """From here on without a network but for the way to the coordinator, or to the hospital's proxy."""
+    from medsilo.silo.uplink.confinement import confine
+
+    address = settings.coordinator.address if settings.proxy is None else settings.proxy.address
+    return confine(address, _tell_service_manager)
 
 
 def _end(number: int, _frame: FrameType | None) -> None:

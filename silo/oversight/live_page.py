@@ -24,8 +24,10 @@ from medsilo.privacy.journal.tail import JournalTail
 from medsilo.privacy.pages.plots import Strip, bars_by_round, spending
 from medsilo.privacy.pages.wording import readable_bytes
 from medsilo.privacy.party.page_server import Content, PageServer, open_token
+from medsilo.privacy.party.witness_status import witness_gauges, witness_lines
 from medsilo.privacy.report.model import BEFORE
 from medsilo.privacy.report.words import NAME, TELLING
+from medsilo.privacy.witness.status import read_status
 from medsilo.silo.oversight.budget import lines, read_accounts
 from medsilo.silo.oversight.consent import consent_content, take_back, tell_coordinator
 from medsilo.silo.preview import inspection
@@ -97,6 +99,8 @@ class View:
             "runs": runs,
             "outside": outside,
             "refused": refused,
+            "witnesses": (witnesses := read_status(config.state)),
+            "witnessed": witness_lines(witnesses),
             "coming": coming,
             "accounts": [
                 {
@@ -200,4 +204,5 @@ def metrics(view: View) -> bytes:
             spent.labels(account["data"], account["split"]).set(account["spent"])
     in_force = Gauge("medsilo_consent_in_force", "1 while the consent lets something leave.", registry=registry)
     in_force.set(data["consent"]["state"] == "in force")
+    witness_gauges(data["witnesses"], registry)
     return generate_latest(registry)

@@ -17,7 +17,7 @@ from medsilo.algorithms.protection import blind
 from medsilo.algorithms.protection.masked import check_masks, encode_upload, masked_payload
 from medsilo.algorithms.protection.private import DERIVED, NOISED, PUBLIC, RELEASED, mechanism, planned_averages
 from medsilo.algorithms.registry import make
-from medsilo.algorithms.tensors import Part, Payload
+from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload
 from medsilo.algorithms.tensors.transfer import CHUNK, chunk_message, manifest
 from medsilo.privacy.budget.accounting import Guarantee, epsilon
 from medsilo.privacy.budget.kept_releases import KeptReleases
@@ -223,7 +223,8 @@ def _covered(payload: Payload, plan: RunPlan, masks: SecureAggregationPlan, meth
     if masks.mode == "sum":
         return masked_payload(payload, encode_upload(payload, masks, masks.minimum)[1])
     keys = {str(other): PairKey(bytes(32), adds=True) for other in range(masks.minimum - 1)}
-    return blind.encode_upload(payload, blind.mixing_of(plan, method, 0), Sealer("", keys, b""), keys, masks, b"")
+    mixing = blind.mixing_of(plan, method, 0)
+    return blind.encode_upload(payload, mixing, Sealer("", keys, b""), keys, masks, b"", MemoryWorkspace())
 
 
 def privacy_loss(plan: RunPlan, method: Method, exposure: Exposure, paid: Collection[str] = frozenset()) -> PrivacyLoss:

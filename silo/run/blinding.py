@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,23 +15,27 @@ from torch import Tensor
 
 from medsilo.algorithms.declarations import Mixing
 from medsilo.algorithms.protection.blind import (
+    check_sums,
     compared_shape,
     encode_upload,
     mixed_specs,
     mixing_of,
     open_mixture,
-    read_weights,
+    read_mix,
     rules_of,
     shares_payload,
     sketch_size,
+    sums_given,
 )
 from medsilo.algorithms.protection.masked import digest
 from medsilo.algorithms.registry import make
-from medsilo.algorithms.tensors import Payload, TensorSpec
+from medsilo.algorithms.tensors import Part, Payload, TensorSpec
+from medsilo.algorithms.tensors.files import PayloadWriter, read_payload
 from medsilo.privacy.consent.consent import LARGEST_OVER_ROUNDS, LARGEST_SKETCH
 from medsilo.privacy.consent.helped import NOT_OPENED
 from medsilo.privacy.consent.withdrawal import MaskedSum
 from medsilo.privacy.errors import RefusedError
+from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.files.canonical import write_canonical
 from medsilo.privacy.files.durable import fsync_folder, write_atomically
 from medsilo.privacy.journal.records import MixRecord
@@ -56,6 +61,7 @@ class KeptSeal:
         keys: shared with each other silo, for this attempt alone.
         specs: the sealed tensors, in their order.
         weights: those for which shares were given, or are about to be; None before.
+        mixtures: SHA-256 of the mixtures that they were told to make.
     """
 
     round: int
@@ -64,6 +70,7 @@ class KeptSeal:
     keys: Mapping[str, PairKey]
     specs: tuple[TensorSpec, ...]
     weights: tuple[tuple[int, ...], ...] | None = None
+    mixtures: tuple[bytes, ...] = ()
 
     @classmethod
     def read(cls, path: Path) -> KeptSeal | None:
@@ -78,6 +85,7 @@ class KeptSeal:
                 keys={name: PairKey(bytes.fromhex(key), adds) for name, (key, adds) in content["keys"].items()},
                 specs=tuple(TensorSpec(name, tuple(shape)) for name, shape in content["specs"]),
                 weights=None if weights is None else tuple(tuple(row) for row in weights),
+                mixtures=tuple(bytes.fromhex(sha256) for sha256 in content["mixtures"]),
             )
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -91,6 +99,7 @@ class KeptSeal:
             "keys": {name: [pair.key.hex(), pair.adds] for name, pair in self.keys.items()},
             "specs": [[spec.name, list(spec.shape)] for spec in self.specs],
             "weights": self.weights,
+            "mixtures": [sha256.hex() for sha256 in self.mixtures],
         }
         write_atomically(path, write_canonical(content), mode=0o600)
 
@@ -102,22 +111,46 @@ class KeptSeal:
         """The weights as all must have been told them."""
         if self.weights is None:
             return None
-        return Mix.of(self.silos(own), np.array(self.weights, dtype=np.int64), self.context)
+        return Mix.of(self.silos(own), np.array(self.weights, dtype=np.int64), self.mixtures, self.context)
+
+
+class _OneFile:
+    """Where a sealed model is written as it is made: a workspace of one file, the last one's."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, specs: tuple[TensorSpec, ...], rows: int, blocks: Iterator[Tensor]) -> list[Part]:
+        assert rows == 1
+        with PayloadWriter(self._path, {Exposure.SEALED_MODEL: specs}) as writer:
+            for block in blocks:
+                writer.write(block.numpy().tobytes())
+            writer.commit()
+        return [self.read()]
+
+    def read(self) -> Part:
+        """Raises ``DataError`` where it is not there any more."""
+        return read_payload(self._path)[Exposure.SEALED_MODEL]
+
+    def remove(self) -> None:
+        self._path.unlink(missing_ok=True)
 
 
 class Blinding(Masking):
     """Seals where ``Masking`` masks.
 
     The coordinator does not go back behind a round that has ended, so the secret under which a model was sealed has to
-    outlive a crash: it is in ``path`` (0600) from before the model leaves until its mixture has been trained from. A
-    silo that is asked to seal the same model again (somebody has lost his key) takes a fresh secret, and forgets the
-    one before; after it has given shares for one set of weights, which is on disk before, it neither seals that model
-    again nor gives shares for others.
+    outlive a crash: it is in ``path`` (0600) from before the model leaves until its mixture has been trained from,
+    beside what was sealed (``….safetensors``), of which sums will be wanted by weights that nobody knows yet. A silo
+    that is asked to seal the same model again (somebody has lost his key) takes a fresh secret, and forgets the one
+    before; after it has given shares for one set of weights, which is on disk before, it neither seals that model again
+    nor gives shares for others.
     """
 
     def __init__(self, path: Path, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._path = path
+        self._sealed = _OneFile(path.with_suffix(".safetensors"))
         self._kept = KeptSeal.read(path)
         self._history = MixingHistory(path.with_name(MIXES), self._plan.sha256)
         self._name = self._credentials.identity.name
@@ -137,19 +170,20 @@ class Blinding(Masking):
         """
         kept = self._sealed_in(round_number - 1)
         try:
-            weights = read_weights(given, kept.silos(self._name))
-            mix = Mix.of(kept.silos(self._name), weights, kept.context)
-            seen = self._history.seen(kept.round, weights)
+            mix = read_mix(given, kept.silos(self._name), kept.context)
+            seen = self._history.seen(kept.round, mix.weights)
             found = [rules.check(mix, self._name, seen) for rules in self._rules()]
             sealer = Sealer(self._name, kept.keys, kept.context, seed=kept.seed, mix=kept.mix(self._name))
             shares = sealer.shares(mix)
         except RefusedError as error:
             raise self._refused(round_number, NOT_OPENED, error) from None
+        sums = check_sums(self._sealed.read(), mix)
         if kept.weights is None:
-            self._history.help(kept.round, weights)
-            self._keep(replace(kept, weights=tuple(tuple(row) for row in weights.tolist())))
+            self._history.help(kept.round, mix.weights)
+            told = tuple(tuple(row) for row in mix.weights.tolist())
+            self._keep(replace(kept, weights=told, mixtures=mix.mixtures))
         self._note_help(mix, seen, found)
-        return shares_payload(shares)
+        return shares_payload(shares, sums, sealer.tags(mix, sums))
 
     def begun(self, initial: Mapping[str, Tensor]) -> None:
         """From here on models move."""
@@ -171,10 +205,10 @@ class Blinding(Masking):
         )
 
     def received(self, given: Payload) -> str:
-        """Each silo is given a mixture of its own: the same for all are the weights, and what they were for."""
-        del given
+        """Each silo is given a mixture of its own: the same for all are the weights, what they were for, and what the
+        mixtures are checked by: a silo that told two others two check sums is found out before anything else leaves."""
         mix = self._kept.mix(self._name) if self._kept is not None else None
-        return digest({}).hex() if mix is None else mix.digest.hex()
+        return digest({}).hex() if mix is None else hashlib.sha256(mix.digest + sums_given(given)).hexdigest()
 
     def opened(self, round_number: int, given: Payload) -> Payload:
         """This silo's mixture, opened; nothing in the first round."""
@@ -187,12 +221,13 @@ class Blinding(Masking):
         if mix is None:
             raise RefusedError(f"round {round_number + 1} is to begin, and nobody asked this silo to open the last one")
         sealer = Sealer(self._name, kept.keys, kept.context, seed=kept.seed, mix=mix)
-        return open_mixture(given, sealer, kept.specs)
+        return open_mixture(given, sealer, mix.silos, self._name, kept.specs)
 
     def settled(self, round_number: int) -> None:
         """A round is trained, and kept: what opened its beginning goes."""
         if self._kept is not None and self._kept.round < round_number:
             self._path.unlink(missing_ok=True)
+            self._sealed.remove()
             fsync_folder(self._path.parent)
             self._kept = None
 
@@ -210,7 +245,7 @@ class Blinding(Masking):
         self._check_sketch(round_number, upload, mixing)
         keys = roster.pairs(own, private)
         sealer = Sealer(self._name, keys, roster.sha256)
-        sealed = encode_upload(upload, mixing, sealer, keys, self._masks, self._plan.sha256)
+        sealed = encode_upload(upload, mixing, sealer, keys, self._masks, self._plan.sha256, self._sealed)
         self._history.seal(
             round_number, {n: t for e in mixing.mixed & set(upload) for n, t in upload[e].tensors().items()}
         )

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from medsilo.algorithms.datasets import ImageDataset, load_npz
 from medsilo.algorithms.tensors.memory import reuse_freed_memory
+from medsilo.privacy.audit.fork_proof import ForkProof
 from medsilo.privacy.consent.consent import ConsentFile, today
 from medsilo.privacy.consent.early_end import Cause
-from medsilo.privacy.consent.gate import ConsentGate
+from medsilo.privacy.consent.gate import ConsentGate, WitnessGate
+from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.consent.withdrawal import EndedError, History
 from medsilo.privacy.door.archive import SentArchive
 from medsilo.privacy.door.door import Door
+from medsilo.privacy.door.gossip import ForkError
+from medsilo.privacy.door.witnessing import Witnessing
 from medsilo.privacy.errors import (
     BudgetError,
     ConsentError,
@@ -27,9 +32,11 @@ from medsilo.privacy.errors import (
 )
 from medsilo.privacy.files.durable import on_disk
 from medsilo.privacy.files.state_folder import keep_private
+from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.identity.keys import load_audit_key
 from medsilo.privacy.journal.journal import Journal
 from medsilo.privacy.journal.records import ConsentRecord, RefusalRecord, RunRecord
+from medsilo.privacy.witness.link import WitnessLink
 from medsilo.silo.run.agreement import agree, open_masking, summary
 from medsilo.silo.run.approval import await_approval
 from medsilo.silo.run.display import Display
@@ -40,6 +47,8 @@ from medsilo.silo.state.config import SiloConfig
 from medsilo.silo.state.plans import keep_plan
 from medsilo.silo.training.device import choose_device, set_threads
 from medsilo.silo.training.processes import Processes
+from medsilo.silo.uplink.channel import connect
+from medsilo.silo.uplink.confinement import Confinement
 from medsilo.silo.uplink.explaining import UnansweredError
 from medsilo.silo.uplink.uplink import Uplink
 
@@ -56,8 +65,15 @@ class Outcome:
     bytes_sent: int
 
 
-def train(config: SiloConfig, display: Display, *, day: Callable[[], date] = today) -> Outcome:
-    """Takes part in the coordinator's run until it ends. ``day``: tells the day, UTC.
+def train(
+    config: SiloConfig,
+    display: Display,
+    *,
+    day: Callable[[], date] = today,
+    confined: Confinement | None = None,
+) -> Outcome:
+    """Takes part in the coordinator's run until it ends. ``day``: tells the day, UTC. ``confined``: how this process
+    is kept from the network, where the kernel does that.
 
     Everything that can be wrong on this machine (consent, shard, keys, device) is checked before the first byte
     leaves. Where the run has ended, with its outcome here and the coordinator's receipt for that, the coordinator may
@@ -67,10 +83,10 @@ def train(config: SiloConfig, display: Display, *, day: Callable[[], date] = tod
     with on_disk(config.state):
         keep_private(config.state, display.notice)
         reuse_freed_memory()
-        return _train(config, display, day)
+        return _train(config, display, day, confined)
 
 
-def _train(config: SiloConfig, display: Display, day: Callable[[], date]) -> Outcome:
+def _train(config: SiloConfig, display: Display, day: Callable[[], date], confined: Confinement | None) -> Outcome:
     history = History.read(config.journal)
     consent = _consent_to_ask(config, history, display, day)
     dataset = load_npz(config.shard)
@@ -87,13 +103,15 @@ def _train(config: SiloConfig, display: Display, day: Callable[[], date]) -> Out
         archive = _archive(config)
         door = Door(journal, identity=config.identity.uri, federation=config.federation, gate=gate, archive=archive)
         note(consent)
-        uplink = Uplink(config, credentials, door, notice=display.notice)
+        uplink = Uplink(config, credentials, door, notice=display.notice, confined=confined)
+        uplink.note_egress()
         last = history.last
         done = last if last and last.ended and has_ended(config.runs / last.run, last.plan_sha256) else None
         uplink.needed = done is None
+        door.receipt_state(config.coordinator_identity.uri).named = _audit_keys(config, consent)
         joined = False
         try:
-            with _noting_refusals(door, config.coordinator_identity.uri):
+            with _keeping_proof(config), _noting_refusals(door, config.coordinator_identity.uri):
                 plan = uplink.get_plan()
                 keep_plan(config, plan)
                 run = plan.run
@@ -101,9 +119,11 @@ def _train(config: SiloConfig, display: Display, day: Callable[[], date]) -> Out
                 gate, account, counts = agree(config, plan, uplink, gate, dataset, door, history, display)
                 blind, current = config.runs / run / "blind.json", credentials.current if credentials else None
                 masking = open_masking(plan, blind, current, audit_key, gate, door, history)
-                with Processes(config, devices, plan, dataset) as processes:
+                witnessing = _witnessing(config, plan, door, gate, display)
+                with Processes(config, devices, plan, dataset) as processes, closing(witnessing):
                     participation = Participation(
-                        config, plan, gate, dataset, processes, uplink, display, account, counts, masking, door
+                        *(config, plan, gate, dataset, processes, uplink, display, account, counts, masking, door),
+                        settled=witnessing.due,
                     )
                     with _watching(gate, uplink):
                         await_approval(config, plan, gate, door, history, display.notice)
@@ -125,8 +145,21 @@ def _train(config: SiloConfig, display: Display, day: Callable[[], date]) -> Out
             over = isinstance(ended, EndedError) and ended.cause == Cause.BUDGET
             raise (BudgetError(str(ended)) if over else ended) from None
         finally:
+            uplink.note_egress()
             uplink.close()
     return Outcome(run, config.runs / run, uplink.bytes_sent)
+
+
+def _witnessing(config: SiloConfig, plan: RunPlan, door: Door, gate: ConsentGate, display: Display) -> Witnessing:
+    return Witnessing(
+        [WitnessLink(witness, partial(connect, proxy=config.proxy)) for witness in config.witnesses],
+        door,
+        lambda key: WitnessGate(gate, key.text),
+        config.state,
+        run=plan.run,
+        plan_sha256=plan.sha256.hex(),
+        notice=display.notice,
+    )
 
 
 def _consent_to_ask(config: SiloConfig, history: History, display: Display, day: Callable[[], date]) -> ConsentFile:
@@ -172,6 +205,32 @@ def _noting_refusals(door: Door, peer: str) -> Iterator[None]:
         if not error.recorded:
             door.note(RefusalRecord(peer=peer, direction="received", reason=str(error)))
         raise
+
+
+def _audit_keys(config: SiloConfig, consent: ConsentFile) -> dict[str, str]:
+    """SHA-256 of other hospitals' audit keys, by identity, where the consent names them."""
+    masks = consent.consent.secure_aggregation
+    names = {} if masks is None else masks.audit_keys
+    return {Identity(config.federation, "silo", name).uri: key for name, key in names.items()}
+
+
+@contextmanager
+def _keeping_proof(config: SiloConfig) -> Iterator[None]:
+    """What proves to anyone that the coordinator shows two journals is kept in a file of its own."""
+    try:
+        yield
+    except ForkError as error:
+        if error.proof is None:
+            raise
+        proof = ForkProof.model_validate(error.proof)
+        found = proof.check()
+        proof.write(config.fork_proof)
+        kept = ForkError(
+            f"{error}. PROOF: {found.sentence()}: {config.fork_proof}, which anyone checks with `audit verify`",
+            error.proof,
+        )
+        kept.recorded = error.recorded
+        raise kept from None
 
 
 def _archive(config: SiloConfig) -> SentArchive | None:

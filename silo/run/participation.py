@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 class Participation:
-    """One silo in one run."""
+    """One silo in one run. ``settled``: called when a round's update has been taken, or refused as late."""
 
     def __init__(
         self,
@@ -62,7 +62,10 @@ class Participation:
         counts: PrivateCounts | None,
         masking: Masking | None,
         door: Door,
+        *,
+        settled: Callable[[], object] = lambda: None,
     ) -> None:
+        self._settled = settled
         self._plan = plan
         self._door = door
         self._account = account
@@ -133,6 +136,7 @@ class Participation:
                 self._help_to_open(task.round, payload)
             else:
                 self._train(task.round, payload)
+            self._uplink.note_egress()
             payload = {}  # as large as the model, and the next one is on its way
             self._let_go()
 
@@ -319,6 +323,7 @@ class Participation:
             self._display.notice(f"{late}; going on with the next task")
             taken = False
         self._sealed.settle(round_number)
+        self._settled()
         self._display.sent(round_number, self._last.accuracy if self._last else None, self._uplink.bytes_sent)
         return taken
 

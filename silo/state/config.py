@@ -13,6 +13,7 @@ from medsilo.privacy.files.configuration import FilePath, Name, StrictModel
 from medsilo.privacy.identity.endpoint import Address, is_loopback
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.party.party import PartyConfig
+from medsilo.privacy.witness.config import MOST_WITNESSES, WitnessAddress
 from medsilo.silo.state.proxy import ProxyConfig
 
 
@@ -42,7 +43,8 @@ class SiloConfig(PartyConfig):
     its own by SHA-256.
     ``keep_sent_days``: keep what was sent, encrypted with the silo's own key, for so many days (`silo audit open`); by
     default nothing is kept. ``ledger``: folder of the privacy ledgers, ``state/ledger`` by default; several silos that
-    train on the same images (in several federations) must share one.
+    train on the same images (in several federations) must share one. ``witnesses``: who is asked to cosign the
+    journal's checkpoints; the consent names them too.
     """
 
     role = "silo"
@@ -58,6 +60,7 @@ class SiloConfig(PartyConfig):
     weights: tuple[FilePath, ...] = ()
     keep_sent_days: float | None = Field(default=None, gt=0)
     ledger: FilePath | None = None
+    witnesses: tuple[WitnessAddress, ...] = Field(default=(), max_length=MOST_WITNESSES)
 
     @field_validator("device")
     @classmethod
@@ -99,6 +102,11 @@ class SiloConfig(PartyConfig):
     def ledgers(self) -> Path:
         """The folder of the privacy ledgers."""
         return self.ledger or self.state / "ledger"
+
+    @property
+    def fork_proof(self) -> Path:
+        """The file that proves that the coordinator has shown two journals, if this silo has found out."""
+        return self.state / "fork-proof.json"
 
     @property
     def runs(self) -> Path:

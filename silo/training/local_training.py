@@ -79,7 +79,7 @@ class LocalTrainer:
     ) -> None:
         self._name, self._images = name, images
         self._plan = plan.training
-        self._seed, self._rounds = plan.seed, plan.training_rounds
+        self._seed = plan.seed
         self._fraction_bits = plan.secure_aggregation.fraction_bits if plan.secure_aggregation is not None else 0
         self._device, self._precision = device, precision
         self._place, self._private = place, private
@@ -227,7 +227,6 @@ class LocalTrainer:
                 self._plan,
                 fraction_bits=self._fraction_bits,
                 round_number=number,
-                rounds=self._rounds,
                 reads=reads_of(asked.model, chosen, optimizer, None, 1),
                 progress=lambda _, loss: self._progress(Progress(number, 1, 1, 1, 1, loss)),
             )

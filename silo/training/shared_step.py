@@ -2,15 +2,14 @@
 
 Hospital i of n_i units has the mean w and sums its units' clipped gradients there, Σg. What it sends is
 
-    n_i · v - (η_t·Σg + its share of the noise),        v = w + β·(η_t / η_{t-1})·(w - w'),
+    n_i · v - (η·Σg + its share of the noise),        v = w + β·(w - w'),
 
-in multiples of 2^-F, w' being the mean of the round before and β the momentum. The masked sum over all, divided by
-the number of all units, is v less the step on all units of all hospitals: SGD with momentum (Polyak's heavy ball),
-whose memory is made of the means alone. The step size falls from round to round, η_t = η·(T - t) / T for t from 0 to
-T - 1: so the last model has as little noise in it as the mean of the last models would, which nobody has at the end.
-All but the last term is public, and the noise is added in whole numbers, so that the sum is what
-``medsilo.privacy.budget.shared_noise`` accounts for. An optimiser's memory of the hospital's own steps would not do: it
-holds the hospital's own share of the noise, and gradients with no more than that would be in every later sum.
+in multiples of 2^-F, w' being the mean of the round before and β the momentum. The masked sum over all, divided by the
+number of all units, is v less the step on all units of all hospitals: SGD with momentum (Polyak's heavy ball), whose
+memory is made of the means alone. All but the last term is public, and the noise is added in whole numbers, so that the
+sum is what ``medsilo.privacy.budget.shared_noise`` accounts for. An optimiser's memory of the hospital's own steps
+would not do: it holds the hospital's own share of the noise, and gradients with no more than that would be in every
+later sum.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ def step(
     *,
     fraction_bits: int,
     round_number: int,
-    rounds: int,
     reads: str,
     progress: Callable[[int, float], None],
 ) -> dict[str, Tensor]:
@@ -58,10 +56,8 @@ def step(
     """
     mechanism = private.plan
     assert mechanism.honest is not None, "its noise is shared out"
-    left = rounds - round_number
-    momentum = training.momentum * left / (left + 1)
     lattice = Lattice(
-        training.learning_rate * left / rounds,
+        training.learning_rate,
         mechanism.clipping_norm,
         fraction_bits,
         mechanism.noise_multiplier,
@@ -71,7 +67,7 @@ def step(
     # Before anything is charged: a model without room would be refused after it.
     public = {
         name: encode(
-            _from(parameter, optimizer, momentum).numpy(),
+            _from(parameter, optimizer, training.momentum).numpy(),
             weight=private.units,
             fraction_bits=fraction_bits,
             silos=_PARTS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -28,8 +29,11 @@ def open_channel(
     credentials: grpc.ChannelCredentials | None,
     *,
     proxy: ProxyConfig | None = None,
+    way_out: Path | None = None,
 ) -> grpc.Channel:
     """A channel to ``host:port``, where nobody but ``coordinator`` is spoken to; in plain text without ``credentials``.
+
+    ``way_out``: the socket file that leads there, or to the proxy, where the address itself cannot be reached.
 
     Raises ``IdentityError`` if the proxy's name and password cannot be read.
     """
@@ -52,7 +56,7 @@ def open_channel(
         options.append(("grpc.http_connect_server", address))
         if (authorization := proxy.authorization()) is not None:
             options.append(("grpc.http_connect_headers", f"Proxy-Authorization:{authorization}"))
-    target = f"dns:///{address if proxy is None else proxy.address}"
+    target = f"dns:///{address if proxy is None else proxy.address}" if way_out is None else f"unix:{way_out}"
     if credentials is None:
         return grpc.insecure_channel(target, options=options)
     # The name in the certificate is the coordinator's identity, wherever its address is.

@@ -28,6 +28,7 @@ from medsilo.protos.versions import OLDEST_VERSION, PROTOCOL_VERSION
 from medsilo.silo.state.config import SiloConfig
 from medsilo.silo.state.proxy import proxies_in_environment
 from medsilo.silo.uplink.channel import channel_credentials, open_channel
+from medsilo.silo.uplink.confinement import Confinement
 from medsilo.silo.uplink.explaining import UnansweredError
 from medsilo.silo.uplink.waiting import Waiting
 
@@ -62,11 +63,14 @@ class Uplink:
         door: Door,
         *,
         notice: Callable[[str], None],
+        confined: Confinement | None = None,
     ) -> None:
         self._config = config
         self._credentials = credentials
         self._door = door
         self._notice = notice
+        self._confined = confined
+        self._confined_since: int | None = None
         self._plan: RunPlan | None = None
         self._peer_certificate_sha256 = ""
         self._in_step = False
@@ -79,6 +83,14 @@ class Uplink:
     def close(self) -> None:
         """Closes the channel."""
         self._channel.close()
+
+    def note_egress(self) -> None:
+        """Records what the kernel has counted so far, where it confines this process."""
+        if self._confined is None:
+            return
+        if self._confined_since is None:
+            self._confined_since = len(self._door.journal)
+        self._door.note(self._confined.record(self._confined_since))
 
     def use(self, door: Door, plan: RunPlan | None) -> None:
         """From now on messages belong to this plan and pass this door."""
@@ -393,7 +405,8 @@ class Uplink:
         if self._credentials is not None:
             self._shown = self._credentials.current
             credentials = channel_credentials(self._shown.ca_pem, self._shown)
-        return open_channel(address, self._config.coordinator_identity, credentials, proxy=proxy)
+        way_out = self._confined.way_out if self._confined is not None else None
+        return open_channel(address, self._config.coordinator_identity, credentials, proxy=proxy, way_out=way_out)
 
 
 def _read_payload(task: wire.Task, plan: RunPlan, chunks: Iterable[TensorChunk]) -> Payload:

@@ -199,25 +199,24 @@ def shared(folder: Path, *, rounds: int = 8, **privacy: Any) -> RunPlan:
     return CoordinatorConfig.read(folder / "coordinator.yaml").plan()
 
 
-def test_with_shared_noise_a_round_is_one_falling_step_as_far_as_the_lesser_noise_allows(tmp_path: Path) -> None:
+def test_with_shared_noise_a_round_is_one_plain_step_as_far_as_the_lesser_noise_allows(tmp_path: Path) -> None:
     plan = shared(tmp_path)
     found, training = plan.privacy, plan.training
     assert found is not None
     assert (found.honest, found.steps, training.epochs, found.averaged_share, found.unit) == (5, 8, 1, 0.0, "patient")
+    assert not training.momentum
     assert plan.trust == Trust(5, 6)
     assert RunPlan.from_message(plan.to_message()) == plan
     check_promise(plan, make("fedavg", {}))
     check_masks(plan, make("fedavg", {}))
-    for changes in ({}, {"units": 7}, {"epsilon": 2.0}, {"rounds": 20}, {"units": 7, "honest": 3}):
-        one = shared(tmp_path, **{"units": 15, **changes})
+    for changes in ({}, {"units": 4}, {"epsilon": 0.5}, {"rounds": 20}, {"units": 4, "honest": 3}):
+        one = shared(tmp_path, **{"units": 7, **changes})
         assert one.privacy is not None
         assert one.privacy.honest is not None
-        sizes = [one.training.learning_rate * (one.rounds - t) / one.rounds for t in range(one.rounds)]
-        mean = sum(sizes) / len(sizes) / (1 - one.training.momentum)
         # Of all six hospitals' shares, divided by the number of all units.
         share = one.privacy.noise_multiplier * one.privacy.clipping_norm / math.sqrt(one.privacy.honest)
-        noise = mean * math.sqrt(one.rounds) * share / (changes.get("units", 15) * math.sqrt(6))
-        assert noise == pytest.approx(2.5, rel=0.01)
+        noise = one.training.learning_rate * math.sqrt(one.rounds) * share / (changes.get("units", 7) * math.sqrt(6))
+        assert noise == pytest.approx(1.1, rel=0.01)
     assert shared(tmp_path, unit="image", rounds=2).training.learning_rate == 10, "what a consent takes by default"
     fewer = found.model_copy(update={"noise_multiplier": 0.75 * found.noise_multiplier})
     with pytest.raises(RefusedError, match="cost"):

@@ -55,6 +55,8 @@ NOT_RUN = {
     "python -m tests.fuzzing": "takes minutes to hours; tests/fuzzing/test_fuzzing.py runs the same with fewer inputs",
     "python3 - <<'EOF'": "test_the_documented_steps_verify_by_hand runs it, with the lines that follow",
     "silo prepare": "tests/silo/data/test_preparing.py runs it on folders, tables and DICOM files",
+    "silo witness": "tests/support/runs/every_command.py and tests/privacy/party/test_witness_commands.py run it",
+    "silo audit verify hospital1-evidence.json --witness": "tests/end_to_end/test_witnesses.py runs it",
     "silo evaluate": "tests/silo/model/test_evaluation.py runs it on a model that has been trained",
     "silo export": "tests/silo/model/test_exporting.py runs it in both formats",
     "silo models": "tests/silo/model/test_kept_models.py runs it on runs of several rounds",

@@ -58,8 +58,7 @@ def test_a_parser_with_a_defect_is_found_and_its_input_kept(
 
 
 def test_a_stored_schema_with_a_name_that_is_no_text_is_refused() -> None:
-    """Found by the long form: protobuf gives such a name as bytes."""
+    """Found by the long form: protobuf gave such a name as bytes."""
     files = [file.serialized_pb.replace(b".medsilo.v1.Envelope", b"\xffmedsilo.v1.Envelope") for file in SCHEMA_FILES]
-    schema = StoredSchema([base64.b64encode(file).decode() for file in files])
-    with pytest.raises(JournalError, match="its type has no name"):
-        schema.classes("medsilo.v1.GetTaskRequest", {"attestation.payload": 5})
+    with pytest.raises(JournalError, match="the stored schema cannot be read"):
+        StoredSchema([base64.b64encode(file).decode() for file in files])

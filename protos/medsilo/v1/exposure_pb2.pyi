@@ -35,6 +35,7 @@ class ExposureClass(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EXPOSURE_CLASS_OPENING_SHARES: _ClassVar[ExposureClass]
     EXPOSURE_CLASS_MIXING_WEIGHTS: _ClassVar[ExposureClass]
     EXPOSURE_CLASS_SEALED_MIXTURE: _ClassVar[ExposureClass]
+    EXPOSURE_CLASS_CHECKPOINT: _ClassVar[ExposureClass]
 EXPOSURE_CLASS_UNSPECIFIED: ExposureClass
 EXPOSURE_CLASS_PROTOCOL: ExposureClass
 EXPOSURE_CLASS_IDENTITY: ExposureClass
@@ -63,6 +64,7 @@ EXPOSURE_CLASS_MODEL_DISTANCES: ExposureClass
 EXPOSURE_CLASS_OPENING_SHARES: ExposureClass
 EXPOSURE_CLASS_MIXING_WEIGHTS: ExposureClass
 EXPOSURE_CLASS_SEALED_MIXTURE: ExposureClass
+EXPOSURE_CLASS_CHECKPOINT: ExposureClass
 EXPOSURE_FIELD_NUMBER: _ClassVar[int]
 exposure: _descriptor.FieldDescriptor
 SINCE_FIELD_NUMBER: _ClassVar[int]

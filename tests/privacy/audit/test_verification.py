@@ -22,10 +22,9 @@ from hypothesis import strategies as st
 
 from medsilo.privacy.audit.bundle import UnreadableError, open_evidence
 from medsilo.privacy.audit.findings import Verification
-from medsilo.privacy.audit.permission import Permissions
 from medsilo.privacy.audit.reader import EvidenceReader
 from medsilo.privacy.audit.verification import verify_evidence
-from medsilo.privacy.errors import ConsentError, JournalError
+from medsilo.privacy.errors import JournalError
 from medsilo.privacy.exposure import SCHEMA_FILES, field_exposure
 from medsilo.privacy.files.canonical import read_canonical, write_canonical
 from medsilo.privacy.identity.envelope import ATTESTATION, from_json, seal, to_json
@@ -41,6 +40,8 @@ from medsilo.privacy.journal.records import (
     read,
 )
 from medsilo.privacy.journal.stored_schema import StoredSchema
+from medsilo.privacy.verify.permission import Permissions
+from medsilo.privacy.verify.result import ConsentError
 from tests.support.evidence.exchanging import CONSENT, COORDINATOR, SILO, Exchange, Party, key_of, meet
 from tests.support.evidence.tampering import Forger, Record, changed, records_of, resigned, write_bundle
 
@@ -512,7 +513,7 @@ def test_the_farewell_may_leave_however_the_consent_has_ended_and_nothing_else(e
     permissions.withdrawn(withdrawal("consent narrowed"))
     for record, classes in farewell:
         permissions.check(record, classes, whole=True)
-        assert not permissions.outlived(record, after=4e9)
+        assert permissions.ends(record.rpc) is None, "whatever the other side's clock says"
     for forbidden in (sending("PROTOCOL", "IDENTITY", rpc="GetTask"), sending("LOCAL_METRICS", rpc="Attest")):
         with pytest.raises(ConsentError):
             permissions.check(*forbidden, whole=True)

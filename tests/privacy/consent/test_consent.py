@@ -13,7 +13,6 @@ import yaml
 
 from medsilo.algorithms.fedavg import FedAvg
 from medsilo.coordinator.config import CoordinatorConfig
-from medsilo.privacy.audit.permission import Permissions
 from medsilo.privacy.budget.promise import PrivacyPlan
 from medsilo.privacy.consent import consent as consent_module
 from medsilo.privacy.consent.consent import Consent, ConsentFile, Missing
@@ -25,6 +24,8 @@ from medsilo.privacy.files.canonical import write_canonical
 from medsilo.privacy.files.configuration import with_home
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.journal.records import ConsentRecord, RunRecord
+from medsilo.privacy.verify import result
+from medsilo.privacy.verify.permission import Permissions
 from medsilo.silo.state.config import SiloConfig
 from tests.support.evidence.planning import make_plan
 
@@ -531,5 +532,5 @@ class TestTrust:
             if sound:
                 permissions.joined(run)
                 continue
-            with pytest.raises(ConsentError, match="relies on 4 of 6 hospitals to be honest"):
+            with pytest.raises(result.ConsentError, match="relies on 4 of 6 hospitals to be honest"):
                 permissions.joined(run)

@@ -3,6 +3,7 @@ started anew."""
 
 from __future__ import annotations
 
+import hashlib
 import stat
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -13,7 +14,16 @@ import numpy as np
 import pytest
 import torch
 
-from medsilo.algorithms.protection.blind import check_plan, mix_sealed, mixing_of, upload_parts, weigh
+from medsilo.algorithms.protection import blind
+from medsilo.algorithms.protection.blind import (
+    check_plan,
+    mix_sealed,
+    mixing_of,
+    openers,
+    share_parts,
+    stated,
+    upload_parts,
+)
 from medsilo.algorithms.registry import make
 from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload
 from medsilo.algorithms.tensors.files import FileWorkspace, Spares
@@ -22,13 +32,14 @@ from medsilo.privacy.consent.consent import Consent
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.consent.withdrawal import History
 from medsilo.privacy.door.door import Door
-from medsilo.privacy.errors import ConfigurationError, RefusedError
+from medsilo.privacy.errors import ConfigurationError, DataError, RefusedError
 from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.identity.authority import create_authority, issue
 from medsilo.privacy.identity.certificates import load_credentials
 from medsilo.privacy.identity.identity import Identity
 from medsilo.privacy.identity.keys import create_keys, load_audit_key
 from medsilo.privacy.journal.journal import Journal, read_records
+from medsilo.privacy.secure_aggregation.blind_mixing import SMALLEST
 from medsilo.silo.run.blinding import Blinding
 
 NAMES = ("a", "b", "c", "d")
@@ -122,9 +133,12 @@ class Hospitals:
         received = RECEIVED if number == 0 else bytes([number]) * 32
         stated = [silo.statement(number, received) for silo in self.silos.values()]
         self.roster = [key.to_message() for key in stated if key is not None]
-        sealed = {
-            name: silo.mask(number, self.roster, model_of(name, number, moved))[1] for name, silo in self.silos.items()
-        }
+        sealed = {}
+        for name, silo in self.silos.items():
+            sent = silo.mask(number, self.roster, model_of(name, number, moved))[1]
+            # As it arrives: the file that it is sent from is written over by the next.
+            copied = {e: {key: tensor.clone() for key, tensor in part.tensors().items()} for e, part in sent.items()}
+            sealed[name] = {exposure: Part.of(tensors) for exposure, tensors in copied.items()}
         for payload in sealed.values():
             parts = {exposure: part.specs for exposure, part in model_of("a").items()}
             check_parts({e: part.specs for e, part in payload.items()}, upload_parts(parts, MIXING, MASKS, len(NAMES)))
@@ -146,7 +160,22 @@ def hospitals(tmp_path: Path) -> Iterator[Hospitals]:
 
 
 def told(weights: Any) -> Payload:
-    return {Exposure.MIXING_WEIGHTS: Part.of({"weights": torch.as_tensor(np.asarray(weights), dtype=torch.int64)})}
+    """Weights with something that is said of mixtures."""
+    tensor = torch.as_tensor(np.asarray(weights), dtype=torch.int64)
+    return stated({Exposure.MIXING_WEIGHTS: Part.of({"weights": tensor})}, [bytes(32)] * len(tensor))
+
+
+def weigh(sealed: dict[str, Payload]) -> tuple[Payload, dict[str, Payload], Any]:
+    """What all are told, the mixtures, and what is shown to people."""
+    weights, shown = blind.weigh(sealed, MIXING, MASKS)
+    mixed, digests = mix_sealed(sealed, weights, MemoryWorkspace())
+    return stated(weights, digests), mixed, shown
+
+
+def given_to(mixed: dict[str, Payload], shares: dict[str, Payload]) -> dict[str, Payload]:
+    for payload in shares.values():
+        check_parts({e: part.specs for e, part in payload.items()}, share_parts(len(NAMES)))
+    return {name: {**mixed[name], **opening} for name, opening in openers(shares).items()}
 
 
 def weights_in(payload: Payload) -> np.ndarray:
@@ -160,7 +189,10 @@ def test_each_silo_opens_the_mixture_that_all_saw_the_weights_of(
 ) -> None:
     """Also a silo that was started anew after it had sealed its model, and after it had helped."""
     sealed = hospitals.seal()
-    weights, shown = weigh(sealed, MIXING, MASKS)
+    weights, shown = blind.weigh(sealed, MIXING, MASKS)
+    spares = Spares(tmp_path / "spare", most=4)
+    mixed, digests = mix_sealed(sealed, weights, FileWorkspace(tmp_path / "results", spares))
+    weights = stated(weights, digests)
     for name in NAMES if restarted else ():
         hospitals.silos[name] = hospitals.started(name)
     shares = {name: silo.shares(1, weights) for name, silo in hospitals.silos.items()}
@@ -168,8 +200,7 @@ def test_each_silo_opens_the_mixture_that_all_saw_the_weights_of(
         hospitals.silos[name] = hospitals.started(name)
         again = hospitals.silos[name].shares(1, weights)[Exposure.OPENING_SHARES]
         assert again.tensors()["shares"].equal(shares[name][Exposure.OPENING_SHARES].tensors()["shares"])
-    spares = Spares(tmp_path / "spare", most=4)
-    mixed = mix_sealed(sealed, shares, weights_in(weights), FileWorkspace(tmp_path / "results", spares))
+    given = given_to(mixed, shares)
     models = torch.stack(
         [
             torch.cat([t.reshape(-1) for e in Exposure if e in m for t in m[e].tensors().values()])
@@ -177,11 +208,12 @@ def test_each_silo_opens_the_mixture_that_all_saw_the_weights_of(
         ]
     )
     expected = shown.weights @ models.double()
-    assert len({silo.received({}) for silo in hospitals.silos.values()}) == 1, "what the next roster is checked by"
+    received = {hospitals.silos[name].received(given[name]) for name in NAMES}
+    assert len(received) == 1, "what the next roster is checked by"
     assert shown.weights.diagonal().max() < 0.9, "models are mixed"
     for place, name in enumerate(NAMES):
         silo = hospitals.silos[name]
-        opened = silo.opened(2, mixed[name])[Exposure.PEER_DERIVED]
+        opened = silo.opened(2, given[name])[Exposure.PEER_DERIVED]
         assert [spec.name for spec in opened.specs] == ["v", "w"]
         found = torch.cat([t.reshape(-1) for t in opened.tensors().values()])
         assert float((found - expected[place]).abs().max()) < 2e-4
@@ -189,10 +221,11 @@ def test_each_silo_opens_the_mixture_that_all_saw_the_weights_of(
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         silo.settled(2)
         assert not path.exists()
+        assert not path.with_suffix(".safetensors").exists()
 
 
 def test_the_methods_weights_are_what_is_made_of_distances_alone(hospitals: Hospitals) -> None:
-    weights, shown = weigh(hospitals.seal(), MIXING, MASKS)
+    weights, _, shown = weigh(hospitals.seal())
     models = torch.stack([model_of(n)[Exposure.MODEL_PARAMETERS_CLASSIFIER].tensors()["w"].reshape(-1) for n in NAMES])
     rest = torch.stack([model_of(n)[Exposure.MODEL_PARAMETERS_EXTRACTOR].tensors()["v"] for n in NAMES])
     whole = torch.cat([models, rest], dim=1).double()
@@ -203,7 +236,7 @@ def test_the_methods_weights_are_what_is_made_of_distances_alone(hospitals: Hosp
 
 
 def test_after_it_has_helped_a_silo_helps_with_no_other_weights_and_seals_no_more(hospitals: Hospitals) -> None:
-    weights, _ = weigh(hospitals.seal(), MIXING, MASKS)
+    weights, _, _ = weigh(hospitals.seal())
     hospitals.silos["a"].shares(1, weights)
     others = weights_in(weights).copy()
     others[0] += np.array([-3, 1, 1, 1])
@@ -225,13 +258,40 @@ def test_a_model_that_is_sealed_again_before_has_nothing_to_do_with_the_first(ho
     second = hospitals.seal()
     for name in NAMES:
         one, other = (s[name][Exposure.SEALED_MODEL].tensors()["words"] for s in (first, second))
-        assert not (one == other).any()
-    # What was sealed first, nobody can open any more.
-    weights, _ = weigh(second, MIXING, MASKS)
+        assert not (one == other).all(dim=1).any()
+    # What was sealed first, nobody can open any more, nor can it be passed off for what was sealed last.
+    _, mixed, _ = weigh(first)
+    weights, others, _ = weigh(second)
+    told_of = weights[Exposure.MIXING_WEIGHTS].tensors()
+    for name, why in (("b", "mixture_of_sealed"), ("a", "mixture_as_stated")):
+        digests = [bytes(row) for row in told_of["mixtures"].numpy()]
+        if name == "b":
+            digests[1] = hashlib.sha256(mixed["b"][Exposure.SEALED_MIXTURE].source.read(0, 12 * SMALLEST)).digest()
+            weights = stated({Exposure.MIXING_WEIGHTS: Part.of({"weights": told_of["weights"]})}, digests)
+            shares = {each: silo.shares(1, weights) for each, silo in hospitals.silos.items()}
+        given = given_to({**others, name: mixed[name]}, shares)
+        with pytest.raises(RefusedError, match=why):
+            hospitals.silos[name].opened(2, given[name])
+
+
+def test_what_was_sealed_has_to_be_there_when_it_is_asked_about(hospitals: Hospitals) -> None:
+    weights, _, _ = weigh(hospitals.seal())
+    (hospitals.folder / "a" / "r.safetensors").unlink()
+    with pytest.raises(DataError, match="cannot be read"):
+        hospitals.silos["a"].shares(1, weights)
+
+
+def test_other_check_sums_for_another_hospital_are_found_out_by_the_next_roster(hospitals: Hospitals) -> None:
+    weights, mixed, _ = weigh(hospitals.seal())
     shares = {name: silo.shares(1, weights) for name, silo in hospitals.silos.items()}
-    mixed = mix_sealed(first, shares, weights_in(weights), MemoryWorkspace())
-    with pytest.raises(RefusedError, match="the mixture for b does not open"):
-        hospitals.silos["b"].opened(2, mixed["b"])
+    given = given_to(mixed, shares)
+    opening = {name: tensor.clone() for name, tensor in given["b"][Exposure.OPENING_SHARES].tensors().items()}
+    opening["sums"][3, 0, 0] += 1
+    given["b"] = {**given["b"], Exposure.OPENING_SHARES: Part.of(opening)}
+    received = [hospitals.silos[name].received(given[name]) for name in ("a", "b")]
+    assert received[0] != received[1]
+    with pytest.raises(RefusedError, match="check_sums: those that came for d"):
+        hospitals.silos["b"].opened(2, given["b"])
 
 
 @pytest.mark.parametrize(
@@ -333,11 +393,11 @@ def test_shares_of_the_last_round_open_nothing_of_this_one(hospitals: Hospitals)
     for silo in hospitals.silos.values():
         silo.settled(1)
     sealed = hospitals.seal(2)
+    mixed, digests = mix_sealed(sealed, weights, MemoryWorkspace())
     for silo in hospitals.silos.values():
-        silo.shares(3, weights)
-    mixed = mix_sealed(sealed, old, np.full((4, 4), 256), MemoryWorkspace())
-    with pytest.raises(RefusedError, match="the mixture for b does not open"):
-        hospitals.silos["b"].opened(4, mixed["b"])
+        silo.shares(3, stated(weights, digests))
+    with pytest.raises(RefusedError, match="check_sums"):
+        hospitals.silos["b"].opened(4, given_to(mixed, old)["b"])
 
 
 def test_what_was_kept_of_a_run_and_is_lost_is_not_made_up(hospitals: Hospitals) -> None:

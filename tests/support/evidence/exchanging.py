@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -131,12 +131,13 @@ class Exchange:
     given: bytes = b"d" * 100
     """What is in each chunk of a task."""
     common: frozenset[Exposure] = frozenset({Exposure.PEER_DERIVED})
+    consent: Mapping[str, Any] = field(default_factory=lambda: CONSENT)
 
     def begin(self) -> None:
         """A session of the silo, up to its joining."""
         self.silo.door.note(
             ConsentRecord(
-                consent={**CONSENT, "rounds": self.plan.rounds},
+                consent={**self.consent, "rounds": self.plan.rounds},
                 data="shard",
                 data_sha256="ef" * 32,
                 synthetic=True,

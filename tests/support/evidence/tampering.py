@@ -99,6 +99,7 @@ class Forger:
                     if document["witnessed"]:
                         shown = sizes.get(document["witnessed"]["size"], shown)
                 else:
+                    before = copy.deepcopy(document)
                     size = min(sizes.get(int(document["checkpoint"].split("\n")[1]), tree.size), tree.size)
                     root = self._root(lines[:size])
                     document["checkpoint"] = Checkpoint(self._origin, size, root).sign(self._key)
@@ -108,10 +109,12 @@ class Forger:
                         "proof": [node.hex() for node in tree.consistency(first, size)],
                     }
                     document["exchanges"] = [e for e in document["exchanges"] if e["call_id"] not in without_calls]
-                    if document["witnessed"]:
+                    # What stands before the first forgery is as true as it was, and stays.
+                    if document["witnessed"] and document != before:
                         line = cosign(last_seen, self._origin, self._key, 1_800_000_000)
                         document["witnessed"]["cosignature"] = line
-                    record["attestation"] = to_json(seal(document, ATTESTATION, self._key))
+                    if document != before:
+                        record["attestation"] = to_json(seal(document, ATTESTATION, self._key))
             lines.append(rfc8785.dumps(record))
             tree.append(lines[-1])
             written.append(record)

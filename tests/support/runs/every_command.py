@@ -169,6 +169,13 @@ def by_hand(run: Commands, folder: Path) -> None:
         (folder / "pictures" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(folder / "pictures" / "ab"[number % 2] / f"{number}.png")
     run.silo("prepare", "--images", "pictures", "--size", 28, "--out", "prepared.npz")
+    for words, party in ((run.silo, "h.yaml"), (run.coordinator, "c.yaml")):
+        log = words("witness", "journal-key", "--config", party).strip()
+        listen = f"127.0.0.1:{8601 + (party == 'c.yaml')}"
+        settings = {"name": party, "listen": listen, "state": f"witness-of-{party}", "logs": [log]}
+        (folder / f"w-{party}").write_text(yaml.safe_dump(settings))
+        words("witness", "key", "--config", f"w-{party}")
+        run.starts(words.__name__, "witness", "serve", "--config", f"w-{party}", until="listening on")
     run.silo("shard", "--from", "few.npz", "--setting", "practical", "--groups", "1,1,1", "--train", 60, "--test", 20)
 
 
@@ -225,8 +232,11 @@ def look_at_everything(run: Commands, folder: Path) -> None:
         ["export", *own, "--out", "model.onnx"],
         ["export", *own, "--out", "model.pt2", "--format", "pt2"],
         ["report", *own],
+        ["dossier", *own, "--bom", "bom.json"],
+        ["audit", "show", *own, "--cited", "state/hospital1/dossier/dossier.json"],
         ["audit", "export", *own, "--out", "evidence.json"],
         ["audit", "open", *own],
+        ["audit", "verifier", "verifier.html"],
         ["consent", "show", *own],
     ):
         run.silo(*words)
@@ -234,6 +244,7 @@ def look_at_everything(run: Commands, folder: Path) -> None:
         run.coordinator(*words)
     run.coordinator("audit", "export", *theirs, "--out", "coordinators.json")
     run.coordinator("audit", "verify", *theirs)
+    run.coordinator("audit", "verifier", "verifier.html")
     run.silo("audit", "verify", *own, "--peer", "coordinators.json")
     run.starts("silo", "page", *own, "--port", 8600, until="token is in")
     token = (folder / "state" / "hospital1" / "keys" / "page.token").read_text().strip()

@@ -197,7 +197,7 @@ class Federation:
         """Starts a console script, which speaks into its configuration's log. ``prefix``: a command that runs it."""
         log = self.log(command[-1])
         tree = self.trees.get(Path(command[-1]).stem)
-        if self.forked and tree is None and (not prefix or prefix[0] in ("deadly", "hosted")):
+        if self.forked and tree is None and (not prefix or prefix[0] in ("deadly", "hosted", "leaking")):
             self.processes.append(Forked([*prefix, *command], self.folder, log))
             return self.processes[-1]
         program = [str(BIN / command[0])] if tree is None else _program_of(tree, command[0])

@@ -1,13 +1,14 @@
 """A private head in daemons, by the README's commands: what six hospitals get, and what their ledgers say that it cost.
 
-    python -m tests.support.runs.head_run --data FILE.npz [--seed 1] [--epsilon 1] [--out FILE]
+    python -m tests.support.runs.head_run --data FILE.npz [--seed 1] [--epsilon 1] [--shared] [--out FILE]
 
 On this machine, over mutual TLS: patients are dealt (`silo shard`), the federation is begun (`coordinator init`,
 `serve`) with the model, rounds and privacy of ``configs/experiments/coloncells-private-head.yaml``, each hospital
-enrols and trains (`silo init`, `silo train`), rates its model on its own test images (`silo evaluate`), and tells
-what was spent (`silo budget`) and whether the evidence is sound (`silo audit verify`). ε is worked out again from the
-plan's noise and number of steps, without the project's code: by dp-accounting's Rényi and privacy-loss accountants,
-and in closed form.
+enrols and trains (`silo init`, `silo train`), rates its model on its own test images (`silo evaluate`), and tells what
+was spent (`silo budget`) and whether the evidence is sound (`silo audit verify`). With ``--shared`` the unit is the
+patient and the noise is shared out under masks among five of six, as in ``coloncells-shared-noise.yaml``. ε is worked
+out again from the plan's noise and number of steps, without the project's code: by dp-accounting's Rényi and privacy-
+loss accountants, and in closed form.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tests.support.hospital.gaussian_audit import epsilon_of
 from tests.support.runs.federation import BIN, free_port
 
 ROOT = Path(__file__).parents[3]
-EXPERIMENT = ROOT / "configs/experiments/coloncells-private-head.yaml"
+EXPERIMENTS = ROOT / "configs/experiments"
 HOURS = 3600.0
 
 
@@ -82,12 +83,13 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--epsilon", type=float, default=1.0)
+    parser.add_argument("--shared", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         machine = Machine(Path(folder))
         try:
-            found = run(machine, options.data.resolve(), options.seed, options.epsilon)
+            found = run(machine, options.data.resolve(), options.seed, options.epsilon, shared=options.shared)
         finally:
             machine.ends()
     print(json.dumps(found, indent=1))
@@ -95,9 +97,10 @@ def main() -> None:
         options.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def run(machine: Machine, data: Path, seed: int, epsilon: float) -> dict[str, Any]:
+def run(machine: Machine, data: Path, seed: int, epsilon: float, *, shared: bool) -> dict[str, Any]:
     began = time.monotonic()
-    experiment = yaml.safe_load(EXPERIMENT.read_text())
+    name = "coloncells-shared-noise" if shared else "coloncells-private-head"
+    experiment = yaml.safe_load((EXPERIMENTS / f"{name}.yaml").read_text())
     silos = [f"hospital{number}" for number in range(1, experiment["setting"]["silos"] + 1)]
     cut = ["--setting", experiment["setting"]["kind"], "--silos", len(silos), "--seed", seed]
     machine.types("silo", "shard", "--from", data, "--out", "shards", *cut)
@@ -108,7 +111,11 @@ def run(machine: Machine, data: Path, seed: int, epsilon: float) -> dict[str, An
         "coordinator", "init", "--federation", "tissue", "--host", "localhost", *invited, *what, *ports
     )
     lines = [word for word in said.split() if word.startswith("medsilo:1/")]
-    settle(machine.folder / "coordinator.yaml", {**experiment["privacy"], "epsilon": epsilon}, seed)
+    privacy = {**experiment["privacy"], "epsilon": epsilon}
+    if shared:
+        privacy |= experiment["methods"][0]["privacy"]
+    trust = f"{privacy['honest']} of {len(silos)}" if shared else ""
+    settle(machine.folder / "coordinator.yaml", privacy, seed, minimum=len(silos) if shared else 0)
     plan = json.loads(machine.types("coordinator", "plan", "--config", "coordinator.yaml"))
     machine.starts("coordinator", "coordinator", "serve", "--until-done", "--config", "coordinator.yaml")
     while "listening on" not in machine.said("coordinator"):
@@ -117,6 +124,8 @@ def run(machine: Machine, data: Path, seed: int, epsilon: float) -> dict[str, An
         time.sleep(0.2)
     for name, line in zip(silos, lines, strict=True):
         machine.types("silo", "init", line, "--data", f"shards/{name}.npz", "--yes-to", "fedavg")
+        if trust:
+            agree(machine.folder / f"{name}.consent.yaml", trust, len(silos))
     for name in silos:
         machine.starts(name, "silo", "train", "--config", f"{name}.yaml")
     for name in [*silos, "coordinator"]:
@@ -136,12 +145,23 @@ def run(machine: Machine, data: Path, seed: int, epsilon: float) -> dict[str, An
     }
 
 
-def settle(path: Path, privacy: dict[str, Any], seed: int) -> None:
+def settle(path: Path, privacy: dict[str, Any], seed: int, *, minimum: int) -> None:
     """What the page on privacy says that the operator puts into ``coordinator.yaml``."""
     settings = yaml.safe_load(path.read_text())
     settings["run"].update(privacy=privacy, seed=seed)
     settings["run"].pop("training", None)
     settings["run"].pop("ask_for", None)
+    if minimum:
+        settings["run"]["secure_aggregation"] = {"minimum": minimum}
+    path.write_text(yaml.safe_dump(settings))
+
+
+def agree(path: Path, honest: str, minimum: int) -> None:
+    """What a hospital says that takes part with others' noise."""
+    settings = yaml.safe_load(path.read_text())
+    settings |= {"trusts": {"honest": honest}, "secure_aggregation": {"minimum": minimum}}
+    settings["privacy"] = {"epsilon": 8.0, "delta": 1e-5, "unit": "patient", "least_units": 5}
+    settings["exposures"] = ["MASKED_UPDATE", *settings["exposures"]]
     path.write_text(yaml.safe_dump(settings))
 
 
