@@ -1,19 +1,13 @@
-"""What blind mixing costs, and what it changes in the models.
+"""What blind mixing changes in the models.
 
-Cost: seconds and bytes of one silo and of the coordinator, for several sizes of model and numbers of silos, each beside
-today's masks (`masking.mask`) in the same run. Processor time of one thread, the least of some repeats; the mixture of
-large models is timed on the first 2^20 numbers and scaled (named so).
-
-    python benchmarks/blind_mixing.py cost [--sizes 44641 1000000] [--silos 3 20 100] [--repeats 3] [--out FILE.json]
-
-Models: federated training in the simulation, whose coordinator mixes plainly, or blind with sketches of so many numbers
+Federated training in the simulation, whose coordinator mixes plainly, or blind with sketches of so many numbers
 (0: as many as the model has, so that distances are exact). Every step of the protocol is done, in one process. Beside
 accuracies: how far a blind mixture lies from the plain one of the same uploads, as a share of what mixing moves.
 
-    python benchmarks/blind_mixing.py models [--data FILE.npz] [--seeds 1 2 3] [--rounds 12] [--sketches 0 512]
-                                             [--methods diversifed bounded fedamp pfedsim] [--dirichlet 0.5]
-                                             [--blind-only]
-                                             [--out FILE.json]
+    python benchmarks/blind_mixing.py [--data FILE.npz] [--seeds 1 2 3] [--rounds 12] [--sketches 0 512]
+                                      [--methods diversifed bounded fedamp pfedsim] [--dirichlet 0.5]
+                                      [--blind-only]
+                                      [--out FILE.json]
 
 Twenty silos in two groups of practical shares of classes, or of Dirichlet's label distributions. A sketch is never
 larger than the methods' default.
@@ -29,8 +23,7 @@ import itertools
 import json
 import os
 import platform
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -45,32 +38,30 @@ from medsilo.algorithms.method import PERSONAL, CoordinatorSide, Downloads, Meth
 from medsilo.algorithms.models import Layout, build
 from medsilo.algorithms.protection.blind import (
     blind_method,
+    check_sums,
     default_sketch,
     encode_upload,
     mix_sealed,
     mixed_specs,
     open_mixture,
-    read_weights,
+    openers,
+    read_mix,
     rules_of,
     shares_payload,
+    stated,
     weigh,
 )
 from medsilo.algorithms.registry import make
-from medsilo.algorithms.tensors import Payload, TensorSpec
+from medsilo.algorithms.tensors import MemoryWorkspace, Payload, TensorSpec
 from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, SecureAggregationPlan, TrainingPlan
 from medsilo.privacy.exposure import Exposure
-from medsilo.privacy.secure_aggregation import blind_mixing, ring
-from medsilo.privacy.secure_aggregation.blind_distances import SIZE, messages, sketch
-from medsilo.privacy.secure_aggregation.blind_mixing import WEIGHT_BITS, Mix, Sealer, mixtures, share_of, whole_weights
-from medsilo.privacy.secure_aggregation.masking import PairKey, mask, pair_keys
+from medsilo.privacy.secure_aggregation.blind_mixing import FRACTION_BITS, Sealer, whole_weights
+from medsilo.privacy.secure_aggregation.masking import PairKey, pair_keys
 from medsilo.privacy.secure_aggregation.mixing_rules import as_far, isolation
-from medsilo.privacy.secure_aggregation.ring import DEGREE
 from medsilo.silo.data.settings import Dirichlet, PracticalGroups, Setting
 from medsilo.silo.data.sharding import cut
 from medsilo.silo.data.synthetic import generate_tissue
 from medsilo.simulation.federation import Simulation
-
-SCALED = 1 << 20
 
 
 def keys_of(names: tuple[str, ...]) -> dict[str, dict[str, PairKey]]:
@@ -82,55 +73,6 @@ def keys_of(names: tuple[str, ...]) -> dict[str, dict[str, PairKey]]:
         others = {other: key for other, key in public.items() if other != name}
         found[name] = dict(zip(others, pair_keys(name, private[name], others, bytes(32)), strict=True))
     return found
-
-
-def cost(size: int, count: int, repeats: int) -> dict[str, Any]:
-    """One silo's and the coordinator's seconds and bytes."""
-    names = tuple(f"silo-{number:03}" for number in range(count))
-    private = X25519PrivateKey.generate()
-    public = {name: X25519PrivateKey.generate().public_key().public_bytes_raw() for name in names[1:]}
-    pairs = dict(zip(public, pair_keys(names[0], private, public, bytes(32)), strict=True))
-    model = np.random.default_rng(0).normal(0, 0.1, size).astype(np.float32)
-    whole = whole_weights(np.full((count, count), 1 / count))
-    mix = Mix(names, whole, b"benchmark")
-    part = min(size, SCALED)
-    rows = {name: np.random.default_rng(1).integers(0, 2**61, part, dtype=np.uint64) for name in names}
-    integers = model.astype(np.float64).view(np.uint64)
-    sealer = Sealer(names[0], pairs, b"benchmark")
-    # A mixture of its own model alone takes as long to open as any, and needs nothing of the others but their pads.
-    alone = Mix(names, np.eye(count, dtype=np.int64) << WEIGHT_BITS, b"alone")
-    opener = Sealer(names[0], pairs, b"benchmark")
-    mixture = ring.scaled(opener.seal(model, what="the model"), 1 << WEIGHT_BITS)
-    opener.shares(alone)
-    pads = [{names[0]: blind_mixing._pad(pairs[name], alone, name, names[0])} for name in names[1:]]
-    share = share_of(names[0], pads)
-    tasks: dict[str, Callable[[], object]] = {
-        "silo_seals": lambda: Sealer(names[0], pairs, b"benchmark").seal(model, what="the model"),
-        "silo_sketches": lambda: messages(sketch(model, size=SIZE, context=b"benchmark")[None], pairs),
-        "silo_shares": lambda: sealer.shares(mix),
-        "silo_opens": lambda: opener.open(mixture, share),
-        "coordinator_mixes": lambda: mixtures(rows, mix),
-        "silo_masks_for_a_sum": lambda: mask(integers, pairs.values()),
-    }
-    least: dict[str, float] = {}
-    for _ in range(repeats):
-        for name, task in tasks.items():
-            began = time.process_time()
-            task()
-            least[name] = min(least.get(name, float("inf")), time.process_time() - began)
-    least["coordinator_mixes"] *= size / part
-    silo = sum(least[name] for name in ("silo_seals", "silo_sketches", "silo_shares", "silo_opens"))
-    up = 8 * size + (count - 1) * (8 * min(size, SIZE) + 8 + 8 * DEGREE)
-    down = 8 * size + 8 * DEGREE + 8 * count * count
-    return {
-        "parameters": size,
-        "silos": count,
-        "seconds": {name: round(value, 4) for name, value in least.items()},
-        "mixes_scaled_from": part if part < size else None,
-        "silo_to_masks": round(silo / least["silo_masks_for_a_sum"], 2),
-        "bytes": {"up": up, "down": down, "plain_up": 4 * size, "plain_down": 4 * size, "masked_up": 8 * size},
-        "bytes_to_plain": round((up + down) / (8 * size), 2),
-    }
 
 
 class BlindCoordinator(CoordinatorSide):
@@ -150,17 +92,26 @@ class BlindCoordinator(CoordinatorSide):
         keys = keys_of(names)
         silos = {name: Sealer(name, keys[name], b"benchmark") for name in names}
         sealed = {
-            name: encode_upload(ended.uploads[name], mixing, silos[name], keys[name], self.masks, b"benchmark")
+            name: encode_upload(
+                ended.uploads[name], mixing, silos[name], keys[name], self.masks, b"benchmark", MemoryWorkspace()
+            )
             for name in names
         }
         told, _ = weigh(sealed, mixing, self.masks)
-        whole = read_weights(told, names)
-        mix = Mix.of(names, whole, b"benchmark")
-        shares = {name: shares_payload(silos[name].shares(mix)) for name in names}
-        given = mix_sealed(sealed, shares, whole, ended.workspace)
+        mixed, digests = mix_sealed(sealed, told, ended.workspace)
+        mix = read_mix(stated(told, digests), names, b"benchmark")
+        sums = {name: check_sums(sealed[name][Exposure.SEALED_MODEL], mix) for name in names}
+        shares = {
+            name: shares_payload(silos[name].shares(mix), sums[name], silos[name].tags(mix, sums[name]))
+            for name in names
+        }
+        given = openers(shares)
         specs = mixed_specs(ended.uploads[names[0]], mixing)
-        own = {name: open_mixture(given[name], silos[name], specs) for name in names}
-        self._note(ended, mixing, whole, own, specs)
+        own = {
+            name: open_mixture({**mixed[name], **given[name]}, silos[name], names, name, sums[name], specs)
+            for name in names
+        }
+        self._note(ended, mixing, mix.weights, own, specs)
         return Downloads(own=own)
 
     def _note(
@@ -254,7 +205,7 @@ def models(shards: list[ImageDataset], method: Method, size: int | None, rounds:
         masks = SecureAggregationPlan(
             mode="blind",
             minimum=3,
-            fraction_bits=blind_mixing.FRACTION_BITS,
+            fraction_bits=FRACTION_BITS,
             rounds=2 * rounds,
             sketch_size=min(size, default_sketch(method, layout, rounds)) or 1 << 20,
             largest_isolation=1.0,
@@ -298,10 +249,6 @@ def seen_of(made: Any) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["cost", "models"])
-    parser.add_argument("--sizes", type=int, nargs="+", default=[44_641, 1_000_000])
-    parser.add_argument("--silos", type=int, nargs="+", default=[3, 20, 100])
-    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--rounds", type=int, default=12)
@@ -322,11 +269,6 @@ def main() -> None:
             data = options.data.stem if options.data else "synthetic"
             options.out.write_text(json.dumps({"machine": machine, "data": data, "rows": rows}, indent=2) + "\n")
 
-    if options.what == "cost":
-        for size in options.sizes:
-            for count in options.silos:
-                add(cost(size, count, options.repeats))
-        return
     data = load_npz(options.data) if options.data else generate_tissue(seed=0, train=8000, test=2000)
     dominant = ((0, 1), (2, 3)) if data.num_classes == 4 else ((0, 1, 2), (3, 4, 5))
     setting: Setting = PracticalGroups(

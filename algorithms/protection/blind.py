@@ -35,10 +35,10 @@ from medsilo.privacy.secure_aggregation.blind_mixing import (
     Mix,
     Opener,
     Sealer,
+    add_shares,
     check_room,
     mixtures,
     sealed_size,
-    share_of,
     whole_weights,
 )
 from medsilo.privacy.secure_aggregation.masking import PairKey
@@ -307,25 +307,24 @@ def mix_sealed(
 def openers(shares: Mapping[str, Payload]) -> dict[str, Payload]:
     """Of what silos gave (by name) what each of them opens its mixture with."""
     silos = tuple(sorted(shares))
-    given, tags = [], {}
-    for silo in silos:
-        others = [other for other in silos if other != silo]
+    totals = np.zeros((2, len(silos), ring.DEGREE), dtype=np.uint64)
+    tags: dict[str, dict[str, Tensor]] = {silo: {} for silo in silos}
+    sums = []
+    for place, silo in enumerate(silos):  # one silo's in memory at a time
         found = shares[silo][Exposure.OPENING_SHARES].tensors()
-        given.append(dict(zip(others, (ring.unpack(row) for row in found["shares"].numpy()), strict=True)))
-        tags[silo] = dict(zip(others, found["tags"], strict=True))
-    sums = torch.stack([shares[silo][Exposure.OPENING_SHARES].tensors()["sums"] for silo in silos])
-    return {
-        silo: {
-            Exposure.OPENING_SHARES: Part.of(
-                {
-                    "share": torch.from_numpy(ring.pack(share_of(silo, given))),
-                    "sums": sums,
-                    "tags": torch.stack([tags[other][silo] for other in silos if other != silo]),
-                }
-            )
+        add_shares(totals, ring.unpack(found["shares"].numpy()), without=place)
+        sums.append(found["sums"])
+        for other, tag in zip((other for other in silos if other != silo), found["tags"], strict=True):
+            tags[other][silo] = tag.clone()
+    given: dict[str, Payload] = {}
+    for place, silo in enumerate(silos):
+        opener = {
+            "share": torch.from_numpy(ring.pack(totals[:, place])),
+            "sums": torch.stack(sums),
+            "tags": torch.stack(list(tags[silo].values())),
         }
-        for silo in silos
-    }
+        given[silo] = {Exposure.OPENING_SHARES: Part.of(opener)}
+    return given
 
 
 def sums_given(payload: Payload) -> bytes:
@@ -334,8 +333,11 @@ def sums_given(payload: Payload) -> bytes:
     return b"" if part is None or "sums" not in (found := part.tensors()) else found["sums"].numpy().tobytes()
 
 
-def open_mixture(payload: Payload, sealer: Sealer, silos: Sequence[str], own: str, specs: Specs) -> Payload:
-    """A silo's mixture as its method knows it, of tensors of these names and shapes. Raises ``RefusedError`` where it
+def open_mixture(
+    payload: Payload, sealer: Sealer, silos: Sequence[str], own: str, own_sums: ring.Words, specs: Specs
+) -> Payload:
+    """A silo's mixture as its method knows it, of tensors of these names and shapes; ``own_sums``: the check sums that
+    it gave. Raises ``RefusedError`` where it
     does not open: then not all silos went by the same roster and weights, or something was changed on the way."""
     count = sum(spec.nbytes for spec in specs) // 4
     part, opening = payload.get(Exposure.SEALED_MIXTURE), payload.get(Exposure.OPENING_SHARES)
@@ -352,7 +354,7 @@ def open_mixture(payload: Payload, sealer: Sealer, silos: Sequence[str], own: st
     others = [silo for silo in silos if silo != own]
     sums = dict(zip(silos, (ring.unpack(row) for row in found["sums"].numpy()), strict=True))
     tags = dict(zip(others, (bytes(row) for row in found["tags"].numpy()), strict=True))
-    opened = sealer.open(_pieces(part), count, Opener(ring.unpack(found["share"].numpy()), sums, tags))
+    opened = sealer.open(_pieces(part), count, Opener(ring.unpack(found["share"].numpy()), sums, tags), own_sums)
     return {Exposure.PEER_DERIVED: Part(specs, MemorySource([torch.from_numpy(opened)]))}
 
 

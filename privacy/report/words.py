@@ -127,7 +127,7 @@ def masked_sums(silos: Collection[int]) -> str:
 
 
 BLIND_MIXTURE = (
-    "blind mixture: a coordinator that kept to the protocol learnt how far models lie apart, and the weights; no model"
+    "blind mixture: the coordinator learnt how far models lie apart, and chose the weights by it; it learnt no model"
 )
 """What blind mixing lets the coordinator see."""
 

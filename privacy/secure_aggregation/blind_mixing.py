@@ -215,31 +215,33 @@ class Sealer:
         if set(mix.silos) != {self._name, *self._keys}:
             raise RefusedError(f"weights are for {', '.join(mix.silos)}, which are not the silos of the roster")
         self._mix = mix
-        found = {silo: ring.scaled(self._secret, mix.weight(silo, self._name)) for silo in self._keys}
+        column = mix.weights[:, [mix.silos.index(self._name)]]
+        found = ring.combined([self._secret], column)
         for other, pair in self._keys.items():
-            masks = ring.stream(_key(pair, b"mask", mix.digest), len(mix.silos) * DEGREE)
-            for recipient in found:
-                if recipient != other:
-                    mask = masks[:, DEGREE * (place := mix.silos.index(recipient)) : DEGREE * (place + 1)]
-                    change = ring.add if pair.adds else ring.subtract
-                    found[recipient] = change(found[recipient], mask)
-            found[other] = ring.add(found[other], _pad(pair, mix, self._name, other))
-        return found
+            key, change = _key(pair, b"mask", mix.digest), ring.add if pair.adds else ring.subtract
+            for recipient in range(len(mix.silos)):
+                if mix.silos[recipient] != other:
+                    masks = ring.stream(key, DEGREE, start=recipient * DEGREE)
+                    found[:, recipient] = change(found[:, recipient], masks)
+        given = {other: found[:, mix.silos.index(other)] for other in self._keys}
+        return {other: ring.add(given[other], _pad(pair, mix, self._name, other)) for other, pair in self._keys.items()}
 
     def tags(self, mix: Mix, sums: Words) -> dict[str, bytes]:
         """By which each other silo knows this one's check sums."""
         return {other: _tag(pair, mix, self._name, sums) for other, pair in self._keys.items()}
 
-    def open(self, pieces: Iterable[bytes | memoryview], count: int, opener: Opener) -> NDArray[np.float32]:
+    def open(
+        self, pieces: Iterable[bytes | memoryview], count: int, opener: Opener, own_sums: Words
+    ) -> NDArray[np.float32]:
         """This silo's mixture: of ``Σ_j W_ij c_j``, as it travels in pieces of ``PIECE`` numbers, the model's numbers
-        ``[count]``.
+        ``[count]``. ``own_sums``: the check sums that this silo itself gave.
 
         Raises ``RefusedError`` for a mixture that is not the one that was stated, or not one of what was sealed, and
         where what comes out is no mixture of models: shares and seals are not of one attempt.
         """
         assert self._mix is not None, "the shares for the others come first"
         mix = self._mix
-        self._check_tags(mix, opener)
+        self._check_sums(mix, opener, own_sums)
         factor = Factor(self._unmasked(mix, opener.share))
         row = mix.row(self._name)
         opened = np.empty(count, dtype=np.float32)
@@ -277,7 +279,12 @@ class Sealer:
             )
         return opened
 
-    def _check_tags(self, mix: Mix, opener: Opener) -> None:
+    def _check_sums(self, mix: Mix, opener: Opener, own_sums: Words) -> None:
+        if (opener.sums[self._name] != own_sums).any():
+            raise RefusedError(
+                f"check_sums: those that are told to be of {self._name} are not what it gave for these weights and "
+                "mixtures"
+            )
         for other, pair in self._keys.items():
             expected = _tag(pair, mix, other, opener.sums[other])
             if not hmac.compare_digest(expected, opener.tags[other]):
@@ -295,10 +302,13 @@ class Sealer:
 
 def check_room(values: NDArray[np.float32], *, what: str) -> None:
     """Raises ``TrainingError`` naming ``what`` for a number that is not finite, or beyond ±``LIMIT``."""
-    outside = ~(np.abs(values.astype(np.float64)) < LIMIT)
-    if outside.any():
+    for start in range(0, len(values), PIECE):
+        piece = values[start : start + PIECE]
+        outside = ~(np.abs(piece) < LIMIT)
+        if not outside.any():
+            continue
         raise TrainingError(
-            f"{what} holds {float(values[outside].flat[0]):g}; a blind mixture has room for ±{LIMIT:.4g}. Nothing "
+            f"{what} holds {float(piece[outside].flat[0]):g}; a blind mixture has room for ±{LIMIT:.4g}. Nothing "
             "of it was sent; a smaller learning rate, or images scaled to smaller numbers, keep models smaller"
         )
 
@@ -309,13 +319,11 @@ def mixtures(sealed: Mapping[str, Words], silos: Sequence[str], weights: NDArray
     return {silo: rows[:, place] for place, silo in enumerate(silos)}
 
 
-def share_of(recipient: str, shares: Sequence[Mapping[str, Words]]) -> Words:
-    """The sum of what all others gave for a recipient."""
-    found = np.zeros((2, DEGREE), dtype=np.uint64)
-    for given in shares:
-        if recipient in given:
-            found = ring.add(found, given[recipient])
-    return found
+def add_shares(totals: Words, shares: Words, *, without: int) -> None:
+    """Adds what one silo gave for all others ``[2, N - 1, DEGREE]``, by their names, to what there is for each silo
+    ``[2, N, DEGREE]``. ``without``: the giver's place."""
+    others = [place for place in range(totals.shape[1]) if place != without]
+    totals[:, others] = ring.add(totals[:, others], shares)
 
 
 def _errors(noise: NoiseSource, count: int) -> NDArray[np.int64]:

@@ -39,6 +39,7 @@ from medsilo.privacy.exposure import Exposure
 from medsilo.privacy.files.canonical import write_canonical
 from medsilo.privacy.files.durable import fsync_folder, write_atomically
 from medsilo.privacy.journal.records import MixRecord
+from medsilo.privacy.secure_aggregation import ring
 from medsilo.privacy.secure_aggregation.blind_mixing import Mix, Sealer
 from medsilo.privacy.secure_aggregation.mask_keys import CertifiedKey, Roster
 from medsilo.privacy.secure_aggregation.masking import PairKey
@@ -62,6 +63,7 @@ class KeptSeal:
         specs: the sealed tensors, in their order.
         weights: those for which shares were given, or are about to be; None before.
         mixtures: SHA-256 of the mixtures that they were told to make.
+        sums: the check sums that were given with them, as they travel.
     """
 
     round: int
@@ -71,6 +73,7 @@ class KeptSeal:
     specs: tuple[TensorSpec, ...]
     weights: tuple[tuple[int, ...], ...] | None = None
     mixtures: tuple[bytes, ...] = ()
+    sums: bytes = b""
 
     @classmethod
     def read(cls, path: Path) -> KeptSeal | None:
@@ -86,6 +89,7 @@ class KeptSeal:
                 specs=tuple(TensorSpec(name, tuple(shape)) for name, shape in content["specs"]),
                 weights=None if weights is None else tuple(tuple(row) for row in weights),
                 mixtures=tuple(bytes.fromhex(sha256) for sha256 in content["mixtures"]),
+                sums=bytes.fromhex(content["sums"]),
             )
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -100,6 +104,7 @@ class KeptSeal:
             "specs": [[spec.name, list(spec.shape)] for spec in self.specs],
             "weights": self.weights,
             "mixtures": [sha256.hex() for sha256 in self.mixtures],
+            "sums": self.sums.hex(),
         }
         write_atomically(path, write_canonical(content), mode=0o600)
 
@@ -181,7 +186,7 @@ class Blinding(Masking):
         if kept.weights is None:
             self._history.help(kept.round, mix.weights)
             told = tuple(tuple(row) for row in mix.weights.tolist())
-            self._keep(replace(kept, weights=told, mixtures=mix.mixtures))
+            self._keep(replace(kept, weights=told, mixtures=mix.mixtures, sums=ring.pack(sums).tobytes()))
         self._note_help(mix, seen, found)
         return shares_payload(shares, sums, sealer.tags(mix, sums))
 
@@ -221,7 +226,7 @@ class Blinding(Masking):
         if mix is None:
             raise RefusedError(f"round {round_number + 1} is to begin, and nobody asked this silo to open the last one")
         sealer = Sealer(self._name, kept.keys, kept.context, seed=kept.seed, mix=mix)
-        return open_mixture(given, sealer, mix.silos, self._name, kept.specs)
+        return open_mixture(given, sealer, mix.silos, self._name, ring.unpack(kept.sums), kept.specs)
 
     def settled(self, round_number: int) -> None:
         """A round is trained, and kept: what opened its beginning goes."""

@@ -26,12 +26,11 @@ from medsilo.privacy.secure_aggregation.blind_mixing import (
     Mix,
     Sealer,
     opening_error,
-    share_of,
     whole_weights,
     withstands,
 )
 from medsilo.privacy.secure_aggregation.mixing_rules import MixingRules, isolation
-from tests.support.runs.blind_attempt import Attempt, keys_of, pieces
+from tests.support.runs.blind_attempt import Attempt, keys_of, pieces, share_of
 
 NAMES = ("a", "b", "c", "d")
 COUNT = 4 * 4096 + 5000
@@ -198,7 +197,7 @@ class TestMixture:
         attempt = attempt_of()
         attempt.help()
         with pytest.raises(RefusedError, match=r"mixture_as_stated: the mixture for b is not the one"):
-            attempt.silos["b"].open(pieces(attempt.mixed["a"]), COUNT, attempt.opener("b"))
+            attempt.silos["b"].open(pieces(attempt.mixed["a"]), COUNT, attempt.opener("b"), attempt.sums["b"])
         public = ring.public_polynomials(b"round", 0, 1)
         bare = ring.Factor(share_of("a", attempt.shares)).times(public)[:, 0]
         left = ring.to_real(ring.subtract(attempt.mixed["a"][:, : ring.DEGREE], bare), 88)
@@ -418,6 +417,8 @@ class TestColluders:
             rows[i, (i + 1) % 9], rows[i, (i + 2) % 9] = 2560, -1536
         assert np.abs(rows).sum(axis=1).max() == LARGEST_ROW
         assert withstands(rows) == 4
+        with pytest.raises(RefusedError, match="colluders: by these weights what is sealed withstands 4 recipients"):
+            MixingRules(colluders=5).check(Mix(tuple("abcdefghi"), rows, b""), "a")
 
     @pytest.mark.parametrize(("silos", "least"), [(7, 6), (20, 8), (100, 13)])
     def test_of_even_mixtures_more(self, silos: int, least: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -17,7 +17,6 @@ from medsilo.privacy.secure_aggregation.blind_mixing import (
     Sealer,
     mixtures,
     sealed_size,
-    share_of,
 )
 from medsilo.privacy.secure_aggregation.masking import PairKey, pair_keys
 from medsilo.privacy.secure_aggregation.mixture_checks import CheckSums
@@ -43,6 +42,15 @@ def sha256_of(mixture: Words) -> bytes:
 def pieces(mixture: Words) -> list[bytes]:
     """A mixture as it travels."""
     return [ring.pack(mixture[:, start : start + PIECE]).tobytes() for start in range(0, mixture.shape[1], PIECE)]
+
+
+def share_of(recipient: str, shares: Sequence[Mapping[str, Words]]) -> Words:
+    """The sum of what all others gave for a recipient."""
+    found = np.zeros((2, ring.DEGREE), dtype=np.uint64)
+    for given in shares:
+        if recipient in given:
+            found = ring.add(found, given[recipient])
+    return found
 
 
 def check_sums(sealed: Words, mix: Mix) -> Words:
@@ -85,7 +93,8 @@ class Attempt:
         """All give their shares, check sums and tags."""
         mix = self.mix if hasattr(self, "mix") else self.state()
         self.shares = [silo.shares(mix) for silo in self.silos.values()]
-        self.sums = {name: check_sums(words, mix) for name, words in self.sealed.items()}
+        self.given_sums = {name: check_sums(words, mix) for name, words in self.sealed.items()}
+        self.sums = dict(self.given_sums)
         self.tags = {name: silo.tags(mix, self.sums[name]) for name, silo in self.silos.items()}
 
     def opener(self, name: str) -> Opener:
@@ -95,7 +104,7 @@ class Attempt:
 
     def open(self, name: str) -> NDArray[np.float32]:
         """What a silo opens, once all have helped."""
-        return self.silos[name].open(pieces(self.mixed[name]), self.count, self.opener(name))
+        return self.silos[name].open(pieces(self.mixed[name]), self.count, self.opener(name), self.given_sums[name])
 
     def opened(self) -> dict[str, NDArray[np.float32]]:
         """What every silo opens."""
