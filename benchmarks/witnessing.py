@@ -3,7 +3,7 @@
 Their checkpoints are cosigned by nobody; by a witness on the same machine; by one that is away (nobody listens); or by
 one that takes connections and never answers. Each kind of run in turn.
 
-    python benchmarks/witnessing.py [--rounds 20] [--out docs/results/witness-cost.json]
+    python benchmarks/witnessing.py [--rounds 20] [--legs 3] [--out docs/results/witness-cost.json]
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import resource
 import shutil
 import socket
 import statistics
@@ -25,27 +26,31 @@ import yaml
 from round_cost import BIN, SILOS, prepare, run_leg
 
 KINDS = ("none", "here", "away", "silent")
-LEGS = 3
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--legs", type=int, default=3, help="runs of each kind")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    asked: dict[str, int] = dict.fromkeys(KINDS, 0)
+    seconds: dict[str, list[float]] = {kind: [] for kind in options.kinds}
+    asked: dict[str, int] = dict.fromkeys(options.kinds, 0)
+    processor: dict[str, float] = dict.fromkeys(options.kinds, 0.0)
     answers: list[float] = []
     folder = Path(tempfile.mkdtemp(prefix="witnessing-"))
     try:
-        for number in range(LEGS):
-            for kind in KINDS:
+        for number in range(options.legs):
+            for kind in options.kinds:
                 place = folder / f"{kind}{number}"
                 place.mkdir()
                 prepare(place, "small", options.rounds, "diversifed")
                 witness = begin(place, kind)
                 try:
+                    before = used()
                     seconds[kind] += run_leg(place, trained=False, kind="audited").durations[1:]
+                    processor[kind] += used() - before
                 finally:
                     if isinstance(witness, subprocess.Popen):
                         witness.terminate()
@@ -59,7 +64,10 @@ def main() -> None:
     result = {
         "rounds_of_each": len(seconds["none"]),
         "round_seconds_median": {kind: round(found, 4) for kind, found in medians.items()},
-        "added_milliseconds": {kind: round(1000 * (medians[kind] - medians["none"]), 1) for kind in KINDS[1:]},
+        "added_milliseconds": {kind: round(1000 * (medians[kind] - medians["none"]), 1) for kind in options.kinds[1:]},
+        "processor_milliseconds_a_round_of_all_four_parties": {
+            kind: round(1000 * found / (options.rounds * options.legs), 1) for kind, found in processor.items()
+        },
         "least_round_seconds": {kind: round(min(found), 4) for kind, found in seconds.items()},
         "records_of_cosigned_checkpoints": asked,
         "milliseconds_from_question_to_record_median": round(1000 * statistics.median(answers), 1),
@@ -68,6 +76,12 @@ def main() -> None:
     print(json.dumps(result, indent=2))
     if options.out:
         options.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def used() -> float:
+    """Processor time, in seconds, of all processes that have ended: their start included, the witness's not."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime
 
 
 def begin(folder: Path, kind: str) -> subprocess.Popen[bytes] | socket.socket | None:

@@ -11,7 +11,8 @@ learns the result, whatever it can compute (a private simultaneous message proto
 A silo that colludes with the coordinator knows r, s and t, and so gives away its partner's x or y.
 
 These are not models' numbers but a count sketch of them (Charikar, Chen and Farach-Colton, ICALP 2002): each is added
-to one of ``size`` buckets with a random sign, both public. The squared distance is that of the sketches: right on
+to one of ``size`` buckets with a random sign, both public; buckets are filled evenly, so that no choice of a context
+leaves a number alone in one. The squared distance is that of the sketches: right on
 average, with a standard deviation of at most √(2/size) of itself. A model of no more than ``size`` numbers is its own
 sketch, and its distances are right up to rounding. Where several distances of a pair are asked for (one a class of
 classifiers, say), each is of a row of its own, with randomness of its own.
@@ -55,18 +56,22 @@ def sketch(values: NDArray[np.float32], *, size: int, context: bytes) -> NDArray
     """A count sketch ``[min(n, size)]`` of numbers ``[n]``; the same buckets and signs for all who name a context."""
     if len(values) <= size:
         return values.astype(np.float64)
-    return hashed(values, size=size, key=hashlib.sha256(b"medsilo/blind/sketch/v1\x00" + context).digest())
+    return hashed(values, size=size, key=hashlib.sha256(b"medsilo/blind/sketch/v2\x00" + context).digest())
 
 
 def hashed(values: NDArray[np.float32], *, size: int, key: bytes) -> NDArray[np.float64]:
-    """The sums ``[size]`` of numbers ``[n]``, each with a sign, in buckets that a key of 32 bytes draws."""
+    """The sums ``[size]`` of numbers ``[n]``, each with a sign, in buckets that a key of 32 bytes draws: of each
+    ``size`` numbers in a row one goes into each bucket."""
     found = np.zeros(size, dtype=np.float64)
-    for start in range(0, len(values), _BLOCK):
-        piece = values[start : start + _BLOCK].astype(np.float64)
-        drawn = ring.words(key, len(piece), start=start)
+    step = size * 2 * max(1, _BLOCK // (2 * size))
+    for start in range(0, len(values), step):
+        piece = values[start : start + step].astype(np.float64)
+        rows = np.zeros(-(-len(piece) // size) * size)
+        rows[: len(piece)] = piece
+        drawn = ring.words(key, len(rows), start=start).reshape(-1, size)
         signs = 1.0 - 2.0 * (drawn & np.uint64(1)).astype(np.float64)
-        buckets = ((drawn >> np.uint64(1)) % np.uint64(size)).astype(np.int64)
-        found += np.bincount(buckets, piece * signs, minlength=size)
+        buckets = np.argsort(drawn >> np.uint64(1), axis=1, kind="stable")
+        found += np.bincount(buckets.reshape(-1), rows * signs.reshape(-1), minlength=size)
     return found
 
 

@@ -56,7 +56,7 @@ polynomial of it in another way, so of four a change that none of them shows can
 PIECE = 64 * DEGREE
 """Numbers at a time: what is in memory does not grow with the model."""
 _UNIT_BITS = FRACTION_BITS + SPREAD_BITS + WEIGHT_BITS
-_FINE_BITS = 4
+_FINE_BITS = 16
 _SURE = 8.0
 """No error is as many deviations wide in a model's lifetime (10^-15 a number)."""
 
@@ -327,10 +327,10 @@ def add_shares(totals: Words, shares: Words, *, without: int) -> None:
 
 
 def _errors(noise: NoiseSource, count: int) -> NDArray[np.int64]:
-    """Normal numbers of 2^53, rounded. A float64 of that size has no bits left below 1, so the last bits are drawn by
-    themselves: that changes no probability by more than 2^-47 of itself."""
+    """Normal numbers of 2^53, rounded. A float64 of that size has no bits left below 1, so the last 16 are drawn by
+    themselves. That, and what float64 rounds of the rest, changes a probability by less than a thousandth of itself."""
     coarse = np.rint(noise.gaussian((count,), 2.0 ** (ERROR_BITS - _FINE_BITS))).astype(np.int64)
-    fine = np.frombuffer(secrets.token_bytes(count), dtype=np.uint8) & np.uint8((1 << _FINE_BITS) - 1)
+    fine = np.frombuffer(secrets.token_bytes(2 * count), dtype="<u2").astype(np.int64)
     return (coarse << _FINE_BITS) + fine - (1 << (_FINE_BITS - 1))
 
 

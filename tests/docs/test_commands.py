@@ -63,6 +63,7 @@ NOT_RUN = {
     "silo models": "tests/silo/model/test_kept_models.py runs it on runs of several rounds",
     "silo keys --config hospital1-flower": "tests/end_to_end/test_flower.py types it, with Flower's own processes",
     "silo flower": "the same",
+    "silo train --confined": "tests/end_to_end/test_confined.py runs it, where the machine allows namespaces",
     "silo report --config hospital1-flower": "the same",
     "simulation run --config configs/experiments/coloncells-": "needs real images and hours",
     "simulation results --config configs/experiments/coloncells-": "needs the finished runs of these",
