@@ -7,8 +7,9 @@ last checkpoint. So either side can show later, to anyone, what the other has ha
 its past unseen.
 
 A ``ReceiptState`` is one party's side of that with one other party. It is a function of that party's own journal
-records: the daemon feeds it as records are written, and again after a restart; ``audit verify`` feeds it from a
-bundle. An answer is acknowledged in the next call, so a session's very last answer stays without a receipt.
+records: the daemon feeds it as records are written, and again after a restart; the verifier has its own
+(``medsilo.privacy.verify.receipts``). An answer is acknowledged in the next call, so a session's very last answer stays
+without a receipt.
 """
 
 from __future__ import annotations
@@ -171,13 +172,10 @@ class ReceiptState:
         with self.lock:
             self._in_progress.clear()
 
-    def check(self, record: MessageRecord, *, own_key: bytes | None = None) -> Attestation | None:
+    def check(self, record: MessageRecord) -> Attestation | None:
         """Checks the attestation in a message's record, before the record counts; returns it.
 
-        ``own_key``: the own public audit key, for a journal that is verified afterwards: then own signatures are
-        checked as well; a checkpoint counts as signed by the document around it, and cosignatures are left to the last
-        one, which covers all (``check_cosignature``). Raises ``ReceiptError`` if it is not acceptable or contradicts
-        the own records.
+        Raises ``ReceiptError`` if it is not acceptable or contradicts the own records.
         """
         with self.lock:
             if record.direction == "received":
@@ -186,22 +184,19 @@ class ReceiptState:
                 return None
             envelope = from_json(record.attestation)
             if record.direction == "sent":
-                document = parse(envelope, own_key, self._checks)
+                document = parse(envelope)
                 for item in document.exchanges:
                     messages = self._open.get((item.call_id, item.direction))
                     if messages is not None:
                         _compare(item, messages, "this party's own attestation")
             else:
-                document = self._check_received(envelope, signed_around=own_key is not None)
+                document = self._check_received(envelope)
             self._checked = record.attestation, document
         return document
 
-    def take(self, record: MessageRecord, index: int) -> list[Key]:
+    def take(self, record: MessageRecord, index: int) -> None:
         """Takes a message's record, which has that number in the own journal, and what a checked attestation in it
-        says.
-
-        Returns what is settled by it: both sides have put their signatures to it, and know that of each other.
-        """
+        says."""
         with self.lock:
             direction: Direction = record.direction
             key = (record.call_id, direction)
@@ -211,16 +206,16 @@ class ReceiptState:
             messages.last_index = index
             self._complete.pop(key, None)
             if record.attestation is None:
-                return []
+                return
             if self._checked is not None and self._checked[0] is record.attestation:
                 document = self._checked[1]
             else:
                 document = parse(from_json(record.attestation))
             self._checked = None
             if direction == "received":
-                return self._received(document)
-            self._given(document)
-            return []
+                self._received(document)
+            else:
+                self._given(document)
 
     def attest(
         self,
@@ -313,13 +308,6 @@ class ReceiptState:
                     "operator why, and keep both journals"
                 )
 
-    def check_cosignature(self) -> None:
-        """Raises ``JournalError`` unless the other side's last cosignature holds for the own checkpoint."""
-        with self.lock:
-            if self.cosignature:
-                note = self._notes[self.acknowledged]
-                verify_cosignature(self.cosignature, note, self.seen.origin, self._cosigned_with)
-
     def check_signed(self, envelope: dsse.Envelope) -> Attestation:
         """The attestation of an envelope that the other side signed for this party; raises ``ReceiptError``."""
         if self.peer_key is None:
@@ -328,18 +316,6 @@ class ReceiptState:
         if (document.by, document.to) != (self.peer, self.own):
             raise ReceiptError(f"an attestation by {document.by} to {document.to} came from {self.peer}")
         return document
-
-    def frames(self, call_id: str, direction: Direction) -> int:
-        """How many messages of a call that is not settled were taken in that direction."""
-        with self.lock:
-            messages = self._open.get((call_id, direction))
-            return len(messages.digests) if messages else 0
-
-    def confirmed(self, call_id: str, direction: Direction) -> int:
-        """How many of these the other side has put its signature to."""
-        with self.lock:
-            messages = self._open.get((call_id, direction))
-            return messages.confirmed if messages else 0
 
     def unsigned(self) -> list[str]:
         """Calls that have ended and for whose received messages the other side has not yet given its signature."""
@@ -411,11 +387,10 @@ class ReceiptState:
         if messages.own_size is not None and messages.attested == held == messages.confirmed:
             self._complete[key] = messages.own_size
 
-    def _check_received(self, envelope: dsse.Envelope, *, signed_around: bool) -> Attestation:
+    def _check_received(self, envelope: dsse.Envelope) -> Attestation:
         document = self.check_signed(envelope)
         note = read_note(document.checkpoint)
-        if not signed_around:
-            verify(document.checkpoint, self.peer_key or b"")
+        verify(document.checkpoint, self.peer_key or b"")
         if self.seen.size and note.origin != self.seen.origin:
             raise ReceiptError(f"{self.peer} shows the journal {note.origin}; it was {self.seen.origin} before")
         _check_continues(self.peer, self.seen, note, document.consistency)
@@ -429,8 +404,7 @@ class ReceiptState:
                 raise ReceiptError(
                     f"{self.peer} witnesses a checkpoint over {witnessed.size} records that it was not shown from here"
                 )
-            if not signed_around:
-                verify_cosignature(witnessed.cosignature, own, note.origin, self.peer_key or b"")
+            verify_cosignature(witnessed.cosignature, own, note.origin, self.peer_key or b"")
         for told in document.shown:
             self.heard[told.party] = check_shown(
                 told,
@@ -470,7 +444,7 @@ class ReceiptState:
                     f"{claim.call_id}, {claim.messages} messages"
                 )
 
-    def _received(self, document: Attestation) -> list[Key]:
+    def _received(self, document: Attestation) -> None:
         self.seen, self.seen_note = read_note(document.checkpoint), document.checkpoint
         for item in document.exchanges:
             key = (item.call_id, _OTHER[item.direction])
@@ -480,18 +454,18 @@ class ReceiptState:
                     messages.claim = item
                 messages.confirmed = max(messages.confirmed, item.messages)
                 self._note_complete(key, messages)
-        return [] if document.witnessed is None else self._witnessed(document.witnessed)
+        if document.witnessed is not None:
+            self._witnessed(document.witnessed)
 
-    def _witnessed(self, witnessed: Witnessed) -> list[Key]:
+    def _witnessed(self, witnessed: Witnessed) -> None:
         if witnessed.size < self.acknowledged:
-            return []
+            return
         self.acknowledged = witnessed.size
         self.cosignature, self._cosigned_with = witnessed.cosignature, self.peer_key or b""
         self._notes = {size: note for size, note in self._notes.items() if size >= witnessed.size}
         done = [key for key, size in self._complete.items() if size <= witnessed.size]
         for key in done:
             del self._open[key], self._complete[key]
-        return done
 
 
 class OutOfStepError(ReceiptError):

@@ -18,7 +18,7 @@ from tests.support.evidence.vectors import FOLDER, LIST, applied
 
 VERIFY = Path(__file__).parents[3] / "privacy" / "verify"
 MODULES = sorted(VERIFY.glob("*.py"))
-MOST_LINES = 1500
+MOST_LINES = 1600
 
 
 def lines_of_code(source: str) -> int:
