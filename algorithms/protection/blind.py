@@ -313,7 +313,7 @@ def openers(shares: Mapping[str, Payload]) -> dict[str, Payload]:
     for place, silo in enumerate(silos):  # one silo's in memory at a time
         found = shares[silo][Exposure.OPENING_SHARES].tensors()
         add_shares(totals, ring.unpack(found["shares"].numpy()), without=place)
-        sums.append(found["sums"])
+        sums.append(found["sums"].clone())  # of the same bytes in memory as the shares
         for other, tag in zip((other for other in silos if other != silo), found["tags"], strict=True):
             tags[other][silo] = tag.clone()
     given: dict[str, Payload] = {}
