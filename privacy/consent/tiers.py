@@ -29,14 +29,12 @@ LEARNS: Mapping[Tier, Mapping[str, str]] = {
         "hospital, its update",
     },
     Tier.BLIND: {
-        "the coordinator, keeping to the protocol": "for each two hospitals how far what the method compares lies "
-        "apart, and the weights of all mixtures; no model",
+        "the coordinator, whatever it does": "for each two hospitals how far what the method compares lies apart, and "
+        "the weights of all mixtures, which it chooses within the hospitals' rules; no model",
         "another hospital": "its own mixture, and all weights: so also who is close to whom",
-        "a hospital that works with a coordinator that keeps to the protocol": "its own mixture, and of this hospital "
+        "the coordinator with up to four hospitals that keep to the protocol": "their mixtures, and of this hospital "
         "the sketch of what the method compares",
-        "three hospitals or more that work with the coordinator": "assume this hospital's model",
-        "a coordinator that does not keep to the protocol": "more than distances, up to single numbers of this "
-        "hospital's model",
+        "the coordinator with a hospital that does not": "no claim: assume this hospital's model",
     },
 }
 """By tier, who learns what; differential privacy, where a run has it, bounds what all of it tells of patients."""

@@ -104,7 +104,7 @@ def test_models_are_the_plain_runs_and_the_coordinator_has_none_of_them(federati
     helped = "This hospital helped to open the mixtures of 2 rounds of training. Each held 2 models or more"
     assert helped in inspected["helped"]
     assert any(
-        line.startswith("Who learns what (blind mixture): the coordinator, keeping") for line in inspected["learns"]
+        line.startswith("Who learns what (blind mixture): the coordinator, whatever") for line in inspected["learns"]
     )
     one.command("silo", "report", "--config", "hospital1.yaml", "--format", "json")
     reported = json.loads((one.folder / "state/hospital1/report/report.json").read_text())["runs"]
