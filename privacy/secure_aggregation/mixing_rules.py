@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,10 +23,10 @@ _TRIES = 1000
 
 _SLACK = 1e-6
 """Rounding, in a limit."""
-_NOTHING = 1e-12
-"""Of all that mixtures hold: what is less is rounding."""
-_SEEN = 1e-9
-"""Of a model in mixtures: what is less is not seen in them."""
+_ROUNDED = 1e-14
+"""Of all that several rounds' mixtures hold: how much is taken to be unknown in any sum of them, as rounding."""
+_AT_ONCE = 1 << 14
+"""How many choices of recipients are looked at together: what is in memory does not grow with their number."""
 ROUNDS = 4
 """Of how many rounds mixtures are looked at together."""
 
@@ -127,8 +127,7 @@ class MixingRules:
         most = 0.0
         others = [row for row in range(len(mix.silos)) if row != place]
         for colluding in range(1, self.colluders + 1):
-            for rows in itertools.combinations(others, colluding):
-                found = isolation(seen.weights, place, rows, moves=seen.moves)
+            for rows, found in _each(seen, place, itertools.combinations(others, colluding)):
                 if found > largest * (1 + _SLACK):
                     names = ", ".join(mix.silos[row] for row in rows)
                     raise RefusedError(
@@ -173,6 +172,46 @@ def _counted(others: NDArray[np.int64]) -> int:
     return int(np.count_nonzero(sizes * 10 >= sizes.max(initial=0)) if sizes.any() else 0)
 
 
+def _each(seen: Seen, own: int, choices: Iterable[tuple[int, ...]]) -> Iterator[tuple[tuple[int, ...], float]]:
+    """The isolation of a silo's model for each choice of recipients."""
+    if len(seen.weights) > 1:
+        yield from ((rows, isolation(seen.weights, own, rows, moves=seen.moves)) for rows in choices)
+        return
+    while chosen := list(itertools.islice(choices := iter(choices), _AT_ONCE)):
+        yield from zip(chosen, isolations(seen.weights[0], own, np.array(chosen)).tolist(), strict=True)
+
+
+def isolations(weights: NDArray[np.int64], own: int, recipients: NDArray[np.int64]) -> NDArray[np.float64]:
+    """``isolation`` in one round, in whole numbers, for choices of recipients ``[B, C]``: ``[B]``.
+
+    With G the scalar products of the recipients' rows, without their own columns and the silo's, and v the silo's
+    weights in them, that is √(vᵀ G⁻¹ v). Of G, bordered by v, elimination without fractions (Bareiss, 1968) gives that
+    as a fraction. A pivot of 0 is of a row that is a sum of those before: if v is not the same sum, its difference from
+    them is the silo's model alone.
+    """
+    count = recipients.shape[1]
+    mine = weights[:, own]
+    products = (weights @ weights.T - np.outer(mine, mine))[recipients[:, :, None], recipients[:, None]]
+    known = weights[recipients[:, :, None], recipients[:, None]]
+    matrix = np.zeros((count + 1, count + 1, len(recipients)), dtype=object)
+    matrix[:-1, :-1] = (products - known @ known.transpose(0, 2, 1)).transpose(1, 2, 0)
+    matrix[:-1, -1] = matrix[-1, :-1] = mine[recipients].T
+    alone = np.zeros(len(recipients), dtype=bool)
+    divisor = np.ones(len(recipients), dtype=object)
+    for row in range(count):
+        pivot, ahead = matrix[row, row], matrix[row, row + 1 :]
+        depends = pivot == 0
+        alone |= depends & (ahead[-1] != 0)
+        pivot = np.where(depends, divisor, pivot)
+        for place in range(row + 1, count + 1):
+            # What is below the diagonal is as above it.
+            rest = matrix[place, place:]
+            matrix[place, place:] = (pivot * rest - matrix[row, place] * matrix[row, place:]) // divisor
+        divisor = pivot
+    found = np.sqrt((-matrix[-1, -1] / divisor).astype(np.float64).clip(0.0))
+    return np.asarray(np.where(alone, np.inf, found))
+
+
 def isolation(
     rounds: Sequence[NDArray[np.int64]],
     own: int,
@@ -184,10 +223,11 @@ def isolation(
     """How far one silo's models stand out of what some recipients can make of their mixtures together.
 
     Of all sums of their rows, without the parts of their own models, the largest ratio of what is the silo's to what is
-    all others', as if models were drawn at random: 0 where they get nothing of it, infinite where it can be taken out
-    alone. Of one round that is the silo's weight over the Euclidean norm of all others': with one recipient and n equal
-    weights beside its own, 1/√(n - 1). Over several rounds models that hardly change count as the same, so that rows
-    can be solved for them, and models that change much as new ones.
+    all others', as if models were drawn at random: 0 where they get nothing of it; where it can be taken out alone,
+    infinite in one round, and in several as large as rounding lets it be. Of one round that is the silo's weight over
+    the Euclidean norm of all others': with one recipient and n equal weights beside its own, 1/√(n - 1). Over several
+    rounds models that hardly change count as the same, so that rows can be solved for them, and models that change much
+    as new ones.
 
     Args:
         rounds: weights ``[N, N]`` of each of R rounds.
@@ -198,6 +238,8 @@ def isolation(
         others: the same of the others' models, or of each silo's ``[N, R, R]``; as ``moves`` by default.
     """
     count = len(rounds)
+    if count == 1 and others is None:
+        return float(isolations(rounds[0], own, np.array([recipients]))[0])
     moves = np.ones((count, count)) if moves is None else moves
     others = moves if others is None else others
     # Rows by recipient and round, and what each two of them have in common of the silo's models, and of the others'.
@@ -211,13 +253,10 @@ def isolation(
         rest = np.einsum("nst,sn,tn->st", each[unknown], rows[:, unknown], rows[:, unknown])
     if not mine.any():
         return 0.0
+    unsure = _ROUNDED * max(float(np.trace(rest)), float(np.trace(mine)))
     sizes, directions = np.linalg.eigh(rest)
-    kept = sizes > _NOTHING * max(float(np.trace(rest)), float(np.trace(mine)))
-    hidden = directions[:, ~kept]
-    if hidden.size and float(np.linalg.eigvalsh(hidden.T @ mine @ hidden)[-1]) > _SEEN * float(np.trace(mine)):
-        return float("inf")
-    whitened = directions[:, kept] / np.sqrt(sizes[kept])
-    return float(np.sqrt(max(0.0, np.linalg.eigvalsh(whitened.T @ mine @ whitened)[-1]))) if kept.any() else 0.0
+    whitened = directions / np.sqrt(np.maximum(sizes, 0.0) + unsure)
+    return float(np.sqrt(max(0.0, np.linalg.eigvalsh(whitened.T @ mine @ whitened)[-1])))
 
 
 def as_far(moves: NDArray[np.float64], share: float) -> NDArray[np.float64]:

@@ -17,6 +17,7 @@ from medsilo.privacy.budget.ledger import Ledger, Subject
 from medsilo.privacy.consent.consent import ConsentFile, Missing
 from medsilo.privacy.consent.early_end import Cause
 from medsilo.privacy.consent.gate import ConsentGate
+from medsilo.privacy.consent.helped import Help
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.consent.withdrawal import EndedError, History
 from medsilo.privacy.door.door import Door
@@ -147,7 +148,8 @@ def open_masking(
         return None
     if credentials is None:
         raise RefusedError("masks need certificates, by which hospitals know each other; `insecure: true` has none")
-    kind: Callable[..., Masking] = partial(Blinding, kept) if plan.is_blind else Masking
+    helped = history.helped.get(plan.sha256.hex(), Help()).found
+    kind: Callable[..., Masking] = partial(Blinding, kept, helped=helped) if plan.is_blind else Masking
     return kind(
         plan,
         plan.secure_aggregation,

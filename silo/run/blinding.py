@@ -149,11 +149,13 @@ class Blinding(Masking):
     beside what was sealed (``….safetensors``), of which sums will be wanted by weights that nobody knows yet. A silo
     that is asked to seal the same model again (somebody has lost his key) takes a fresh secret, and forgets the one
     before; after it has given shares for one set of weights, which is on disk before, it neither seals that model again
-    nor gives shares for others.
+    nor gives shares for others. Files may be put back to older copies, so that also goes for what the journal has on
+    record: ``helped``, by round.
     """
 
-    def __init__(self, path: Path, *arguments: Any, **named: Any) -> None:
+    def __init__(self, path: Path, *arguments: Any, helped: Mapping[int, MixRecord], **named: Any) -> None:
         super().__init__(*arguments, **named)
+        self._helped = {number: record.mix_sha256 for number, record in helped.items()}
         self._path = path
         self._sealed = _OneFile(path.with_suffix(".safetensors"))
         self._kept = KeptSeal.read(path)
@@ -176,7 +178,12 @@ class Blinding(Masking):
         kept = self._sealed_in(round_number - 1)
         try:
             mix = read_mix(given, kept.silos(self._name), kept.context)
-            seen = self._history.seen(kept.round, mix.weights)
+            if self._helped.get(kept.round, mix.digest.hex()) != mix.digest.hex():
+                raise RefusedError(
+                    "the same models are asked for by other weights, or in another attempt, than this silo's journal "
+                    "has on record: two mixtures of them may give one away"
+                )
+            seen = self._history.seen(kept.round, mix.weights, self._helped)
             found = [rules.check(mix, self._name, seen) for rules in self._rules()]
             sealer = Sealer(self._name, kept.keys, kept.context, seed=kept.seed, mix=kept.mix(self._name))
             shares = sealer.shares(mix)
@@ -208,6 +215,7 @@ class Blinding(Masking):
                 rounds=len(seen.weights),
             )
         )
+        self._helped[self._kept.round] = mix.digest.hex()
 
     def received(self, given: Payload) -> str:
         """Each silo is given a mixture of its own: the same for all are the weights, what they were for, and what the
@@ -274,7 +282,10 @@ class Blinding(Masking):
         super()._check_earlier(wanted)
 
     def _has_helped(self, round_number: int) -> bool:
-        return self._kept is not None and self._kept.round == round_number and self._kept.weights is not None
+        kept = self._kept
+        return round_number in self._helped or (
+            kept is not None and kept.round == round_number and kept.weights is not None
+        )
 
     def _sealed_in(self, round_number: int) -> KeptSeal:
         if self._kept is None or self._kept.round != round_number:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +69,12 @@ class MixingHistory:
         self._rounds = {number: self._rounds[number] for number in latest}
         self._write()
 
-    def seen(self, round_number: int, weights: NDArray[np.int64]) -> Seen:
+    def seen(self, round_number: int, weights: NDArray[np.int64], helped: Iterable[int]) -> Seen:
         """What recipients would have of this silo's models, with mixtures by these weights in that round. Raises
-        ``RefusedError`` where it is lost what was sealed in it."""
-        if round_number not in self._rounds:
+        ``RefusedError`` where it is lost what was sealed in it, or what was ``helped`` with in the rounds before."""
+        earlier = sorted(number for number in helped if number < round_number)[-(ROUNDS - 1) :]
+        known = {number for number, one in self._rounds.items() if one["weights"] is not None}
+        if round_number not in self._rounds or not known.issuperset(earlier):
             raise RefusedError(f"what this silo has kept of the run's mixtures ({self._path.name}) is lost")
         before = [
             one

@@ -319,6 +319,26 @@ class TestDistances:
             messages(np.array([[np.sqrt(LARGEST)]]), keys_of(("a", "b"))["a"])
 
 
+def exact_isolation(weights: NDArray[np.int64], own: int, recipients: tuple[int, ...]) -> float:
+    """By Gram and Schmidt in fractions: each row less what it shares with those before."""
+    unknown = [place for place in range(len(weights)) if place not in (own, *recipients)]
+    before: list[tuple[list[Fraction], Fraction]] = []
+    total = Fraction(0)
+    for recipient in recipients:
+        row = [Fraction(int(weights[recipient, place])) for place in unknown]
+        mine = Fraction(int(weights[recipient, own]))
+        for one, part in before:
+            share = sum(a * b for a, b in zip(row, one, strict=True)) / sum(a * a for a in one)
+            row, mine = [a - share * b for a, b in zip(row, one, strict=True)], mine - share * part
+        if not any(row):
+            if mine:
+                return float("inf")
+            continue
+        before.append((row, mine))
+        total += mine * mine / sum(a * a for a in row)
+    return float(total) ** 0.5
+
+
 class TestRules:
     def test_weights_that_are_some_methods_own_pass(self) -> None:
         even = np.full((5, 5), 0.2)
@@ -373,6 +393,45 @@ class TestRules:
             RefusedError, match="largest_isolation: a's model would stand out inf times in what b, c get"
         ):
             MixingRules(colluders=2).check(mix, "a")
+
+    @pytest.mark.parametrize(("silos", "one", "other"), [(7, 340, 339), (7, 201, 200), (7, 60, 59), (20, 100, 99)])
+    def test_also_where_one_model_is_a_difference_of_large_multiples(self, silos: int, one: int, other: int) -> None:
+        """Weights m and m - 1 for the model, m + 1 and m for all others: m times the one mixture less m + 1 times the
+        other."""
+        names = tuple(f"silo-{place:02}" for place in range(silos))
+        weights = whole_weights(np.full((silos, silos), 1 / silos))
+        for row, rest in ((1, one), (2, other)):
+            weights[row, [0, 1, 2]], weights[row, 3:] = (rest - 1, 0, 0), rest
+            weights[row, row] = 1024 - weights[row].sum()
+        assert (other * weights[1] - one * weights[2])[[0, *range(3, silos)]].tolist() == [1] + [0] * (silos - 3)
+        mix = Mix(names, weights, b"")
+        MixingRules(colluders=1).check(mix, names[0])
+        with pytest.raises(RefusedError, match="would stand out inf times in what silo-01, silo-02 get"):
+            MixingRules(colluders=2).check(mix, names[0])
+        # One part more in one place, and it is not the model alone, but nearly.
+        weights[1, 3] += 1
+        weights[1, 1] -= 1
+        assert isolation([weights], 0, (1, 2)) == pytest.approx(exact_isolation(weights, 0, (1, 2)), rel=1e-12)
+        # One recipient, in two rounds: such rows are no less one model's, if models stay.
+        swapped = weights.copy()
+        weights[1, 3] -= 1
+        swapped[1], swapped[1, 1:3] = weights[2], 0
+        assert isolation([weights, swapped], 0, (1,)) > 10
+
+    @pytest.mark.parametrize("largest", [1, 3, 400])
+    def test_isolation_in_one_round_is_exact_whatever_rows_depend_on_each_other(self, largest: int) -> None:
+        generator = np.random.default_rng(largest)
+        infinite = 0
+        for _ in range(100):
+            weights = generator.integers(-largest, largest + 1, (6, 6))
+            weights[generator.integers(6)] = weights[generator.integers(6)] + weights[generator.integers(6)]
+            recipients = tuple(
+                int(place) for place in generator.permutation(np.arange(1, 6))[: generator.integers(1, 5)]
+            )
+            expected = exact_isolation(weights, 0, recipients)
+            assert isolation([weights], 0, recipients) == pytest.approx(expected, rel=1e-12)
+            infinite += expected == float("inf")
+        assert 0 < infinite < 100
 
     @pytest.mark.parametrize("limit", [0.4, 1.0, 3.0])
     @pytest.mark.parametrize("silos", [3, 4, 9])

@@ -4,6 +4,7 @@ started anew."""
 from __future__ import annotations
 
 import hashlib
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -29,6 +30,7 @@ from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload
 from medsilo.algorithms.tensors.files import FileWorkspace, Spares
 from medsilo.algorithms.tensors.transfer import check_parts
 from medsilo.privacy.consent.consent import Consent
+from medsilo.privacy.consent.helped import Help
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.consent.withdrawal import History
 from medsilo.privacy.door.door import Door
@@ -126,7 +128,26 @@ class Hospitals:
             consents=lambda: [Consent.model_validate(self.consents[name])],
             door=Door(self._journals[name], identity=identity.uri, federation="test", gate=Everything()),
             earlier=history.masked,
+            helped=history.helped.get(plan.sha256.hex(), Help()).found,
         )
+
+    def copy(self, name: str, to: Path) -> None:
+        """A silo's files of the run."""
+        to.mkdir()
+        for file in self._files(self.folder / name):
+            shutil.copy(file, to / file.name)
+
+    def put_back(self, name: str, copied: Path) -> None:
+        """A silo that is started anew with older files of the run, or with none, beside its journal."""
+        for file in self._files(self.folder / name):
+            file.unlink()
+        for file in copied.glob("*"):
+            shutil.copy(file, self.folder / name / file.name)
+        self.silos[name] = self.started(name)
+
+    @staticmethod
+    def _files(folder: Path) -> list[Path]:
+        return [*folder.glob("r.*"), *folder.glob("mixes.*")]
 
     def seal(self, number: int = 0, *, moved: float = 0.0) -> dict[str, Payload]:
         """``moved``: by how much each model has changed since the round before, as a share of itself."""
@@ -405,6 +426,42 @@ def test_what_was_kept_of_a_run_and_is_lost_is_not_made_up(hospitals: Hospitals)
     (hospitals.folder / "a" / "mixes.json").unlink()
     with pytest.raises(RefusedError, match=r"mixes.json\) is lost"):
         hospitals.started("a").shares(1, told(np.full((4, 4), 256)))
+
+
+def test_with_its_files_put_back_a_silo_does_not_help_again_with_what_its_journal_has(
+    hospitals: Hospitals, tmp_path: Path
+) -> None:
+    """Neither with other weights, nor after it has sealed the same model once more; with the same weights it does."""
+    weights, _, _ = weigh(hospitals.seal())
+    hospitals.copy("a", tmp_path / "before")
+    shares = hospitals.silos["a"].shares(1, weights)
+    hospitals.put_back("a", tmp_path / "before")
+    others = weights_in(weights).copy()
+    others[0] += np.array([-3, 1, 1, 1])
+    with pytest.raises(RefusedError, match="by other weights, or in another attempt, than this silo's journal has"):
+        hospitals.silos["a"].shares(1, told(others))
+    again = hospitals.silos["a"].shares(1, weights)[Exposure.OPENING_SHARES].tensors()["shares"]
+    assert again.equal(shares[Exposure.OPENING_SHARES].tensors()["shares"])
+    hospitals.put_back("a", tmp_path / "nothing")
+    assert hospitals.silos["a"].statement(0, RECEIVED) is None, "no key is stated for that round again"
+    hospitals.put_back("b", tmp_path / "nothing")
+    assert hospitals.silos["b"].statement(0, RECEIVED) is not None, "that has not helped"
+
+
+def test_what_recipients_have_of_earlier_rounds_is_not_forgotten_with_its_file(
+    hospitals: Hospitals, tmp_path: Path
+) -> None:
+    for number in (0, 2):
+        hospitals.seal(number)
+        if number == 2:
+            hospitals.copy("a", tmp_path / "older")
+        hospitals.silos["a"].shares(number + 1, told(with_row(PLUS)))
+        hospitals.silos["a"].settled(number + 1)
+    for copied in ("nothing", "older"):
+        hospitals.put_back("a", tmp_path / copied)
+        hospitals.seal(4)
+        with pytest.raises(RefusedError, match=r"mixes.json\) is lost"):
+            hospitals.silos["a"].shares(5, told(with_row(PLUS)))
 
 
 @pytest.mark.parametrize("plan", [PLAN, PLAN.model_copy(update={"run": "again"})])
