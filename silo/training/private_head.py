@@ -25,6 +25,8 @@ _PASS = 512
 
 _GRADIENT_NUMBERS = 1 << 26
 _MARGIN = 1 - 1e-6
+_SMALLEST = 1e-30
+"""Below about 1e-38 a float32 has fewer digits and rounds by up to its half: no bound would be left of a product."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,9 @@ class Head:
             residuals[torch.arange(count, device=labels.device), labels] -= 1
             if count == len(units):
                 norms = torch.linalg.vector_norm(residuals, dim=1, dtype=torch.float64) * lengths
-                factors = _factors(norms, bound).to(residuals.dtype)[:, None]
-                clipped = torch.where(factors > 0, residuals * factors, 0).T
+                # What is multiplied by the inputs has the norm C / ‖(x, 1)‖, whatever the factor.
+                factors = torch.where(bound / lengths < _SMALLEST, 0, clipping_factors(norms, bound))[:, None]
+                clipped = torch.where(factors > 0, residuals * factors.to(residuals.dtype), 0).T
                 total = clipped.double() @ inputs.double() if precise else clipped @ inputs
             else:
                 residuals[~torch.isfinite(lengths)] = torch.nan
@@ -99,10 +102,12 @@ class Head:
         return [total[:, :features] if p is self.layer.weight else total[:, features] for p in self.trained]
 
 
-def _factors(norms: Tensor, bound: float) -> Tensor:
-    """By what each gradient is multiplied: ``float64``; 0 for one that is not finite."""
+def clipping_factors(norms: Tensor, bound: float) -> Tensor:
+    """By what gradients of these norms, ``float64 [n]``, are multiplied so that none is longer than ``bound``:
+    ``float64``; 0 for one that is not finite, and for one so long that the factor, in 32 bits, would round up."""
     # The margin keeps what 32-bit rounding adds within the bound.
-    return torch.where(torch.isfinite(norms), (bound * _MARGIN / norms.clamp(min=1e-300)).clamp(max=1), 0)
+    factors = (bound * _MARGIN / norms.clamp(min=1e-300)).clamp(max=1)
+    return torch.where(torch.isfinite(norms) & (factors >= _SMALLEST), factors, 0)
 
 
 def _of_groups(residuals: Tensor, inputs: Tensor, sizes: Sequence[int], bound: float, dtype: torch.dtype) -> Tensor:
@@ -114,7 +119,7 @@ def _of_groups(residuals: Tensor, inputs: Tensor, sizes: Sequence[int], bound: f
     for start in range(0, len(parts), most):
         sums = [own.T @ seen for own, seen in parts[start : start + most]]
         means = torch.stack(sums) / counts[start : start + most, None, None]
-        factors = _factors(torch.linalg.vector_norm(means, dim=(1, 2), dtype=torch.float64), bound)
+        factors = clipping_factors(torch.linalg.vector_norm(means, dim=(1, 2), dtype=torch.float64), bound)
         means[factors == 0] = 0
         total += torch.tensordot(factors.to(dtype), means.to(dtype), dims=1)
     return total

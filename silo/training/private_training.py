@@ -44,7 +44,7 @@ from medsilo.privacy.consent.plan import AugmentationPlan
 from medsilo.privacy.errors import ConfigurationError, DataError
 from medsilo.privacy.party.console import medsilo_version
 from medsilo.silo.training.augmentation import Augmenter
-from medsilo.silo.training.private_head import Head, head_of
+from medsilo.silo.training.private_head import Head, clipping_factors, head_of
 
 IMAGES_PER_PATIENT = 16
 """In one step, at most so many of a patient's images are used, drawn anew each time; of a linear head, all."""
@@ -54,7 +54,6 @@ warnings.filterwarnings("ignore", message="Full backward hook is firing when gra
 
 _GRADIENT_NUMBERS = 1 << 26
 _LARGEST_BATCH = 256
-_MARGIN = 1 - 1e-6
 
 Charge = Callable[[int, str, Event, str], Paid]
 """Charges a release to the account (round, phase, its cost, the hash of what it reads: see ``Account.charge``), and
@@ -342,7 +341,8 @@ def clipped_sum(
     """The sum over units of their gradients, each clipped to the norm ``bound``; inside ``per_image_gradients``.
 
     A unit's gradient is the mean of its images'. Blanking any one unit moves the sum by at most ``bound``, in the
-    Euclidean norm over all parameters together. A gradient that is not finite counts as none.
+    Euclidean norm over all parameters together. A gradient that is not finite, or more than 1e30 bounds long, counts as
+    none.
 
     Args:
         model: in training mode.
@@ -368,12 +368,9 @@ def clipped_sum(
         gradients = [_means(gradient, owner, counts) for gradient in gradients]
     norms = torch.stack([torch.linalg.vector_norm(g, dim=1, dtype=torch.float64) for g in gradients])
     norm = torch.linalg.vector_norm(norms, dim=0)
-    finite = torch.isfinite(norm)
-    if not finite.all():
-        for gradient in gradients:
-            gradient[~finite] = 0
-    # The margin keeps what 32-bit rounding adds within the bound.
-    factor = torch.where(finite, (bound * _MARGIN / norm.clamp(min=1e-300)).clamp(max=1), 0).to(gradients[0].dtype)
+    factor = clipping_factors(norm, bound).to(gradients[0].dtype)
+    for gradient in gradients:
+        gradient[factor == 0] = 0
     sums = [(factor @ g).reshape(p.shape) for g, p in zip(gradients, parameters, strict=True)]
     for parameter in parameters:
         # The clean gradients go no further.

@@ -136,6 +136,22 @@ def test_no_unit_moves_the_sum_by_more_than_the_bound(unit: str, scale: float, b
         assert largest == pytest.approx(bound, rel=1e-5), "and the bound is used"
 
 
+@pytest.mark.parametrize("confident", [False, True])
+@pytest.mark.parametrize("unit", ["image", "patient"])
+def test_factors_that_32_bits_cannot_hold_leave_the_bound_as_it_is(unit: str, confident: bool) -> None:
+    """Features of 1e38, as a hostile start may make them, and bounds so small that factors, or what they make of a
+    confident model's residuals, have no digits left."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    nn.init.zeros_(net[1].weight)
+    with torch.no_grad():
+        net[1].bias.copy_(torch.tensor([60.0, 0.0, 0.0]) if confident else torch.zeros(3))
+    images, labels = torch.full((4, 1, 8, 8), 1e38), torch.zeros(4, dtype=torch.int64)
+    one = head(net, images, labels, [[0], [1], [2], [3]] if unit == "image" else [[0, 1], [2, 3]])
+    for bound in np.geomspace(1e-7, 3e-5, 40):
+        alone = one.clipped_sum(units(0), float(bound))[0]
+        assert norm(dict(enumerate(alone))) <= bound  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("unit", GROUPS)
 def test_the_sum_is_that_of_single_backward_passes(unit: str) -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(6, 3))

@@ -132,6 +132,21 @@ def test_clipped_sum_is_that_of_single_backward_passes() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
+def test_factors_that_32_bits_cannot_hold_leave_the_bound_as_it_is() -> None:
+    """A hostile start with features of 1e38, and bounds so small that factors have no digits left."""
+    model = build(private_plan(model="mlp-64").model, seed=1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.fill_(1e38 if name == "hidden.bias" else 0.0)
+    parameters = list(model.parameters())
+    with per_image_gradients(model):
+        for bound in np.geomspace(1e-7, 3e-5, 40):
+            found, _ = clipped_sum(
+                model, parameters, torch.rand(1, 3, 16, 16), torch.zeros(1, dtype=torch.int64), np.array([0]), bound
+            )
+            assert norm(dict(enumerate(found))) <= bound  # type: ignore[arg-type]
+
+
 def test_small_gradients_are_not_clipped() -> None:
     run = private_plan(rate=1.0, clipping_norm=1e6)
     site = private_site(run, noise=Silent())
