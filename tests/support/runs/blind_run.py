@@ -1,6 +1,6 @@
 """Blind mixtures among many hospitals, in daemons over mutual TLS, against the plain run of the same plan.
 
-    python -m tests.support.runs.blind_run [--silos 20] [--methods diversifed fedamp pfedsim] [--out FILE]
+    python -m tests.support.runs.blind_run [--silos 20] [--methods diversifed bounded fedamp pfedsim] [--out FILE]
 
 Sketches are exact and images generated, so that what is left between the two runs' models is the fixed point, the
 errors that seal models, and what training makes of both.
@@ -25,6 +25,8 @@ from medsilo.silo.data.synthetic import generate_tissue
 from tests.support.runs.blind import SMOOTH, blind
 from tests.support.runs.federation import Federation, take_ports_from
 
+BOUNDED = {"name": "diversifed", "variant": "bounded"}
+
 
 def run(folder: Path, method: str, shards: list[ImageDataset]) -> dict[str, Any]:
     """One run of the method, and how far its models are from the plain one's."""
@@ -34,7 +36,9 @@ def run(folder: Path, method: str, shards: list[ImageDataset]) -> dict[str, Any]
         made.append(Federation(folder, shards, **options))
         return made[-1]
 
-    one = blind(make, run={"method": {"name": method}, "training": SMOOTH, "rounds": 4})
+    one = blind(
+        make, run={"method": BOUNDED if method == "bounded" else {"name": method}, "training": SMOOTH, "rounds": 4}
+    )
     try:
         began = time.monotonic()
         coordinator = one.start("coordinator", "serve", "--config", "coordinator.yaml")
@@ -62,7 +66,7 @@ def run(folder: Path, method: str, shards: list[ImageDataset]) -> dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--silos", type=int, default=20)
-    parser.add_argument("--methods", nargs="+", default=["diversifed", "fedamp", "pfedsim"])
+    parser.add_argument("--methods", nargs="+", default=["diversifed", "bounded", "fedamp", "pfedsim"])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     take_ports_from(31_000)
