@@ -71,7 +71,7 @@ def main() -> None:
     }
     texts = {DOCS / "reference" / name: make().rstrip() + "\n" for name, make in pages.items()}
     texts[DOCS / "bundle.schema.json"] = bundle_schema() + "\n"
-    texts[DOCS / "verifier.html"] = verifier_page().decode()
+    texts[DOCS / "offline-verifier.html"] = verifier_page().decode()
     texts |= {(DOCS / name).resolve(): _between(DOCS / name, make) for name, make in tables.items()}
     stale = []
     for path, text in texts.items():

@@ -24,4 +24,4 @@ def test_the_page_is_written_without_a_configuration(tmp_path: Path) -> None:
 
 
 def test_the_page_in_the_documentation_is_this_releases(request: pytest.FixtureRequest) -> None:
-    assert (request.config.rootpath / "docs" / "verifier.html").read_bytes() == verifier_page()
+    assert (request.config.rootpath / "docs" / "offline-verifier.html").read_bytes() == verifier_page()
