@@ -66,8 +66,9 @@ class MixingRules:
             out. Those with less than a tenth of the largest weight do not count.
         largest_isolation: how far a silo's model may stand out of what recipients get; see ``isolation``. 1 is a
             mixture of two models besides the recipient's, in equal parts.
-        colluders: for so many recipients together the same has to hold, whatever they do with their mixtures, and what
-            is sealed has to stay so.
+        colluders: for so many recipients together isolation has to stay within its limits, whatever they do with their
+            mixtures, and what is sealed has to stay so. ``minimum`` is of each mixture alone: differences of ordinary
+            rows hold few models.
         over_rounds: how far it may stand out of what they get in the last ``ROUNDS`` rounds together.
     """
 

@@ -16,8 +16,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from medsilo.algorithms.tensors.files import write_tensors
 from medsilo.privacy.errors import RefusedError
 from medsilo.privacy.files.canonical import write_canonical
 from medsilo.privacy.files.durable import write_atomically
@@ -27,38 +29,41 @@ from medsilo.privacy.secure_aggregation.mixing_rules import ROUNDS, Seen
 _SIZE = 256
 """Of how many numbers a print of a model is: scalar products of prints are right within some 9 % (standard deviation)
 of what they are of."""
+_MOST = 2.0
+"""Medians of what a number has moved by: more of a number does not count."""
 
 
 class MixingHistory:
-    """A run's last rounds, in a file for this silo's account alone.
+    """A run's last rounds, in a file for this silo's account alone, and beside it the model that all started from.
 
-    A model is kept as a print: each number added to one of 256 buckets with a sign, both drawn by the tensor's name and
-    a context. Prints are linear, so the one of what training has changed is the difference of two.
+    How far a model has moved from that is kept as a print: each number added to one of 256 buckets with a sign, both
+    drawn by the tensor's name and a context. Before that no number counts for more than twice the median of those that
+    have moved: others have a part in what a silo trains from, and with large numbers in a few places, new ones in each
+    round, could make all of its model look new.
     """
 
     def __init__(self, path: Path, context: bytes) -> None:
         self._path = path
+        self._start = path.with_suffix(".safetensors")
         self._context = context
         try:
             content = json.loads(path.read_bytes())
-            self._start = {name: np.array(numbers) for name, numbers in content["start"].items()}
             self._rounds: dict[int, dict[str, Any]] = {one["round"]: one for one in content["rounds"]}
         except (OSError, ValueError, KeyError, TypeError):
-            # Without the starting model's print all of a model counts as unknown, and its moves as smaller.
-            self._start, self._rounds = {}, {}
+            self._rounds = {}
 
     def begin(self, initial: Mapping[str, Tensor]) -> None:
         """A run's starting model, which all silos know."""
-        floats = {name: tensor for name, tensor in initial.items() if tensor.is_floating_point()}
-        self._start = {name: self._print(name, tensor) for name, tensor in floats.items()}
+        write_tensors(self._start, {name: t.detach().cpu() for name, t in initial.items() if t.is_floating_point()})
         self._rounds = {}
         self._write()
 
     def seal(self, round_number: int, model: Mapping[str, Tensor]) -> None:
         """A model is about to leave, sealed; again for a round replaces what was."""
-        moved = sum(
-            (self._print(name, tensor) - self._start.get(name, 0.0) for name, tensor in model.items()), np.zeros(_SIZE)
-        )
+        moves = self._moves(model)
+        sizes = np.concatenate([np.abs(move[move != 0]) for move in moves.values()])
+        most = _MOST * np.median(sizes) if sizes.size else 0.0
+        moved = sum((self._print(name, move.clip(-most, most)) for name, move in moves.items()), np.zeros(_SIZE))
         self._rounds[round_number] = {"round": round_number, "moved": moved.tolist(), "weights": None}
         self._write()
 
@@ -85,13 +90,19 @@ class MixingHistory:
         given = [np.array(one["weights"], dtype=np.int64) for one in before]
         return Seen((*given, weights), moved @ moved.T)
 
-    def _print(self, name: str, tensor: Tensor) -> NDArray[np.float64]:
+    def _moves(self, model: Mapping[str, Tensor]) -> dict[str, NDArray[np.float32]]:
+        """A model less the starting one; where that is lost, all of the model counts as unknown."""
+        values = {name: tensor.detach().cpu().float().numpy().reshape(-1) for name, tensor in model.items()}
+        try:
+            with safe_open(self._start, framework="numpy") as start:
+                known = values.keys() & set(start.keys())
+                return {n: v - start.get_tensor(n).reshape(-1) if n in known else v for n, v in values.items()}
+        except (OSError, SafetensorError, ValueError):
+            return values
+
+    def _print(self, name: str, values: NDArray[np.float32]) -> NDArray[np.float64]:
         key = hashlib.sha256(b"medsilo/blind/print/v1\x00" + self._context + name.encode()).digest()
-        return hashed(tensor.detach().cpu().float().numpy().reshape(-1), size=_SIZE, key=key)
+        return hashed(values, size=_SIZE, key=key)
 
     def _write(self) -> None:
-        content = {
-            "start": {name: numbers.tolist() for name, numbers in self._start.items()},
-            "rounds": list(self._rounds.values()),
-        }
-        write_atomically(self._path, write_canonical(content), mode=0o600)
+        write_atomically(self._path, write_canonical({"rounds": list(self._rounds.values())}), mode=0o600)

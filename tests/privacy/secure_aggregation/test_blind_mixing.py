@@ -328,7 +328,7 @@ def exact_isolation(weights: NDArray[np.int64], own: int, recipients: tuple[int,
         row = [Fraction(int(weights[recipient, place])) for place in unknown]
         mine = Fraction(int(weights[recipient, own]))
         for one, part in before:
-            share = sum(a * b for a, b in zip(row, one, strict=True)) / sum(a * a for a in one)
+            share = sum((a * b for a, b in zip(row, one, strict=True)), Fraction()) / sum(a * a for a in one)
             row, mine = [a - share * b for a, b in zip(row, one, strict=True)], mine - share * part
         if not any(row):
             if mine:
@@ -336,7 +336,7 @@ def exact_isolation(weights: NDArray[np.int64], own: int, recipients: tuple[int,
             continue
         before.append((row, mine))
         total += mine * mine / sum(a * a for a in row)
-    return float(total) ** 0.5
+    return math.sqrt(total)
 
 
 class TestRules:
