@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -85,7 +84,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             "example), which is not run. Save the weights by themselves, where you trust the file: "
             "`safetensors.torch.save_file(model.state_dict(), FILE)`"
         ) from None
-    except (OSError, SafetensorError, RuntimeError, ValueError, EOFError, KeyError, AttributeError) as error:
+    except Exception as error:  # what a damaged file raises depends on its bytes
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigurationError(f"{path}: is no file of weights (safetensors or torch.save): {reason}") from None
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
@@ -94,7 +93,18 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise ConfigurationError(
             f"{path}: holds no state of a model, which is tensors by name; save `model.state_dict()`"
         )
+    for name, tensor in content.items():
+        if not _is_plain(tensor):
+            raise ConfigurationError(
+                f"{path}: {name} is no dense tensor of real numbers (it is sparse, quantised, nested or complex, or has "
+                "a shape alone); save the weights as dense real numbers"
+            )
     return {_OLD_DENSE.sub(r"\1\2", str(name)): tensor.detach().contiguous() for name, tensor in content.items()}
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    odd = tensor.is_quantized or tensor.is_nested or tensor.is_complex() or tensor.is_meta
+    return tensor.layout == torch.strided and not odd
 
 
 def new_layer(model: nn.Module, given: Mapping[str, Tensor]) -> str | None:
@@ -122,7 +132,7 @@ def taken(
         without: a layer's path.
         where: the file, for errors.
 
-    Raises ``ConfigurationError`` naming tensors that are missing, not finite, or of another shape.
+    Raises ``ConfigurationError`` naming tensors that are missing, not finite in the model's types, or of another shape.
     """
     wanted = {name: tensor for name, tensor in state.items() if not is_in(name, without)}
     missing = [name for name in wanted if name not in given and not name.endswith(_COUNTER)]
@@ -133,17 +143,26 @@ def taken(
             f"{where}: {len(missing)} of the model's {len(wanted)} tensors are not in it: {_few(missing)}{has}. "
             "Weights are of one architecture: name that one, or rename the tensors as the model has them"
         )
-    # Old files have no counters; a model reads them for nothing but an average over all batches.
-    found = {name: given.get(name, tensor) for name, tensor in wanted.items()}
-    for name, tensor in found.items():
-        if tensor.shape != wanted[name].shape:
+    found = {}
+    for name, own in wanted.items():
+        # Old files have no counters; a model reads them for nothing but an average over all batches.
+        tensor = given.get(name, torch.zeros(own.shape, dtype=own.dtype))
+        if tensor.shape != own.shape:
             raise ConfigurationError(
-                f"{where}: {name} is {_times(tensor)}, and the model's is {_times(wanted[name])}. Weights are of one "
+                f"{where}: {name} is {_times(tensor)}, and the model's is {_times(own)}. Weights are of one "
                 "architecture, and of images of one shape; only the last layer may have another number of classes"
             )
-        if not bool(torch.isfinite(tensor).all()):
-            raise ConfigurationError(f"{where}: {name} holds numbers that are not finite")
-    return {name: tensor.to(wanted[name].dtype, copy=True) for name, tensor in found.items()}
+        found[name] = tensor.to(own.dtype, copy=True)
+        if not _finite(tensor) or not _finite(found[name]):
+            raise ConfigurationError(
+                f"{where}: {name} holds numbers that are not finite, or too large for the model's {_type(own)}"
+            )
+    return found
+
+
+def _finite(tensor: Tensor) -> bool:
+    # What has 8 bits cannot be asked.
+    return bool(torch.isfinite(tensor.float() if tensor.itemsize == 1 else tensor).all())
 
 
 def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
@@ -225,6 +244,10 @@ def whole_start(
 def _few(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
+
+
+def _type(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _times(tensor: Tensor) -> str:

@@ -292,6 +292,14 @@ def _check_fits(model: nn.Module, plan: ModelPlan) -> None:
     Its statistics stay as they are; its parameters, which may be gigabytes, are not copied.
     """
     shape = "×".join(map(str, plan.input_shape))
+    names = {name for name, _ in model.named_parameters()}
+    again = [name for name, _ in model.named_parameters(remove_duplicate=False) if name not in names]
+    if again:
+        raise ConfigurationError(
+            f"model {plan.name!r}: {', '.join(again[:3])} is a second name for a parameter that has one; what is "
+            "averaged, noised or frozen is so by name, and the other name would undo it. Assign each layer, and each "
+            "weight, to one attribute of the network alone"
+        )
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         try:
             statistics = {name: buffer.clone() for name, buffer in model.named_buffers()}

@@ -3,6 +3,8 @@ steps, and what protects each class of what it sends. Methods' sides know nothin
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -11,6 +13,7 @@ from torch.func import functional_call
 
 from medsilo.algorithms.declarations import Average, Condition, Protected
 from medsilo.algorithms.method import Method
+from medsilo.algorithms.models import classifier_of
 from medsilo.privacy.budget.promise import steps_of
 from medsilo.privacy.consent.plan import TrainingPlan
 from medsilo.privacy.errors import ConfigurationError
@@ -79,10 +82,14 @@ def check(method: Method) -> None:
 
 
 def check_model(model: nn.Module, name: str, input_shape: tuple[int, int, int]) -> None:
-    """Raises ``ConfigurationError`` for a model in which one image changes another's gradient: by a layer that is known
-    for it, or by what a try with two images shows. Code of a user's own may mix images so that neither does.
+    """Raises ``ConfigurationError`` for a model in which one image changes another's gradient, or in which single
+    images' gradients cannot be told apart: by a layer that is known for it, or by what tries with two and three images
+    show. Code of a user's own may do so where none of them does.
     """
-    from opacus.validators import ModuleValidator  # takes seconds to load, and runs without privacy do without it
+    # They take seconds to load, and runs without privacy do without them.
+    from opacus.validators import ModuleValidator
+
+    from medsilo.algorithms.protection.per_image import tells_apart
 
     model.train()
     mixing = [
@@ -101,11 +108,42 @@ def check_model(model: nn.Module, name: str, input_shape: tuple[int, int, int]) 
         raise ConfigurationError(
             f"model {name} cannot be trained with differential privacy: {errors[0]}; use another architecture"
         )
-    if _mixes(model, input_shape):
-        raise ConfigurationError(
-            f"model {name} cannot be trained with differential privacy: what it says of one image changes with the one "
-            "beside it, or with those that it saw before, so that no image's gradient is its own. Use another model"
-        )
+    with _random_where_zero(model):
+        if _mixes(model, input_shape):
+            raise ConfigurationError(
+                f"model {name} cannot be trained with differential privacy: what it says of one image changes with the "
+                "one beside it, or with those that it saw before, so that no image's gradient is its own. Use another "
+                "model"
+            )
+        if not tells_apart(model, input_shape):
+            raise ConfigurationError(
+                f"model {name} cannot be trained with differential privacy: what its layers give for the gradients of "
+                "single images is not these images'. Let each layer take the images in the rows of its input (batch "
+                "first), and use weights in their own layers alone"
+            )
+
+
+@contextmanager
+def _random_where_zero(model: nn.Module) -> Iterator[None]:
+    """Inside, the classifier, and all other parameters that are zero, as many are at first, are random numbers: behind
+    zeros nothing of an image would be seen."""
+    classifier = {id(parameter) for parameter in classifier_of(model)[1].parameters()}
+    numbers = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        filled = [
+            (parameter, parameter.clone())
+            for parameter in model.parameters()
+            if id(parameter) in classifier or not parameter.any()
+        ]
+        for parameter, _ in filled:
+            drawn = torch.randn(parameter.shape, generator=numbers) / max(1, parameter.shape[-1:].numel()) ** 0.5
+            parameter.copy_(drawn)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, before in filled:
+                parameter.copy_(before)
 
 
 def _mixes(model: nn.Module, input_shape: tuple[int, int, int]) -> bool:

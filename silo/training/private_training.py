@@ -5,11 +5,11 @@ Gaussian noise of standard deviation z·C to the sum, and divides by the expecte
 zero-out adjacency). A step whose sample is empty is noise alone, and is taken: to skip it would tell that it was empty.
 What does not depend on data (a method's correction, weight decay, the optimiser's memory) comes after the noise.
 
-Single images' gradients come from Opacus' hooks; of a linear head on fixed inputs they are not needed
-(``medsilo.silo.training.private_head``). Samples, noise, changes of images and dropout are all drawn from one
-secret source (``medsilo.privacy.budget.noise``): sampling is accounted for as amplification, which holds only if nobody
-can tell from what the others' draws are whether a unit is in the sample. Opacus' own engine is not used: it begins a
-new account with every round. Not covered: how long a step takes, and rounding in 32-bit sums.
+Single images' gradients come from Opacus' hooks (``medsilo.algorithms.protection.per_image``); of a linear head on
+fixed inputs they are not needed (``medsilo.silo.training.private_head``). Samples, noise, changes of images and dropout
+are all drawn from one secret source (``medsilo.privacy.budget.noise``): sampling is accounted for as amplification,
+which holds only if nobody can tell from what the others' draws are whether a unit is in the sample. Opacus' own engine
+is not used: it begins a new account with every round. Not covered: how long a step takes, and rounding in 32-bit sums.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ import hashlib
 import math
 import platform
 import secrets
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -28,13 +27,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from opacus.grad_sample.grad_sample_module import GradSampleHooks
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medsilo.algorithms.datasets import ImageDataset
 from medsilo.algorithms.method import Correction, Watch
 from medsilo.algorithms.models import PartlyTrained
+from medsilo.algorithms.protection.per_image import gradients_of, per_image_gradients
 from medsilo.privacy.budget.accounting import Event, Unit
 from medsilo.privacy.budget.noise import NoiseSource
 from medsilo.privacy.budget.promise import PrivacyPlan
@@ -48,9 +47,6 @@ from medsilo.silo.training.private_head import Head, clipping_factors, head_of
 
 IMAGES_PER_PATIENT = 16
 """In one step, at most so many of a patient's images are used, drawn anew each time; of a linear head, all."""
-
-# The first layer's input is images, which have no gradient: as intended.
-warnings.filterwarnings("ignore", message="Full backward hook is firing when gradients are computed with respect to")
 
 _GRADIENT_NUMBERS = 1 << 26
 _LARGEST_BATCH = 256
@@ -320,16 +316,6 @@ def _batch(units: Sequence[npt.NDArray[np.int64]]) -> tuple[npt.NDArray[np.int64
     return np.concatenate(units), np.repeat(np.arange(len(units)), [len(own) for own in units])
 
 
-@contextmanager
-def per_image_gradients(model: nn.Module) -> Iterator[None]:
-    """Inside, a backward pass of a sum over images leaves each image's gradient in ``parameter.grad_sample``."""
-    hooks = GradSampleHooks(model, loss_reduction="sum")
-    try:
-        yield
-    finally:
-        hooks.cleanup()
-
-
 def clipped_sum(
     model: nn.Module,
     parameters: Sequence[nn.Parameter],
@@ -360,7 +346,7 @@ def clipped_sum(
         parameter.grad_sample = None  # type: ignore[attr-defined]
     loss = F.cross_entropy(model(images), labels, reduction="sum")
     loss.backward()  # type: ignore[no-untyped-call]
-    gradients = [_gradients_of(parameter, len(images)) for parameter in parameters]
+    gradients = [gradients_of(parameter, len(images)) for parameter in parameters]
     sizes = np.bincount(groups)
     if len(sizes) < len(images):
         owner = torch.from_numpy(groups).to(images.device)
@@ -377,19 +363,6 @@ def clipped_sum(
         parameter.grad = None
         parameter.grad_sample = None  # type: ignore[attr-defined]
     return sums, float(loss.detach())
-
-
-def _gradients_of(parameter: nn.Parameter, count: int) -> Tensor:
-    found = getattr(parameter, "grad_sample", None)
-    if found is None:
-        # No image's loss depends on it.
-        return parameter.new_zeros(count, parameter.numel())
-    if not isinstance(found, Tensor) or len(found) != count:
-        raise ConfigurationError(
-            "this model's layers do not take one image in each row of their input, so that single images' gradients "
-            "cannot be told apart; it cannot be trained with differential privacy"
-        )
-    return found.detach().reshape(count, -1)
 
 
 def _means(gradients: Tensor, owner: Tensor, counts: Tensor) -> Tensor:

@@ -123,6 +123,19 @@ def telling_its_parameters(shape: tuple[int, int, int], classes: int) -> nn.Modu
     return model
 
 
+def two_names(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    model = Own(classes)
+    model.head = model.classifier
+    return model
+
+
+def two_layers_of_one_weight(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    body, classifier = nn.Linear(3 * 28 * 28, classes), nn.Linear(classes, classes)
+    between = nn.Linear(classes, classes)
+    between.weight = classifier.weight
+    return nn.Sequential(nn.Flatten(), body, between, classifier)
+
+
 def too_small(shape: tuple[int, int, int], classes: int) -> nn.Module:
     return nn.Sequential(nn.Conv2d(shape[0], 4, 99), nn.Flatten(), nn.Linear(4, classes))
 
@@ -133,6 +146,8 @@ def too_small(shape: tuple[int, int, int], classes: int) -> nn.Module:
         (one_class_too_many, r"should give a tensor \[2, 9\] for two images of 3×28×28.*gives \[2, 10\]"),
         (pair, "gives tuple"),
         (classifier_first, "its last linear layer, body, gives 16 numbers, not 9"),
+        (two_names, r"head\.weight, head\.bias is a second name .*to one attribute"),
+        (two_layers_of_one_weight, r"3\.weight is a second name"),
         (too_small, "does not take images of 3×28×28"),
     ],
 )

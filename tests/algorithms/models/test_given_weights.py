@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +111,67 @@ def test_another_architecture_is_refused_by_the_names_that_are_missing() -> None
         taken(model.state_dict(), given() | {"hidden1.bias": torch.full((120,), torch.nan)}, None, where="f.pt")
 
 
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_numbers_that_the_models_type_cannot_hold_are_refused(tmp_path: Path, suffix: str) -> None:
+    """1e300 is finite in the file's 64 bits, and infinite in the model's 32."""
+    state = given() | {"hidden1.bias": torch.full((120,), 1e300, dtype=torch.float64)}
+    path = tmp_path / f"a{suffix}"
+    (torch.save if suffix == ".pth" else save_file)(state, path)  # type: ignore[operator]
+    with pytest.raises(ConfigurationError, match=r"hidden1\.bias holds .* too large for the model's float32"):
+        taken(given(), read_weights(path), None, where=path)
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+def test_other_types_of_real_numbers_are_taken(tmp_path: Path, kind: torch.dtype) -> None:
+    state = given()
+    torch.save(state | {"hidden1.bias": state["hidden1.bias"].to(kind)}, tmp_path / "a.pth")
+    found = taken(given(), read_weights(tmp_path / "a.pth"), None, where="f")
+    assert torch.equal(found["hidden1.bias"], state["hidden1.bias"].to(kind).float())
+
+
+ODD = {
+    "complex": lambda weight: weight.to(torch.complex64),
+    "sparse": lambda weight: weight.to_sparse(),
+    "quantised": lambda weight: torch.quantize_per_tensor(weight, 0.1, 0, torch.qint8),
+    "without numbers": lambda weight: weight.to("meta"),
+    "nested": lambda weight: torch.nested.nested_tensor([weight[0], weight[1]]),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_what_is_no_dense_tensor_of_real_numbers_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+    torch.save({"hidden1.weight": ODD[kind](given()["hidden1.weight"])}, tmp_path / "a.pth")  # type: ignore[no-untyped-call]
+    with pytest.raises(ConfigurationError, match=r"a\.pth: (hidden1\.weight is no dense tensor of real|is no file of)"):
+        read_weights(tmp_path / "a.pth")
+
+
+@pytest.mark.parametrize("name", ["a.pth", "old.pth", "a.safetensors"])
+def test_a_damaged_file_is_refused_or_read_and_nothing_else(tmp_path: Path, name: str) -> None:
+    path, numbers = tmp_path / name, random.Random(1)
+    state = {"weight": torch.ones(8, 8), "bias": torch.zeros(8)}
+    if name == "a.safetensors":
+        save_file(state, path)
+    else:
+        torch.save(state, path, _use_new_zipfile_serialization=name == "a.pth")
+    whole, refused = path.read_bytes(), 0
+    for _ in range(100):
+        damaged = bytearray(whole)
+        for _ in range(numbers.choice((1, 3, 20))):
+            damaged[numbers.randrange(len(damaged))] = numbers.randrange(256)
+        path.write_bytes(bytes(damaged))
+        try:
+            read_weights(path)
+        except ConfigurationError:
+            refused += 1
+    assert refused
+
+
 def test_files_from_before_batches_were_counted_do_as_well() -> None:
     old = {name: tensor for name, tensor in given().items() if not name.endswith("num_batches_tracked")}
     found = taken(build(PLAN, seed=1).state_dict(), old, None, where="f")
     assert int(found["norm1.num_batches_tracked"]) == 0
+    without_numbers = {name: tensor.to("meta") for name, tensor in given().items()}
+    assert int(taken(without_numbers, old, None, where="f")["norm1.num_batches_tracked"]) == 0
 
 
 def test_the_hash_of_tensors_is_the_one_of_its_definition() -> None:

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medsilo.algorithms.models import build, frozen_names, frozen_state, state_of, whole_state
+from medsilo.algorithms.protection.per_image import per_image_gradients
 from medsilo.algorithms.protection.private import check_model
 from medsilo.privacy.budget.promise import PrivacyPlan
 from medsilo.privacy.budget.sealed_keys import unsealed
 from medsilo.privacy.consent.plan import AugmentationPlan, ModelPlan, RunPlan
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.silo.training.private_head import head_of
-from medsilo.silo.training.private_training import clipped_sum, per_image_gradients, reads_of
+from medsilo.silo.training.private_training import clipped_sum, reads_of
 from medsilo.silo.training.site import LocalSite
 from medsilo.simulation.batched import Engine, Fit, InThreads, Stacked
 from tests.support.hospital.local_training import plan, site

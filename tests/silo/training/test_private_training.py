@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from medsilo.algorithms.datasets import ImageDataset, ImageSplit, largest_group
 from medsilo.algorithms.method import Correction, derive_seed
 from medsilo.algorithms.models import ARCHITECTURES, build, state_of
+from medsilo.algorithms.protection.per_image import per_image_gradients
 from medsilo.algorithms.protection.private import check_model
 from medsilo.privacy.budget.accounting import SampledGaussian
 from medsilo.privacy.budget.noise import NoiseSource
 from medsilo.privacy.budget.sealed_keys import Paid, unsealed
 from medsilo.privacy.errors import BudgetError, ConfigurationError, DataError, RefusedError
 from medsilo.silo.training import private_training
-from medsilo.silo.training.private_training import clipped_sum, per_image_gradients
+from medsilo.silo.training.private_training import clipped_sum
 from medsilo.silo.training.site import LocalSite
 from tests.support.hospital.local_training import dataset
 from tests.support.hospital.private_training import CPU, Silent, norm, private_plan, private_site, with_patients
@@ -337,6 +338,87 @@ def test_a_model_whose_code_mixes_images_is_refused(model: nn.Module) -> None:
     with pytest.raises(ConfigurationError, match="changes with the one beside it, or with those that it saw before"):
         LocalSite("h", dataset(), model, private_plan(), device=CPU, charge=lambda *_: unsealed())
     assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+
+
+class CentredFeatures(nn.Module):
+    """Takes the batch's mean off its features; at first its classifier is zero, and sees nothing of that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.classifier = nn.Linear(3 * 16 * 16, 8), nn.Linear(8, 3)
+        nn.init.zeros_(self.classifier.weight)
+        nn.init.zeros_(self.classifier.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.body(images.flatten(1))
+        logits: Tensor = self.classifier(features - features.mean(dim=0))
+        return logits
+
+
+@pytest.mark.parametrize("part", ["all", "head"])
+def test_mixing_is_seen_where_the_classifier_begins_at_zero(part: str) -> None:
+    model = CentredFeatures()
+    model.body.requires_grad_(part == "all")
+    with pytest.raises(ConfigurationError, match="changes with the one beside it"):
+        check_model(model, "centred", (3, 16, 16))
+    assert not model.classifier.weight.any(), "and the model is as it was"
+
+
+class TimeFirst(nn.Module):
+    """Takes T strips of an image for a sequence [T, B, C], as recurrent and attention layers often do."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.steps = steps
+        self.embed, self.classifier = nn.Linear(3 * 16 * 16 // steps, 8), nn.Linear(8, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        strips = images.reshape(len(images), self.steps, -1).transpose(0, 1)
+        logits: Tensor = self.classifier(torch.tanh(self.embed(strips)).mean(dim=0))
+        return logits
+
+
+class Reused(nn.Module):
+    """Uses a layer's weight outside the layer, where no hook sees it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.inner = nn.Linear(3 * 16 * 16, 8), nn.Linear(8, 8, bias=False)
+        self.classifier = nn.Linear(8, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        inner = torch.tanh(self.inner(self.body(images.flatten(1))))
+        logits: Tensor = self.classifier(nn.functional.linear(inner, self.inner.weight))
+        return logits
+
+
+@pytest.mark.parametrize("model", [TimeFirst(2), TimeFirst(3), TimeFirst(16), Reused()], ids=["2", "3", "16", "reused"])
+def test_a_model_in_which_hooks_find_no_images_own_gradient_is_refused(model: nn.Module) -> None:
+    """With as many images as strips, rows of strips would be clipped in place of images."""
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    with pytest.raises(ConfigurationError, match=r"gradients of single images is not|single images' gradients cannot"):
+        check_model(model, "own", (3, 16, 16))
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+
+
+class Twice(nn.Module):
+    """Calls a layer twice, and has a weight in two layers: hooks see both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(3 * 16 * 16, 8)
+        self.one, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.other.weight = self.one.weight
+        self.classifier = nn.Linear(8, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        inner = torch.tanh(self.one(self.body(images.flatten(1))))
+        logits: Tensor = self.classifier(self.other(torch.tanh(self.one(inner))))
+        return logits
+
+
+def test_layers_that_are_called_twice_and_weights_that_are_shared_are_taken() -> None:
+    check_model(Twice(), "own", (3, 16, 16))
 
 
 def test_dropout_is_no_mixing() -> None:
