@@ -14,10 +14,12 @@ from scipy import stats
 
 from medsilo.privacy.budget.accounting import (
     GaussianRelease,
+    Guarantee,
     SharedGaussian,
     as_group,
     describe,
     epsilon,
+    noise_multiplier_for,
     own_share,
     read,
 )
@@ -41,6 +43,19 @@ def test_both_figures_are_those_of_an_independent_computation(multiplier: float,
     assert epsilon([event], delta=1e-5) == pytest.approx(independent(multiplier, releases, 1e-5), abs=2e-3)
     alone = independent(multiplier / math.sqrt(honest), releases, 1e-5)
     assert epsilon([own_share(event)], delta=1e-5) == pytest.approx(alone, abs=4e-3)
+
+
+def test_against_an_honest_hospital_that_looks_itself_one_share_fewer_protects() -> None:
+    """The figures of the page: it takes its own share off the sum."""
+    rounds, honest = 16, 5
+    z = noise_multiplier_for(2.0, delta=1e-5, events=lambda z: [SharedGaussian(z, honest, rounds)])
+    left = SharedGaussian(z * math.sqrt((honest - 1) / honest), honest - 1, rounds)
+    assert epsilon([left], delta=1e-5) == pytest.approx(independent(left.noise_multiplier, rounds, 1e-5), abs=2e-3)
+    assert epsilon([left], delta=1e-5) == pytest.approx(2.27, abs=0.005)
+    assert own_share(left) == own_share(SharedGaussian(z, honest, rounds)), "each share is as large as before"
+    assert epsilon([own_share(left)], delta=1e-5) == pytest.approx(5.0, abs=0.005)
+    said = Guarantee(5.0, 1e-5, "image").if_alone
+    assert "one of those that looks itself, and knows its own share, one share fewer protects" in said
 
 
 def test_concentrated_privacy_of_discrete_gaussians_bounds_the_same_from_above() -> None:
