@@ -24,7 +24,7 @@ from medsilo.privacy.budget.accounting import (
     read,
 )
 from medsilo.privacy.budget.noise import NoiseSource
-from medsilo.privacy.budget.shared_noise import SMOOTHING, Lattice
+from medsilo.privacy.budget.shared_noise import LEAST_DEVIATION, MOST_SILOS, SMOOTHING, Lattice
 from medsilo.privacy.errors import TrainingError
 
 LATTICE = Lattice(rate=0.05, clipping_norm=1.0, fraction_bits=32, noise_multiplier=10.0, honest=5, dimension=492)
@@ -89,9 +89,20 @@ def test_the_honest_hospitals_noise_is_what_the_claim_needs_with_rounding_and_sm
         together = math.sqrt(lattice.honest * lattice.deviation**2 - SMOOTHING**2)
         assert together >= needed
         fewer = lattice.honest * (lattice.deviation - 2) ** 2 - SMOOTHING**2
-        assert lattice.deviation == SMOOTHING or fewer < needed**2
+        assert lattice.deviation == LEAST_DEVIATION or fewer < needed**2
     exact = LATTICE.rate * LATTICE.clipping_norm * 2**LATTICE.fraction_bits
     assert LATTICE.deviation * math.sqrt(5) / exact == pytest.approx(10.0, rel=1e-6)
+
+
+def test_the_least_share_is_large_enough_that_the_proofs_factors_are_nothing() -> None:
+    """The figures of the module, for the smallest noise that there can be and the most hospitals."""
+    least = dataclasses.replace(LATTICE, rate=1e-9, fraction_bits=8, noise_multiplier=0.01, dimension=1)
+    exponents = [2 * (math.pi * least.deviation) ** 2 * k / (k + 1) for k in range(1, MOST_SILOS)]
+    of_sum = math.log10(10 * sum(math.exp(-one) for one in exponents))
+    of_smoothing = math.log10(5) - 2 * (math.pi * SMOOTHING) ** 2 / math.log(10)
+    assert of_sum < -153
+    assert of_smoothing < -136
+    assert 30 + max(of_sum, of_smoothing) + math.log10(2) < -100
 
 
 def test_whole_numbers_of_neighbours_lie_no_farther_apart_than_is_claimed() -> None:
