@@ -28,8 +28,8 @@ class WeightsConfig(StrictModel):
     ``source``, ``licence``: where they are from and under which licence they may be used, for those who are to agree.
     ``public``: of a file, that no hospital's images have made it; otherwise it counts as made of hospitals' models,
     and hospitals must consent to PEER_INITIAL_MODEL. ``brought``: every hospital brings the file itself (``weights:``
-    in its own configuration), so that it never travels. ``new_head``: the last layer is drawn anew, as it is anyway
-    where it has another number of classes.
+    in its own configuration), so that it never travels and no consent is asked for. ``new_head``: the last layer is
+    drawn anew, as it is anyway where it has another number of classes.
     """
 
     file: FilePath | None = None

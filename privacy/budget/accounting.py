@@ -233,6 +233,7 @@ class Guarantee:
         """It as the second figure beside one that presumes other hospitals' noise, as a sentence."""
         return (
             "That presumes that the hospitals with which it shared noise out were honest, as many as each run says; "
+            "against one of those that looks itself, and knows its own share, one share fewer protects; "
             f"against all others together, by its own share of the noise alone, it is {self}."
         )
 

@@ -52,7 +52,7 @@ from medsilo.privacy.files.durable import Appender
 from medsilo.privacy.pages.wording import shown
 
 if TYPE_CHECKING:
-    from medsilo.privacy.budget.units import Content, Group, Members, Units
+    from medsilo.privacy.budget.units import Content, Group, Members, Share, Units
 
 _SLACK = 1e-9
 _AGREEMENT = 1e-3
@@ -373,13 +373,14 @@ class Ledger:
             accounts = {account.subject: account for account in self._accounts()}
             entries = {subject: account.counting() for subject, account in accounts.items()}
             by_patient = groups_of_patients(self.subject, self._members(accounts))
-            spent: dict[frozenset[Subject], Spending] = {}
+            spent: dict[frozenset[tuple[Subject, Share]], Spending] = {}
             found = {}
             for name in sorted(set(content.patients.tolist())):
                 group = by_patient[self._units.hash_of(name)]
-                if frozenset(group) not in spent:
-                    spent[frozenset(group)] = _borne(self.subject, group, entries, delta, [])
-                found[name] = spent[frozenset(group)]
+                alike = frozenset(group.items())
+                if alike not in spent:
+                    spent[alike] = _borne(self.subject, group, entries, delta, [])
+                found[name] = spent[alike]
         return dict(sorted(found.items(), key=lambda one: -one[1].epsilon))
 
     def _members(self, accounts: Iterable[Subject]) -> dict[Subject, Members | None]:

@@ -16,8 +16,9 @@ whose noise nobody else knows, has deviation √m·s. That it costs no more than
   deviation v, but for factors within 1 ± 5·exp(-2π²r²): the sum over whole x of exp(-(x - y)²/2r²) hardly depends on y
   (Peikert, "An Efficient and Parallel Gaussian Sampler for Lattices", 2010, section 3). So what leaves is made from
   a continuous Gaussian release of deviation √(v² - r²), whose privacy loss distribution is what the accountant has.
-* **The deviation** s is therefore the least whole number with m·s² - r² ≥ (z·(Δ + 2√d))². With r = 4 and s ≥ 4, all
-  the factors above together change a probability by less than one part in 10^100, whatever d and the number of rounds.
+* **The deviation** s is therefore the least whole number with m·s² - r² ≥ (z·(Δ + 2√d))², and 6 at least. For one
+  number the sum's factor is then within 1 ± 10^-153, and with r = 4 the other within 1 ± 10^-136. Of all d numbers in
+  all rounds together, 10^30 and more of them, they change a probability by less than one part in 10^100.
 * **Wrap-around.** Adding up modulo 2^64 is made from the sum, so it costs nothing. That it spoils nothing is a matter
   of room: ``check_room``.
 
@@ -39,6 +40,9 @@ from medsilo.privacy.errors import TrainingError
 
 SMOOTHING = 4
 """r."""
+
+LEAST_DEVIATION = 6
+"""Of a share, so that sums of shares are discrete Gaussians but for a factor that is nothing."""
 
 MOST_SILOS = 1024
 """In one sum; each may take its share of the ring."""
@@ -78,7 +82,7 @@ class Lattice:
         """s, of one hospital's share of the noise on each number."""
         needed = (self.noise_multiplier * self.sensitivity) ** 2 + SMOOTHING**2
         # Rounding of the square root is made up for by one more.
-        return max(SMOOTHING, math.isqrt(math.ceil(needed / self.honest)) + 1)
+        return max(LEAST_DEVIATION, math.isqrt(math.ceil(needed / self.honest)) + 1)
 
     def check_room(self, units: int) -> None:
         """Raises ``TrainingError`` unless the sum over so many units has room in a hospital's share of the ring. That

@@ -229,8 +229,12 @@ def groups(subject: Subject, accounts: Mapping[Subject, Members | None]) -> list
     own = accounts[subject]
     if own is None or not known:
         return [always]
-    shares, held, _ = _by_image(own, known) if subject.unit == "image" else _by_patient(own, known)
     names = list(known)
+    if subject.unit == "image":
+        shares, held = _by_image(own, known)
+    else:
+        units, _ = _by_patient(own, known)
+        shares, held = dict(zip(names, map(Share, units.max(axis=0).tolist()), strict=True)), units > 0
     found = {
         frozenset(other for other, here in zip(names, pattern, strict=True) if here)
         for pattern in np.unique(held, axis=0)
@@ -242,8 +246,8 @@ def groups(subject: Subject, accounts: Mapping[Subject, Members | None]) -> list
 
 
 def groups_of_patients(subject: Subject, accounts: Mapping[Subject, Members | None]) -> dict[bytes, Group]:
-    """For each patient of a subject whose unit is the patient, by its hash, the accounts in which it is, as ``groups``
-    has them. Empty where it is not known whose the images are."""
+    """For each patient of a subject whose unit is the patient, by its hash, the accounts in which it is, each with that
+    patient's own share. Empty where it is not known whose the images are."""
     always, known = _told_apart(subject, accounts)
     own = accounts[subject]
     if own is None or own.patients is None:
@@ -251,9 +255,12 @@ def groups_of_patients(subject: Subject, accounts: Mapping[Subject, Members | No
     patients, first = np.unique(own.patients, return_index=True)
     if not known:
         return dict.fromkeys(_bytes(patients), always)
-    shares, held, row = _by_patient(own, known)
+    units, row = _by_patient(own, known)
     return {
-        patient: {**always, **{other: shares[other] for other, here in zip(known, held[row[at]], strict=True) if here}}
+        patient: {
+            **always,
+            **{other: Share(count) for other, count in zip(known, units[row[at]].tolist(), strict=True) if count},
+        }
         for patient, at in zip(_bytes(patients), first.tolist(), strict=True)
     }
 
@@ -274,15 +281,14 @@ def _told_apart(
     return always, known
 
 
-Held = tuple[dict[Subject, Share], npt.NDArray[np.bool_], npt.NDArray[np.int64]]
-"""How each known account's units are shared, which of our units are in each (a row of ours, a column of theirs), and
-the row of each of our images."""
+def _by_image(own: Members, known: Mapping[Subject, Members]) -> tuple[dict[Subject, Share], npt.NDArray[np.bool_]]:
+    """How each known account's units are shared, and which of our images are in each (a row of ours, a column of
+    theirs).
 
-
-def _by_image(own: Members, known: Mapping[Subject, Members]) -> Held:
-    """An image that stands twice in our version counts as two there; one that stands more often in another bears more
-    there."""
-    images, row, copies = np.unique(own.images, return_inverse=True, return_counts=True)
+    An image that stands twice in our version counts as two there; one that stands more often in another bears more
+    there.
+    """
+    images, copies = np.unique(own.images, return_counts=True)
     shares, held = {}, []
     for other, members in known.items():
         theirs, found = np.unique(members.images, return_inverse=True)
@@ -295,11 +301,14 @@ def _by_image(own: Members, known: Mapping[Subject, Members]) -> Held:
         most = int(np.max(-(-units[there] // copies[ours]), initial=1))
         held.append(np.isin(images, theirs))
         shares[other] = Share(units=most, in_groups=other.unit == "patient" and members.has_groups)
-    return shares, np.stack(held, axis=1), row
+    return shares, np.stack(held, axis=1)
 
 
-def _by_patient(own: Members, known: Mapping[Subject, Members]) -> Held:
-    """A patient is a name and its images together: whoever shares one of them, under whatever name, is the same.
+def _by_patient(own: Members, known: Mapping[Subject, Members]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """As how many units each of our patients stands in each known account, at most (a row of ours, a column of theirs),
+    and the row of each of our images.
+
+    A patient is a name and its images together: whoever shares one of them, under whatever name, is the same.
 
     Images of which no version says whose they are may be anybody's, all of them one patient's.
     """
@@ -320,15 +329,14 @@ def _by_patient(own: Members, known: Mapping[Subject, Members]) -> Held:
     blank = np.isin(images, np.concatenate([one.blank for one in everyone]))
     nobodys = ~np.isin(person[:count], person[count:]) & ~blank
     ours, row = np.unique(person[where[0]], return_inverse=True)
-    shares, held = {}, []
+    units = []
     for (other, members), rows in zip(known.items(), where[1:], strict=True):
         theirs = np.bincount(person[rows], minlength=person.max() + 1)[ours] + int(nobodys[rows].sum())
-        most = int(theirs.max())
         if other.unit == "patient" and own.patients is not None and members.patients is not None:
             most = _most_names((own.patients, where[0]), (members.patients, rows), person, blank)
-        held.append(theirs > 0)
-        shares[other] = Share(units=max(most, 1))
-    return shares, np.stack(held, axis=1), row
+            theirs = np.where(theirs > 0, max(most, 1), 0)
+        units.append(theirs)
+    return np.stack(units, axis=1), row
 
 
 def _most_names(

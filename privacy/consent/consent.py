@@ -151,7 +151,8 @@ class TrustConsent(StrictModel):
 
     ``honest``: ``4 of 6`` for: of each 6 hospitals whose updates are summed, itself among them, 4 at least add their
     share of the noise and tell nobody of it. Runs that share noise out, and presume as much, are then joined, and what
-    they cost the budget is what they cost if it is so; without it none is.
+    they cost the budget is what they cost if it is so; without it none is. That is against who knows no honest
+    hospital's share: one of the 4 that looks itself knows its own, so that against it the noise of 3 protects.
     """
 
     honest: Annotated[str, Field(pattern=r"^[0-9]{1,5} of [0-9]{1,5}$")]

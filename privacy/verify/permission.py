@@ -22,6 +22,7 @@ _ALWAYS = frozenset({"PROTOCOL", "IDENTITY"})
 UNDER_ROSTER = frozenset({"MASKED_UPDATE", "SEALED_MODEL"})
 """What is sent for a roster of silos, which is on record before."""
 _MODEL = frozenset({"MODEL_PARAMETERS_EXTRACTOR", "MODEL_PARAMETERS_CLASSIFIER"})
+_STARTS_FROM_HOSPITALS = frozenset({"PEER_INITIAL_MODEL"})
 WEAK_EPSILON, WEAK_DELTA = 8.0, 1e-3
 """A promise of differential privacy beyond these rules hardly anything out about single images or patients."""
 _WITHDRAWN_BY_HOSPITAL = "withdrawn by the hospital"
@@ -138,7 +139,7 @@ class Permissions:
         if consent is None or self._withdrawn:
             raise ConsentError(f"run {record.run} was joined without a consent that is in force")
         method = plan["method"]["name"]
-        if method not in consent.methods or not required <= consent.classes:
+        if method not in consent.methods or not (required | _of_start(plan)) <= consent.classes:
             raise ConsentError(f"run {record.run} (method {method}) was joined, and the consent does not hold it")
         honest = (plan.get("privacy") or {}).get("honest")
         if honest is not None:
@@ -258,6 +259,13 @@ def _bounds(privacy: Mapping[str, Any] | None) -> bool:
     if privacy is None:
         return False
     return float(privacy["epsilon"]) <= WEAK_EPSILON and float(privacy["delta"]) <= WEAK_DELTA
+
+
+def _of_start(plan: Mapping[str, Any]) -> frozenset[str]:
+    """What a run's starting model needs of a consent, whatever the plan asks for."""
+    weights = (plan.get("model") or {}).get("weights")
+    public = weights is None or weights.get("public") is True or weights.get("brought") is True
+    return frozenset() if public else _STARTS_FROM_HOSPITALS
 
 
 def _named(silos: Iterable[str]) -> str:

@@ -166,7 +166,8 @@ def _trust_lines(plan: RunPlan) -> list[str]:
         return []
     return [
         f"Its noise is shared out: this hospital adds a share of it alone, and the promise presumes that {plan.trust} "
-        "hospitals whose updates are summed, itself among them, add theirs and tell nobody of it. Against all the "
+        "hospitals whose updates are summed, itself among them, add theirs and tell nobody of it. One of those that "
+        "looks itself knows its own share, so that against it one share fewer protects. Against all the "
         f"others together, by its own share alone, the run costs {plan.privacy.alone}."
     ]
 

@@ -9,7 +9,8 @@ from torch import nn
 
 from medsilo.algorithms.method import PERSONAL, TRAINED, Downloads, Federation, Memory, Method, Round, State
 from medsilo.algorithms.method import participants as drawn
-from medsilo.algorithms.models import Layout, state_of
+from medsilo.algorithms.models import Layout, state_of, whole_state
+from medsilo.algorithms.models.given_weights import sent_names
 from medsilo.algorithms.tensors import MemoryWorkspace, Part, Payload
 from medsilo.privacy.consent.plan import RunPlan
 from medsilo.privacy.exposure import MODEL, Exposure
@@ -64,7 +65,9 @@ class PretendRun:
         self._handed = Downloads()
         self._latest: dict[str, Payload] = {}
         self.up: dict[str, dict[Exposure, int]] = {name: {} for name in names}
-        self.down = {name: {Exposure.INITIAL_MODEL: Part.of(start).nbytes} for name in names}
+        whole, sent = whole_state(model), sent_names(plan.model, model)
+        first = {plan.model.start: Part.of({one: whole[one] for one in sent}).nbytes} if sent else {}
+        self.down: dict[str, dict[Exposure, int]] = {name: dict(first) for name in names}
 
     def round(self, number: int, *, always: Collection[str] = ()) -> None:
         """Trains and ends a round. ``always``: who takes part, whoever is drawn."""

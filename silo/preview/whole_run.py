@@ -31,10 +31,10 @@ from torch import nn
 from medsilo.algorithms.datasets import ImageDataset, load_npz
 from medsilo.algorithms.local import Local
 from medsilo.algorithms.method import Method, State
-from medsilo.algorithms.models import build, state_of
+from medsilo.algorithms.models import build_start, state_of
 from medsilo.algorithms.registry import make
 from medsilo.privacy.budget import accounting
-from medsilo.privacy.budget.accounting import Event, Guarantee, Unit
+from medsilo.privacy.budget.accounting import Event, Grouped, Guarantee, Unit, own_share
 from medsilo.privacy.budget.ledger import Ledger, Subject
 from medsilo.privacy.budget.loss import DELTA
 from medsilo.privacy.budget.noise import NoiseSource
@@ -70,7 +70,8 @@ class Leakage:
     Attributes:
         round: from 1.
         audit: of the rounds so far together; each look's bound holds by itself.
-        claim: what those rounds cost by the plan's own account; None without privacy.
+        claim: what those rounds cost by the plan's own account; None without privacy. Of noise that is shared out these
+            attackers, who have this hospital's own model, see its share alone, and so has the claim.
     """
 
     round: int
@@ -103,13 +104,17 @@ class Price:
 
     Attributes:
         run: by the charges that this hospital's ledger would have; None without privacy.
+        alone: the same by this hospital's own share of noise that is shared out; None where none is.
         spent, after: what the most-spent image (patient) has cost so far by that ledger, and would have after the run.
+        after_alone: after the run, by the hospital's own shares; None where no noise is shared out, or was.
         up, down: bytes of tensors that this hospital would send and be sent in all rounds, before masks.
     """
 
     run: Guarantee | None
+    alone: Guarantee | None
     spent: Guarantee | None
     after: Guarantee | None
+    after_alone: Guarantee | None
     up: Mapping[Exposure, int]
     down: Mapping[Exposure, int]
 
@@ -174,7 +179,8 @@ def rehearse_run(
         tell: is told how far it is.
 
     Raises ``RefusedError`` for a plan whose promise does not hold on paper or whose method needs what only the
-    coordinator has, ``DataError`` for a shard that does not fit or is too small.
+    coordinator has, ``DataError`` for a shard that does not fit or is too small, ``ConfigurationError`` where the run
+    starts from given weights whose file is not here.
     """
     rehearsed = _Rehearsed.of(config, plan, hospitals, coins or np.random.default_rng(secrets.randbits(128)))
     told = Told(of=plan.rounds * (3 * hospitals + 1), tell=tell)
@@ -233,7 +239,9 @@ class _Rehearsed:
 
     def model(self) -> nn.Module:
         """The run's starting model."""
-        return build(self.plan.model, seed=self.plan.seed, trusted=self.config.trusted_models).to(self.device)
+        config, plan = self.config, self.plan
+        start = build_start(plan.model, seed=plan.seed, trusted=config.trusted_models, weights=config.weights)
+        return start.to(self.device)
 
     def parts(self, units: Units, count: int) -> list[ImageDataset]:
         """Units (images' indices) dealt at random to so many hospitals, each with all test images."""
@@ -306,20 +314,22 @@ def _leakage_and_price(
         before = released
         if attackers is not None and number + 1 in looks:
             audit = audit_scores(attackers.scores(released, moved), trained, delta=_delta(plan))
-            found.append(Leakage(number + 1, audit, _cost(plan, events)))
+            found.append(Leakage(number + 1, audit, _cost(plan, [own_share(event) for event in events])))
     run.finish()
     return tuple(found), _price(of, events, run.up[name], run.down[name])
 
 
 def _price(of: _Rehearsed, events: Sequence[Event], up: Mapping[Exposure, int], down: Mapping[Exposure, int]) -> Price:
     if of.plan.privacy is None:
-        return Price(None, None, None, up, down)
+        return Price(None, None, None, None, None, up, down)
     ledger = Ledger(of.config.ledgers, Subject(of.dataset.fingerprint, of.unit), of.dataset.contents)
-    spent, after = (ledger.guarantee(of.plan.privacy.delta, extra=extra) for extra in ((), events))
-    return Price(_cost(of.plan, events), spent, after, up, down)
+    spent, after = (ledger.spending(of.plan.privacy.delta, extra=extra) for extra in ((), events))
+    own = [own_share(event) for event in events]
+    alone = _cost(of.plan, own) if own != list(events) else None
+    return Price(_cost(of.plan, events), alone, spent.guarantee, after.guarantee, after.alone, up, down)
 
 
-def _cost(plan: RunPlan, events: Sequence[Event]) -> Guarantee | None:
+def _cost(plan: RunPlan, events: Sequence[Event | Grouped]) -> Guarantee | None:
     if plan.privacy is None:
         return None
     epsilon = accounting.epsilon(list(events), delta=plan.privacy.delta)

@@ -49,8 +49,10 @@ def as_json(found: WholeRun) -> dict[str, Any]:
         "accuracy": None if found.accuracies is None else _accuracy(found.accuracies),
         "price": {
             "run": _guarantee(price.run),
+            "alone": _guarantee(price.alone),
             "spent": _guarantee(price.spent),
             "after": _guarantee(price.after),
+            "after_alone": _guarantee(price.after_alone),
             "bytes_sent": {exposure.value: size for exposure, size in price.up.items()},
             "bytes_received": {exposure.value: size for exposure, size in price.down.items()},
             "masked": plan.secure_aggregation is not None,
@@ -173,10 +175,15 @@ def _about_price(found: WholeRun) -> list[str]:
     price = found.price
     if price.run is None or price.spent is None or price.after is None:
         return ["The run has no differential privacy: there is no bound on what its content tells about a patient."]
-    return [
-        f"Privacy: the run's charges come to {price.run}. By this hospital's ledger these images have cost "
-        f"ε = {shown(price.spent.epsilon)} so far, and after the run it would be {shown(price.after.epsilon)}."
-    ]
+    lines = [f"Privacy: the run's charges come to {price.run}."]
+    if price.alone is not None:
+        lines.append(f"{price.alone.if_alone} The leakage above is held against that.")
+    lines.append(
+        f"By this hospital's ledger these images have cost ε = {shown(price.spent.epsilon)} so far, and after the run "
+        f"it would be {shown(price.after.epsilon)}"
+        + ("." if price.after_alone is None else f", or {shown(price.after_alone.epsilon)} by its own noise alone.")
+    )
+    return lines
 
 
 def _accuracy(accuracies: Accuracies) -> dict[str, Any]:

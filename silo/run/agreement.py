@@ -51,11 +51,12 @@ def agree(
     accuracies."""
     method = make(plan.method.name, plan.method.parameters)
     check_masks(plan, method)
-    needed = required(method, plan.secure_aggregation, plan.rounds)
-    if not set(needed) <= set(plan.required):
+    asked = {*required(method, plan.secure_aggregation, plan.rounds), *plan.model.asks}
+    if not asked <= set(plan.required):
+        needed = ", ".join(exposure for exposure in Exposure if exposure in asked)
         raise RefusedError(
-            f"the plan asks for {', '.join(plan.required)}, but {method.name} exposes {', '.join(needed)}: a plan must "
-            "name all that its method exposes"
+            f"the plan asks for {', '.join(plan.required)}, but its method, {method.name}, and its starting model "
+            f"expose {needed}: a plan must name all of that"
         )
     check_promise(plan, method)
     consent = gate.file

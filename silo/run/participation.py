@@ -128,6 +128,9 @@ class Participation:
                 self._finish(payload)
                 self._uplink.part(self._plan)
                 return
+            if self._state.finished:
+                # What is kept here since then was never meant to leave: a model chosen by validation images, say.
+                raise RefusedError(f"the coordinator asks for round {task.round + 1} of a run that it has ended")
             if task.kind == wire.TASK_KIND_MASK:
                 self._send_masked(task)
             elif self._plan.is_masked(task.round):

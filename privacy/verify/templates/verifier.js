@@ -998,7 +998,10 @@ class Permissions {
     if (consent === null || this.withdrawn)
       throw new EvidenceError(`run ${record.run} was joined without a consent that is in force`);
     const method = at(at(plan, "method"), "name");
-    if (!consent.methods.has(method) || ![...required].every((name) => consent.classes.has(name)))
+    const weights = (plan.model ?? {}).weights ?? null;
+    const fromHospitals = weights !== null && weights.public !== true && weights.brought !== true;
+    const needed = fromHospitals ? [...required, "PEER_INITIAL_MODEL"] : [...required];
+    if (!consent.methods.has(method) || !needed.every((name) => consent.classes.has(name)))
       throw new EvidenceError(`run ${record.run} (method ${method}) was joined, and the consent does not hold it`);
     const honest = privacy === null ? null : privacy.honest ?? null;
     if (honest !== null) {

@@ -14,15 +14,17 @@ from scipy import stats
 
 from medsilo.privacy.budget.accounting import (
     GaussianRelease,
+    Guarantee,
     SharedGaussian,
     as_group,
     describe,
     epsilon,
+    noise_multiplier_for,
     own_share,
     read,
 )
 from medsilo.privacy.budget.noise import NoiseSource
-from medsilo.privacy.budget.shared_noise import SMOOTHING, Lattice
+from medsilo.privacy.budget.shared_noise import LEAST_DEVIATION, MOST_SILOS, SMOOTHING, Lattice
 from medsilo.privacy.errors import TrainingError
 
 LATTICE = Lattice(rate=0.05, clipping_norm=1.0, fraction_bits=32, noise_multiplier=10.0, honest=5, dimension=492)
@@ -41,6 +43,19 @@ def test_both_figures_are_those_of_an_independent_computation(multiplier: float,
     assert epsilon([event], delta=1e-5) == pytest.approx(independent(multiplier, releases, 1e-5), abs=2e-3)
     alone = independent(multiplier / math.sqrt(honest), releases, 1e-5)
     assert epsilon([own_share(event)], delta=1e-5) == pytest.approx(alone, abs=4e-3)
+
+
+def test_against_an_honest_hospital_that_looks_itself_one_share_fewer_protects() -> None:
+    """The figures of the page: it takes its own share off the sum."""
+    rounds, honest = 16, 5
+    z = noise_multiplier_for(2.0, delta=1e-5, events=lambda z: [SharedGaussian(z, honest, rounds)])
+    left = SharedGaussian(z * math.sqrt((honest - 1) / honest), honest - 1, rounds)
+    assert epsilon([left], delta=1e-5) == pytest.approx(independent(left.noise_multiplier, rounds, 1e-5), abs=2e-3)
+    assert epsilon([left], delta=1e-5) == pytest.approx(2.27, abs=0.005)
+    assert own_share(left) == own_share(SharedGaussian(z, honest, rounds)), "each share is as large as before"
+    assert epsilon([own_share(left)], delta=1e-5) == pytest.approx(5.0, abs=0.005)
+    said = Guarantee(5.0, 1e-5, "image").if_alone
+    assert "one of those that looks itself, and knows its own share, one share fewer protects" in said
 
 
 def test_concentrated_privacy_of_discrete_gaussians_bounds_the_same_from_above() -> None:
@@ -74,9 +89,20 @@ def test_the_honest_hospitals_noise_is_what_the_claim_needs_with_rounding_and_sm
         together = math.sqrt(lattice.honest * lattice.deviation**2 - SMOOTHING**2)
         assert together >= needed
         fewer = lattice.honest * (lattice.deviation - 2) ** 2 - SMOOTHING**2
-        assert lattice.deviation == SMOOTHING or fewer < needed**2
+        assert lattice.deviation == LEAST_DEVIATION or fewer < needed**2
     exact = LATTICE.rate * LATTICE.clipping_norm * 2**LATTICE.fraction_bits
     assert LATTICE.deviation * math.sqrt(5) / exact == pytest.approx(10.0, rel=1e-6)
+
+
+def test_the_least_share_is_large_enough_that_the_proofs_factors_are_nothing() -> None:
+    """The figures of the module, for the smallest noise that there can be and the most hospitals."""
+    least = dataclasses.replace(LATTICE, rate=1e-9, fraction_bits=8, noise_multiplier=0.01, dimension=1)
+    exponents = [2 * (math.pi * least.deviation) ** 2 * k / (k + 1) for k in range(1, MOST_SILOS)]
+    of_sum = math.log10(10 * sum(math.exp(-one) for one in exponents))
+    of_smoothing = math.log10(5) - 2 * (math.pi * SMOOTHING) ** 2 / math.log(10)
+    assert of_sum < -153
+    assert of_smoothing < -136
+    assert 30 + max(of_sum, of_smoothing) + math.log10(2) < -100
 
 
 def test_whole_numbers_of_neighbours_lie_no_farther_apart_than_is_claimed() -> None:

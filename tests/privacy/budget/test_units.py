@@ -386,6 +386,17 @@ def test_each_patient_has_cost_what_the_versions_that_hold_it_were_charged(tmp_p
     assert not account(tmp_path, "second", content("bbccd"), unit="patient").of_patients(DELTA), "nobody is named"
 
 
+def test_each_patient_bears_what_was_charged_by_image_as_often_as_it_has_images(tmp_path: Path) -> None:
+    shard = content("abcdefg", "1111122")
+    charge(account(tmp_path, "v", shard), RELEASE)
+    more = content("abcdefghi", "111112233")  # and patient 3 was in no run
+    patients = account(tmp_path, "more", more, unit="patient")
+    found = {name: one.epsilon for name, one in patients.of_patients(DELTA).items()}
+    five, two = (epsilon([as_group(RELEASE, size)], delta=DELTA) for size in (5, 2))  # type: ignore[list-item]
+    assert found == {"1": five, "2": two, "3": 0}
+    assert spent(patients) == five > 2 * two
+
+
 def test_patients_of_a_version_that_is_not_on_record_may_be_anybody(tmp_path: Path) -> None:
     charge(Ledger(tmp_path, Subject("ab" * 32, "patient")))
     now = account(tmp_path, "now", content("ab", "12"), unit="patient")

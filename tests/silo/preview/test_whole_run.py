@@ -4,6 +4,7 @@ costs; and nothing is sent, charged or kept."""
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import math
 import sys
@@ -13,21 +14,35 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import save_file
 from torch import nn
 
 from medsilo.algorithms.datasets import ImageDataset, load_npz
-from medsilo.algorithms.models import ARCHITECTURES
+from medsilo.algorithms.models import ARCHITECTURES, build, build_start, state_of, whole_state
+from medsilo.algorithms.models.given_weights import file_sha256, tensors_sha256
 from medsilo.algorithms.registry import make
+from medsilo.coordinator.config import PrivacyConfig
 from medsilo.privacy.budget.accounting import SampledGaussian, epsilon, noise_multiplier_for
 from medsilo.privacy.budget.ledger import Budget, Ledger, Purpose, Subject
 from medsilo.privacy.budget.promise import PrivacyPlan
-from medsilo.privacy.consent.plan import MethodPlan, ModelPlan, RunPlan, TrainingPlan
-from medsilo.privacy.errors import DataError, RefusedError
+from medsilo.privacy.consent.plan import (
+    MethodPlan,
+    ModelPlan,
+    RunPlan,
+    SecureAggregationPlan,
+    TrainingPlan,
+    WeightsPlan,
+)
+from medsilo.privacy.errors import ConfigurationError, DataError, RefusedError
 from medsilo.privacy.exposure import Exposure
 from medsilo.silo import cli
 from medsilo.silo.data.synthetic import generate_tissue
 from medsilo.silo.preview.whole_run import LOOKS, Told, WholeRun, rehearse_run
+from medsilo.silo.preview.whole_run_display import as_json, show
 from medsilo.silo.state.config import SiloConfig
+from medsilo.silo.training.site import LocalSite
 from tests.support.hospital.seeded_noise import Seeded
 from tests.support.hospital.trained_hospital import configured
 
@@ -241,6 +256,60 @@ def test_progress_counts_every_training_to_the_end(config: SiloConfig) -> None:
     assert told[-1][:2] == (ROUNDS * 7, ROUNDS * 7)
     assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
     assert len({what for _, _, what in told}) == 4
+
+
+def test_it_begins_with_the_given_weights_from_which_the_run_begins(
+    tmp_path: Path, shard: ImageDataset, config: SiloConfig
+) -> None:
+    """Trained with steps too small to matter, the models are those of the file."""
+    plan = planned(rounds=2, training={"learning_rate": 1e-12})
+    given = whole_state(build(plan.model, seed=99))
+    file = tmp_path / "given.safetensors"
+    save_file(given, file)
+    weights = WeightsPlan(
+        sha256=file_sha256(file), tensors_sha256=tensors_sha256(given), source="a test", public=True, brought=True
+    )
+    plan = plan.model_copy(update={"model": plan.model.model_copy(update={"weights": weights})})
+    with pytest.raises(ConfigurationError, match="under `weights:`"):
+        rehearsed(config, plan)
+    found = rehearsed(configured(tmp_path, shard, weights=[str(file)]), plan, canaries=20)
+    start = build_start(plan.model, seed=plan.seed, weights=[file])
+    site = LocalSite("h", shard, start, plan, device=torch.device("cpu"))
+    expected = site.measure(state_of(start))
+    assert expected is not None
+    assert found.accuracies is not None
+    for one in (found.accuracies.whole, *found.accuracies.joined):
+        assert one.loss == pytest.approx(expected.loss, rel=1e-5)
+    assert Exposure.INITIAL_MODEL not in found.price.down, "every hospital brings the file itself"
+
+
+def test_of_noise_that_is_shared_out_both_figures_are_shown_and_attackers_are_held_to_the_own_share(
+    config: SiloConfig,
+) -> None:
+    method = make("fedavg", {})
+    asked = PrivacyConfig(preset="head", epsilon=2, delta=DELTA, unit="image", units=200, honest=5)
+    training = asked.training(method, TrainingPlan(), ROUNDS, 6)
+    masks = SecureAggregationPlan(minimum=6, rounds=ROUNDS)
+    plan = planned().model_copy(
+        update={
+            "model": ModelPlan(name="stain-texture", input_shape=(3, 28, 28), classes=9),
+            "training": training,
+            "privacy": asked.plan(method, training, ROUNDS),
+            "secure_aggregation": masks,
+        }
+    )
+    found = rehearsed(config, plan, canaries=40, noise=Seeded(1))
+    assert plan.privacy is not None
+    trusting, alone = plan.privacy.guarantee.epsilon, plan.privacy.alone.epsilon
+    assert alone > 1.5 * trusting
+    last = found.leakage[-1].claim
+    price = found.price
+    figures = (last, price.alone, price.after_alone, price.run, price.after)
+    assert [one and one.epsilon for one in figures] == pytest.approx([alone] * 3 + [trusting] * 2, rel=1e-2)
+    said = Console(record=True, width=200, file=io.StringIO())
+    show(found, said)
+    assert f"by its own share of the noise alone, it is {price.alone}" in said.export_text()
+    assert as_json(found)["price"]["alone"]["epsilon"] == pytest.approx(alone, rel=1e-2)
 
 
 @pytest.mark.parametrize("as_text", [True, False])

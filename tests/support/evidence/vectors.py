@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import copy
 import difflib
+import hashlib
 import json
 import random
 import re
@@ -146,6 +147,7 @@ EXPECTED: Mapping[str, Sequence[str]] = {
         "after the consent was withdrawn",
         "which the run's plan does not announce",
     ),
+    "a start from hospitals' models without consent": ("the consent does not hold it",),
     "more rounds than were consented to": ("the consent holds",),
     "a roster that gives single updates away": ("gives single updates away",),
     "the owner rewrites a message and signs anew": (NOT_FOR,),
@@ -402,6 +404,7 @@ def tampering() -> Iterator[tuple[str, str, int, Edit]]:
     yield "a signed record in another form", "begun", 30, _of_list(WRONG_FORMS)
     yield "a signed record that contradicts itself", "begun", 18, _of_list(CONTRADICTING)
     yield "a consent that did not allow it", "begun", 9, _of_list(NOT_ALLOWED)
+    yield "a start from hospitals' models without consent", "begun", 1, _start_of_hospitals
     yield "more rounds than were consented to", "hospital", 2, _rounds
     yield "a roster that gives single updates away", "coordinator", 3, _rosters
     yield "the owner rewrites a message and signs anew", "hospital", 16, _forged("message")
@@ -676,6 +679,17 @@ NOT_ALLOWED: list[tuple[int, dict[str, Any]]] = [
     (4, {"kind": "withdrawal", "cause": "withdrawn by the hospital"}),
     (5, {"kind": "withdrawal", "cause": "consent expired"}),
 ]
+
+
+def _start_of_hospitals(chance: random.Random, base: Path, target: Path) -> None:
+    """The plan does not ask for what its start needs."""
+    del chance
+    records = records_of(base)
+    plan = records[6]["plan"]
+    weights = {"sha256": "ab" * 32, "tensors_sha256": "cd" * 32, "source": "an earlier run", "public": False}
+    plan = {**plan, "model": {**plan["model"], "weights": weights}}
+    records[6] = {**records[6], "plan": plan, "plan_sha256": hashlib.sha256(rfc8785.dumps(plan)).hexdigest()}
+    _owner_signs(records, base, target)
 
 
 def _rounds(chance: random.Random, base: Path, target: Path) -> None:
