@@ -96,8 +96,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     for name, tensor in content.items():
         if not _is_plain(tensor):
             raise ConfigurationError(
-                f"{path}: {name} is no dense tensor of real numbers (it is sparse, quantised, nested or complex, or has "
-                "a shape alone); save the weights as dense real numbers"
+                f"{path}: {name} is no dense tensor of real numbers (it is sparse, quantised, nested or complex, or "
+                "has a shape alone); save the weights as dense real numbers"
             )
     return {_OLD_DENSE.sub(r"\1\2", str(name)): tensor.detach().contiguous() for name, tensor in content.items()}
 
