@@ -213,6 +213,12 @@ class Site(Protocol):
         """The images and labels that ``reserve`` set aside."""
         ...
 
+    @property
+    def has_validation(self) -> bool:
+        """Whether there are images for ``validation_loss``: to measure a model before the run's start is loaded would
+        be to measure another one."""
+        ...
+
     def validation_loss(self, state: Mapping[str, Tensor]) -> float | None:
         """A state's mean loss on the shard's validation images, else on those that ``reserve`` set aside; None where
         there are neither. With privacy too: no account holds these images, so what depends on it must not leave."""

@@ -75,7 +75,7 @@ class MRMTLSilo(TetheredSilo):
                 "mrmtl: `choice: validation` trains several times from one start, each with a fresh optimiser; leave "
                 "`keep_optimizer_state` out, or use `choice: plan`",
             )
-            if site.validation_loss(state_of(site.model)) is None:
+            if not site.has_validation:
                 site.reserve(self.method.validation_share)
 
     def train(self, round_number: int, download: Payload) -> None:

@@ -10,7 +10,14 @@ from torch import Tensor, nn
 from medsilo.algorithms.features import Backbone, FixedExtractor
 from medsilo.algorithms.features.backbone import uncut
 from medsilo.algorithms.features.extractor import SMALLEST
-from medsilo.algorithms.models.given_weights import BACKBONE, check_taken, find_weights, read_weights, taken
+from medsilo.algorithms.models.given_weights import (
+    BACKBONE,
+    check_taken,
+    find_weights,
+    read_weights,
+    taken,
+    tensors_sha256,
+)
 from medsilo.privacy.consent.plan import ModelPlan
 from medsilo.privacy.errors import ConfigurationError
 
@@ -46,7 +53,8 @@ def on_fixed(name: str, extractor: FixedExtractor, input_shape: tuple[int, int, 
 def on_backbone(plan: ModelPlan, places: Sequence[Path]) -> nn.Module:
     """A linear layer on a torchvision classifier's features, whose weights are looked for in these files and folders.
 
-    Raises ``ConfigurationError`` for a plan without weights, or weights that are not there or do not fit.
+    Raises ``ConfigurationError`` for a plan without weights, or of some of their layers alone, or weights that are not
+    there or do not fit.
     """
     if plan.weights is None:
         raise ConfigurationError(
@@ -54,7 +62,13 @@ def on_backbone(plan: ModelPlan, places: Sequence[Path]) -> nn.Module:
         )
     name = plan.name.removeprefix(BACKBONE)
     whole, last = uncut(name)
+    if plan.weights.without not in (None, last):
+        raise ConfigurationError(
+            f"model {plan.name}: its weights are taken without {plan.weights.without}, so that the plan's hash is not "
+            f"of all that makes features; of {name} the last layer alone, {last}, may be left out"
+        )
     path = find_weights(plan.weights, places)
     tensors = taken(whole.state_dict(), read_weights(path), last, where=path)
-    extractor = Backbone(name, check_taken(tensors, plan.weights, where=path), plan.weights.tensors_sha256)
+    check_taken(tensors, plan.weights, where=path)
+    extractor = Backbone(name, tensors, tensors_sha256(tensors))
     return on_fixed(plan.name, extractor, plan.input_shape, plan.classes)

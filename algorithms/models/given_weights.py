@@ -51,17 +51,23 @@ def find_weights(plan: WeightsPlan, places: Iterable[Path]) -> Path:
     Raises ``ConfigurationError`` where none has it.
     """
     places = tuple(places)
+    if (path := _found(plan, places)) is not None:
+        return path
+    looked = f"none of {', '.join(map(str, places))} has that hash" if places else "`weights:` names no file or folder"
+    raise ConfigurationError(
+        f"the weights that the run starts from are not here ({plan.source}; SHA-256 {plan.sha256}): {looked}. Get the "
+        "file (`sha256sum FILE` shows its hash), and name it, or its folder, under `weights:` in the configuration"
+    )
+
+
+def _found(plan: WeightsPlan, places: Iterable[Path]) -> Path | None:
     for place in places:
         inside = sorted(place.iterdir()) if place.is_dir() else [place]
         for path in inside:
             wanted = path == place or path.suffix in SUFFIXES
             if wanted and path.is_file() and file_sha256(path) == plan.sha256:
                 return path
-    looked = f"none of {', '.join(map(str, places))} has that hash" if places else "`weights:` names no file or folder"
-    raise ConfigurationError(
-        f"the weights that the run starts from are not here ({plan.source}; SHA-256 {plan.sha256}): {looked}. Get the "
-        "file (`sha256sum FILE` shows its hash), and name it, or its folder, under `weights:` in the configuration"
-    )
+    return None
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -96,8 +102,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     for name, tensor in content.items():
         if not _is_plain(tensor):
             raise ConfigurationError(
-                f"{path}: {name} is no dense tensor of real numbers (it is sparse, quantised, nested or complex, or "
-                "has a shape alone); save the weights as dense real numbers"
+                f"{path}: {name} is no dense tensor of real numbers (but sparse, quantised, nested or complex, or has "
+                "a shape alone); save the weights as dense real numbers"
             )
     return {_OLD_DENSE.sub(r"\1\2", str(name)): tensor.detach().contiguous() for name, tensor in content.items()}
 
@@ -215,7 +221,7 @@ def whole_start(
     plan: ModelPlan, model: nn.Module, sent: Mapping[str, Tensor], places: Sequence[Path]
 ) -> dict[str, Tensor]:
     """A silo's starting model: what the coordinator sent, with the weights from the file that the silo brings itself
-    where the plan wants that.
+    where the plan wants that. A silo that has the plan's file anyway holds its tensors against the plan.
 
     Args:
         plan: of the model.
@@ -224,17 +230,26 @@ def whole_start(
         places: files and folders in which the silo's own may be.
 
     Raises ``ConfigurationError`` for a file that is missing or is not the one of the plan, ``RefusedError`` if what was
-    sent is not what the plan names.
+    sent is not what the plan names, if what the plan names is not in its file, or if low-rank updates change the
+    weights from the first.
     """
     given = plan.weights
     if given is None or plan.name.startswith(BACKBONE):
         return dict(sent)
+    added = added_names(model)
+    changing = [name for name in sent if name in added and name.endswith(".up.weight") and bool(sent[name].any())]
+    if changing:
+        raise RefusedError(
+            f"the starting model that the coordinator sent has low-rank updates that are not zero ({_few(changing)}): "
+            "with them it is not the weights that were agreed on"
+        )
     if given.brought:
         own = brought_start(model, given, places)
         return {name: tensor for name in whole_state(model) if (tensor := {**sent, **own}.get(name)) is not None}
-    added = added_names(model)
     filled = {name: tensor for name, tensor in sent.items() if name not in added}
     try:
+        if _found(given, places) is not None:
+            brought_start(model, given, places)
         check_taken(filled, given, where="the starting model that the coordinator sent")
     except ConfigurationError as error:
         raise RefusedError(str(error)) from None

@@ -49,6 +49,11 @@ class FixedFeatures:
             self._made = {name: one.to(self._device) for name, one in (self._kept() or self._make()).items()}
         return self._made[split]
 
+    def forget(self) -> None:
+        """The extractor is another one now: the next that asks is given what that one makes."""
+        self._made = None
+        self.__dict__.pop("_key", None)
+
     @property
     def _splits(self) -> dict[str, ImageSplit]:
         splits = {"train": self._dataset.train, "test": self._dataset.test, "validation": self._dataset.validation}

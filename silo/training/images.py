@@ -87,6 +87,17 @@ class SiloImages:
             self._validation = self._validation or self._judged("validation", self._dataset.validation)
         return self._validation or self.reserved
 
+    @property
+    def has_validation(self) -> bool:
+        """Whether there are images by which models may be chosen."""
+        return self._dataset.validation is not None or self.reserved is not None
+
+    def forget_features(self) -> None:
+        """After the frozen part of the model has changed: features are made anew when they are asked for."""
+        if self._features is not None:
+            self._features.forget()
+            self._validation = None
+
     def reserve(self, share: float, seed: int) -> int:
         """Sets a share of the training images aside, at least one, and leaves at least one: says how many are left."""
         if self.reserved is not None:

@@ -125,6 +125,8 @@ class LocalSite:
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Loads a whole state, or only some of its tensors, into the model."""
         self._model.load_state_dict(state, strict=False)
+        if not frozen_names(self._model).isdisjoint(state):
+            self._images.forget_features()
 
     def start(self, whole: Mapping[str, Tensor]) -> State:
         """Takes the starting model, what is frozen included; returns the state that a side begins with."""
@@ -276,6 +278,11 @@ class LocalSite:
         has set aside; None where there are neither."""
         images = self._images.validation()
         return None if images is None else self._measured(state, images)
+
+    @property
+    def has_validation(self) -> bool:
+        """See ``medsilo.algorithms.method.Site``."""
+        return self._images.has_validation
 
     def validation_loss(self, state: Mapping[str, Tensor]) -> float | None:
         """See ``medsilo.algorithms.method.Site``."""

@@ -126,7 +126,11 @@ def test_a_plans_model_trains_and_sends_the_linear_layer_alone(whole: nn.Module,
     }
     assert not Layout.of(model).buffers
     check_model(model, plan.name, plan.input_shape)  # batch normalisation that stands still mixes nothing
+    assert tensors_sha256(taken(state, whole.state_dict(), last, where="f")) in model.extractor.definition
     with pytest.raises(ConfigurationError, match=weights.sha256):
         build(plan, seed=1)
+    unnamed = weights.model_copy(update={"without": "features", "tensors_sha256": tensors_sha256({})})
+    with pytest.raises(ConfigurationError, match=rf"without features, .* the last layer alone, {last}, may be left"):
+        build(plan.model_copy(update={"weights": unnamed}), seed=1, weights=[file])
     with pytest.raises(ConfigurationError, match="needs the classifier's weights"):
         build(plan.model_copy(update={"weights": None}), seed=1)

@@ -226,6 +226,32 @@ def test_a_silo_takes_no_other_start_than_the_plans(tmp_path: Path) -> None:
         whole_start(plan, model, changed, [])
 
 
+def test_a_silo_that_has_the_plans_file_takes_no_tensors_that_are_not_in_it(tmp_path: Path) -> None:
+    """Else a plan could name a publisher's file, and the hash of other tensors beside it."""
+    save_file(given(), tmp_path / "published.safetensors")
+    other = given(8)
+    weights = weights_plan(tmp_path / "published.safetensors", other, public=True)
+    plan, model = PLAN.model_copy(update={"weights": weights}), build(PLAN, seed=1)
+    with pytest.raises(RefusedError, match=r"published\.safetensors: .* not the weights that were agreed on"):
+        whole_start(plan, model, other, [tmp_path])
+    right = PLAN.model_copy(update={"weights": weights_plan(tmp_path / "published.safetensors", given(), public=True)})
+    assert whole_start(right, model, given(), [tmp_path]).keys() == given().keys()
+
+
+@pytest.mark.parametrize("brought", [False, True])
+def test_low_rank_updates_that_change_the_agreed_weights_are_refused(tmp_path: Path, brought: bool) -> None:
+    state = given()
+    save_file(state, tmp_path / "a.safetensors")
+    weights = weights_plan(tmp_path / "a.safetensors", state, brought=brought)
+    plan = ModelPlan(name="lenet5", input_shape=(3, 28, 28), classes=4, train={"lora": {"rank": 2}}, weights=weights)
+    model = build(plan, seed=1)
+    start = whole_state(build_start(plan, seed=1, weights=[tmp_path]))
+    sent = {name: start[name] for name in sent_names(plan, model)}
+    up = next(name for name in sent if name.endswith(".up.weight"))
+    with pytest.raises(RefusedError, match=r"low-rank updates that are not zero \(.*up\.weight\)"):
+        whole_start(plan, model, sent | {up: torch.full_like(sent[up], 1e-6)}, [tmp_path])
+
+
 def test_of_a_start_that_silos_bring_only_the_new_layer_is_sent(tmp_path: Path) -> None:
     state = given(classes=9)
     save_file(state, tmp_path / "a.safetensors")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import stat
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medsilo.algorithms.models import build, frozen_names, frozen_state, state_of, whole_state
+from medsilo.algorithms.mrmtl import MRMTL
 from medsilo.algorithms.protection.per_image import per_image_gradients
 from medsilo.algorithms.protection.private import check_model
 from medsilo.privacy.budget.promise import PrivacyPlan
@@ -24,7 +26,7 @@ from medsilo.silo.training.private_head import head_of
 from medsilo.silo.training.private_training import clipped_sum, reads_of
 from medsilo.silo.training.site import LocalSite
 from medsilo.simulation.batched import Engine, Fit, InThreads, Stacked
-from tests.support.hospital.local_training import plan, site
+from tests.support.hospital.local_training import dataset, plan, site
 
 PRIVACY = PrivacyPlan(epsilon=8, delta=1e-5, clipping_norm=1, noise_multiplier=1, sampling_rate=0.5, steps=12)
 
@@ -113,6 +115,32 @@ def test_changed_images_go_through_the_frozen_part_at_every_step(tmp_path: Path)
     one.fit(0)
     assert counting.seen == 2 * 10
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_features_made_before_the_start_was_loaded_are_not_those_of_the_run(tmp_path: Path, kept: bool) -> None:
+    """A network that is measured as it was built sees another frozen part than the run's."""
+    run, start = on("head"), whole_state(build(on("head").model, seed=99))
+    data = dataclasses.replace(dataset(), validation=dataset(train=7).train)
+    early, late = (
+        site(run, data, model=build(run.model, seed=1), features=tmp_path / "features" if kept else None) for _ in "ab"
+    )
+    early.validate(state_of(early.model))
+    begun = early.start(start)
+    late.start(start)
+    assert torch.equal(early.inputs()[0], late.inputs()[0])
+    assert early.validate(begun) == late.validate(begun)
+
+
+def test_a_choice_by_validation_images_measures_nothing_before_the_start() -> None:
+    run = on("head")
+    data = dataclasses.replace(dataset(), validation=dataset(train=7).train)
+    model = build(run.model, seed=1)
+    counting = Counted(model)
+    one = site(run, data, model=model)
+    MRMTL(choice="validation").silo_side(one)
+    assert counting.seen == 0
+    assert one.num_samples == 10, "nothing is set aside where the shard has validation images"
 
 
 def test_a_start_gives_the_half_what_is_not_frozen_and_the_model_all() -> None:

@@ -93,6 +93,8 @@ class SmallSite:
     def average(self, content: str, vectors: Vectors, *, round_number: int, **_: object) -> Tensor:
         return vectors(*self.train_data()).detach().to(torch.float64).mean(dim=0)
 
+    has_validation = False
+
     def validation_loss(self, state: Mapping[str, Tensor]) -> float | None:
         return None
 
