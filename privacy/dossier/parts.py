@@ -365,11 +365,11 @@ def _kernel(draft: Draft) -> Iterator[Fact]:
         return
     sent, attributed = (sum(getattr(one, name) for one in report.egress) for name in ("sent", "attributed"))
     refused = sum(one.refused for one in report.egress)
-    addresses = listed(sorted({f"`{one.address}`" for one in report.egress}))
+    addresses = sorted({f"`{way.address}`" for one in report.egress for way in one.ways})
     yield draft.fact(
-        f"The program had no way to any address but {addresses}. The kernel let {grouped(sent)} bytes out to it, of "
-        f"which messages on record are {grouped(attributed)}; it stopped {number_of(refused, 'attempt')} to reach "
-        "another.",
+        f"The program had no way to any address but {listed(addresses)}. The kernel let {grouped(sent)} bytes out "
+        f"to {'it' if len(addresses) == 1 else 'them'}, of which messages on record are {grouped(attributed)}; it "
+        f"stopped {number_of(refused, 'attempt')} to reach another.",
         ("kind", Kind.EGRESS),
         kernel_bytes=sent,
         attributed=attributed,

@@ -117,6 +117,18 @@ Common = TypedDict("Common", {"class": ClassName, "bytes": Whole, "sha256": Hash
 """The digest of tensors of one class."""
 
 
+class WitnessEgress(TypedDict):
+    """What the kernel counted on connections to an address of witnesses, ``names``; see ``egress``."""
+
+    address: str
+    names: Sequence[str]
+    connections: Whole
+    sent: Whole
+    retransmitted: Whole
+    segments: Whole
+    received: Whole
+
+
 class Consented(TypedDict):
     """A consent's content, and its file's hash."""
 
@@ -407,7 +419,7 @@ class MixRecord(Record):
 class EgressRecord(Record):
     """What the kernel counted for a silo without a network (``silo train --confined``), since its process began.
 
-    Counts are of bytes within TCP, on all connections to the one address that can be reached.
+    Counts are of bytes within TCP, on all connections to the address; beside it only those of witnesses can be reached.
     """
 
     kind = Kind.EGRESS
@@ -425,6 +437,8 @@ class EgressRecord(Record):
     """Bytes that left by each interface of the daemon's network namespace; loopback's stay in it."""
     refused: Whole
     """How often something in the namespace wanted another address, for which the kernel had no route."""
+    witnesses: Sequence[Annotated[Json, WitnessEgress]] = ()
+    """The counts of each address that leads to witnesses."""
 
 
 class OtherRecord(Record):

@@ -59,7 +59,11 @@ def as_json(report: Report) -> bytes:
         "refusals_unlisted": report.refusals_unlisted,
         "privacy_loss": _loss(report),
         "egress": [
-            {**asdict(one), "overhead": one.overhead, "allowance": one.allowance, "accounted": one.accounted}
+            {
+                **asdict(one),
+                "ways": [{**asdict(way), "overhead": way.overhead} for way in one.ways],
+                **{name: getattr(one, name) for name in ("sent", "attributed", "overhead", "allowance", "accounted")},
+            }
             for one in report.egress
         ],
         "uncounted": report.uncounted if report.egress else None,

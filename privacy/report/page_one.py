@@ -172,10 +172,10 @@ def _anything_else(report: Report) -> list[Answered]:
     question = "Did anything else leave?"
     refused, sent = sum(one.refused for one in report.egress), sum(one.sent for one in report.egress)
     attributed, overhead = (sum(getattr(one, name) for one in report.egress) for name in ("attributed", "overhead"))
-    addresses = listed(sorted({f"`{one.address}`" for one in report.egress}))
+    addresses = listed(sorted({f"`{way.address}`" for one in report.egress for way in one.ways}))
     sentences = [
         f"The kernel let {grouped(sent)} bytes out to {addresses}. The record tells of {grouped(attributed)} of them, "
-        f"message by message; {grouped(overhead)} carried these (TLS, HTTP/2, gRPC; "
+        f"message by message; {grouped(overhead)} carried these (TLS, HTTP, gRPC; "
         f"{grouped(sum(one.allowance for one in report.egress))} at most, by their formats)."
     ]
     if refused:

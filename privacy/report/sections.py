@@ -88,8 +88,8 @@ def _egress(report: Report) -> Iterator[Block]:
         return
     yield Paragraph(
         "The program ran in a network namespace without any device but loopback; a relay beside it, which has no keys "
-        "and no images, connects to the one address. Counts are the kernel's, of bytes within TCP; each packet has "
-        "headers of TCP and IP (40 to 120 bytes) besides. Files, and programs on the same machine, are not in this. "
+        "and no images, connects to the addresses below alone. Counts are the kernel's, of bytes within TCP; each "
+        "packet has headers of TCP and IP (40 to 120 bytes) too. Files, and programs of the machine, are not in it. "
         "What the kernel counted, this program wrote down: the record is as good as the account that it runs under."
     )
     yield Table(
@@ -97,15 +97,16 @@ def _egress(report: Report) -> Iterator[Block]:
         ["Process", "To", "Kernel: bytes out", "Record: bytes of messages", "Carriage (at most)", "Stopped attempts"],
         [
             [
-                f"{place}\n{number_of(one.connections, 'connection')}, {number_of(one.calls, 'call')}, "
-                f"{number_of(one.segments, 'packet')}",
-                f"`{one.address}`",
-                grouped(one.sent) + (f"\nand {grouped(one.retransmitted)} again" if one.retransmitted else ""),
-                grouped(one.attributed),
-                f"{grouped(one.overhead)} ({grouped(one.allowance)})",
-                grouped(one.refused),
+                f"{place}\n{number_of(way.connections, 'connection')}, {number_of(way.calls, 'call')}, "
+                f"{number_of(way.segments, 'packet')}",
+                f"`{way.address}`" + (f"\nto {listed(list(way.witnesses))}" if way.witnesses else ""),
+                grouped(way.sent) + (f"\nand {grouped(way.retransmitted)} again" if way.retransmitted else ""),
+                grouped(way.attributed),
+                f"{grouped(way.overhead)} ({grouped(way.allowance)})",
+                "" if way.witnesses else grouped(one.refused),
             ]
             for place, one in enumerate(report.egress, start=1)
+            for way in one.ways
         ],
         [2, 3, 4, 5],
         [20, 20, 16, 16, 16, 12],

@@ -88,11 +88,13 @@ def _tell_service_manager() -> None:
 
 
 def _confine(settings: SiloConfig) -> Confinement:
-    """From here on without a network but for the way to the coordinator, or to the hospital's proxy."""
+    """From here on without a network but for the ways to the coordinator and witnesses, or to the hospital's proxy."""
     from medsilo.silo.uplink.confinement import confine
 
-    address = settings.coordinator.address if settings.proxy is None else settings.proxy.address
-    return confine(address, _tell_service_manager)
+    witnesses: dict[str, list[str]] = {}
+    for witness in settings.witnesses:
+        witnesses.setdefault(settings.dialled(witness.address), []).append(witness.note_key.name)
+    return confine(settings.dialled(settings.coordinator.address), witnesses, _tell_service_manager)
 
 
 def _end(number: int, _frame: FrameType | None) -> None:

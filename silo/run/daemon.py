@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import date
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +119,7 @@ def _train(config: SiloConfig, display: Display, day: Callable[[], date], confin
                 gate, account, counts = agree(config, plan, uplink, gate, dataset, door, history, display)
                 blind, current = config.runs / run / "blind.json", credentials.current if credentials else None
                 masking = open_masking(plan, blind, current, audit_key, gate, door, history)
-                witnessing = _witnessing(config, plan, door, gate, display)
+                witnessing = _witnessing(config, plan, door, gate, display, confined)
                 with Processes(config, devices, plan, dataset) as processes, closing(witnessing):
                     participation = Participation(
                         *(config, plan, gate, dataset, processes, uplink, display, account, counts, masking, door),
@@ -150,9 +150,15 @@ def _train(config: SiloConfig, display: Display, day: Callable[[], date], confin
     return Outcome(run, config.runs / run, uplink.bytes_sent)
 
 
-def _witnessing(config: SiloConfig, plan: RunPlan, door: Door, gate: ConsentGate, display: Display) -> Witnessing:
+def _witnessing(
+    config: SiloConfig, plan: RunPlan, door: Door, gate: ConsentGate, display: Display, confined: Confinement | None
+) -> Witnessing:
+    def dial(address: str) -> socket.socket:
+        way_out = None if confined is None else confined.way_to_witnesses(config.dialled(address))
+        return connect(address, proxy=config.proxy, way_out=way_out)
+
     return Witnessing(
-        [WitnessLink(witness, partial(connect, proxy=config.proxy)) for witness in config.witnesses],
+        [WitnessLink(witness, dial) for witness in config.witnesses],
         door,
         lambda key: WitnessGate(gate, key.text),
         config.state,

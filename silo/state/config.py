@@ -88,6 +88,10 @@ class SiloConfig(PartyConfig):
         """One or several."""
         return (self.device,) if isinstance(self.device, str) else self.device
 
+    def dialled(self, address: str) -> str:
+        """The address to which a connection to ``address`` is made: the proxy's, if there is one."""
+        return address if self.proxy is None else self.proxy.address
+
     @property
     def coordinator_identity(self) -> Identity:
         """Whom it speaks to."""

@@ -99,16 +99,19 @@ def shown_certificates(address: str, coordinator: Identity, *, proxy: ProxyConfi
             ) from None
 
 
-def connect(address: str, *, proxy: ProxyConfig | None = None) -> socket.socket:
+def connect(address: str, *, proxy: ProxyConfig | None = None, way_out: Path | None = None) -> socket.socket:
     """A connection to ``host:port``, through the proxy if there is one.
+
+    ``way_out``: the relay's announced socket file that leads there, or to the proxy, where the address itself cannot be
+    reached.
 
     Raises ``UnreachableError`` saying whether it is the name, the way or the proxy, and ``IdentityError`` if the proxy
     wants another name and password.
     """
     if proxy is None:
-        return _connect_directly(address)
+        return _connect_directly(address) if way_out is None else _connect_by(way_out, address)
     try:
-        plain = _connect_directly(proxy.address)
+        plain = _connect_directly(proxy.address) if way_out is None else _connect_by(way_out, proxy.address)
     except UnreachableError as error:
         raise UnreachableError(f"the proxy: {error}") from None
     try:
@@ -160,6 +163,24 @@ def _connect_directly(address: str) -> socket.socket:
             f"{address} cannot be reached ({error.strerror or error}); check that the coordinator runs there, and that "
             f"this network's firewall lets connections out to port {port}"
         ) from None
+
+
+def _connect_by(way_out: Path, address: str) -> socket.socket:
+    link = socket.socket(socket.AF_UNIX)
+    line = b""
+    try:
+        link.settimeout(2 * CONNECT_SECONDS)  # the relay gives up before
+        link.connect(str(way_out))
+        while not line.endswith(b"\n") and (piece := link.recv(1)):
+            line += piece
+    except OSError as error:
+        link.close()
+        raise UnreachableError(f"{address} cannot be reached: the relay does not answer ({error})") from None
+    if line != b"\n":
+        link.close()
+        said = line.decode(errors="replace").strip() or "the relay ended the connection"
+        raise UnreachableError(f"{address} cannot be reached ({said})")
+    return link
 
 
 def _pem(certificate: Any) -> bytes:

@@ -1,4 +1,5 @@
-"""A daemon without a network: a namespace of the kernel's whose only way out is the relay to the coordinator.
+"""A daemon without a network: a namespace of the kernel's whose only way out is the relay, which
+leads to the coordinator and to witnesses.
 
 Needs no root: an account may make a user namespace, and in it a network namespace with nothing but a loopback device.
 What the daemon, a library or a thread of it wants from any other address, the kernel has no route for, and counts that.
@@ -19,13 +20,13 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from medsilo.privacy.errors import ConfigurationError
 from medsilo.privacy.journal.records import EgressRecord
-from medsilo.silo.uplink.relay import COUNT, OUT, Counted, Relay
+from medsilo.silo.uplink.relay import COUNT, OUT, Counted, Relay, Way
 
 _NEW_USER, _NEW_NET = 0x10000000, 0x40000000
 _SET_PDEATHSIG, _SET_DUMPABLE, _SET_NO_NEW_PRIVS = 1, 4, 38
@@ -36,27 +37,45 @@ _PATIENCE = 30.0
 
 @dataclass(frozen=True)
 class Confinement:
-    """The confined side's end. ``address``: the only one that can be reached (``host:port``). ``folder``: of the
-    relay's socket files."""
+    """The confined side's end.
+
+    ``address``: to which the coordinator's channel goes, its own or a proxy's (``host:port``). ``witnesses``: the names
+    of those that are reached by each further address. Nothing else can be reached. ``folder``: of the relay's socket
+    files.
+    """
 
     address: str
+    witnesses: Mapping[str, Sequence[str]]
     folder: Path
 
     @property
     def way_out(self) -> Path:
-        """The socket file that leads to the address."""
+        """The socket file that leads to the coordinator."""
         return self.folder / OUT
 
-    def counted(self) -> Counted:
-        """What the kernel has counted so far on the relay's connections."""
+    def way_to_witnesses(self, address: str) -> Path:
+        """The socket file that leads to those who are reached by this address."""
+        return self.folder / _name(list(self.witnesses).index(address))
+
+    def met(self) -> str:
+        """Why the relay does not reach the coordinator; empty if its last connection came about."""
+        return self.counted()[0].met
+
+    def counted(self) -> list[Counted]:
+        """What the kernel has counted so far on the relay's connections: to the coordinator, to each address of
+        witnesses."""
         with socket.socket(socket.AF_UNIX) as link:
             link.settimeout(_PATIENCE)
             link.connect(str(self.folder / COUNT))
-            return Counted(**json.loads(b"".join(iter(lambda: link.recv(4096), b""))))
+            return [Counted(**one) for one in json.loads(b"".join(iter(lambda: link.recv(4096), b"")))]
 
     def record(self, since: int) -> EgressRecord:
         """The kernel's counts as a record. ``since``: the record with which this confinement began."""
-        counted = self.counted()
+        counted, *further = self.counted()
+        witnesses = [
+            {**{name: value for name, value in asdict(one).items() if name != "met"}, "names": list(names)}
+            for one, names in zip(further, self.witnesses.values(), strict=True)
+        ]
         return EgressRecord(
             since=since,
             address=counted.address,
@@ -67,15 +86,18 @@ class Confinement:
             received=counted.received,
             interfaces=_interfaces(),
             refused=_without_route(),
+            **({"witnesses": witnesses} if witnesses else {}),
         )
 
 
-def confine(address: str, alive: Callable[[], None] = lambda: None) -> Confinement:
+def confine(
+    address: str, witnesses: Mapping[str, Sequence[str]], alive: Callable[[], None] = lambda: None
+) -> Confinement:
     """Goes on in a child process without a network; the process that calls it becomes the relay, and ends as the child
     does. To be called before there are threads.
 
-    ``alive``: called in the relay once it serves. Raises ``ConfigurationError`` where the machine lets no account make
-    a network namespace.
+    ``address``, ``witnesses``: see ``Confinement``. ``alive``: called in the relay once it serves. Raises
+    ``ConfigurationError`` where the machine lets no account make a network namespace.
     """
     folder = Path(tempfile.mkdtemp(prefix="medsilo-"))  # short enough for a socket file's name, and private
     process = os.fork()
@@ -83,7 +105,8 @@ def confine(address: str, alive: Callable[[], None] = lambda: None) -> Confineme
         _libc().prctl(_SET_DUMPABLE, 0, 0, 0, 0)  # the child may not look into the relay
         try:
             alive()
-            code = asyncio.run(Relay(address, folder).serve_until(process))
+            further = [Way(_name(number), one, announced=True) for number, one in enumerate(witnesses)]
+            code = asyncio.run(Relay(folder, [Way(OUT, address), *further]).serve_until(process))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         sys.stdout.flush()
@@ -91,10 +114,10 @@ def confine(address: str, alive: Callable[[], None] = lambda: None) -> Confineme
     deadline = time.monotonic() + _PATIENCE
     while not (folder / "ready").exists():
         if time.monotonic() > deadline:
-            raise ConfigurationError("the relay to the coordinator did not begin")
+            raise ConfigurationError("the relay did not begin")
         time.sleep(0.01)
     _leave_the_network()
-    return Confinement(address, folder)
+    return Confinement(address, witnesses, folder)
 
 
 def _leave_the_network() -> None:
@@ -122,6 +145,11 @@ def _leave_the_network() -> None:
     libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), bytes(24))
     libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     libc.prctl(_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def _name(number: int) -> str:
+    """Of the socket file that leads to an address of witnesses."""
+    return f"witnesses{number}"
 
 
 def _libc() -> ctypes.CDLL:

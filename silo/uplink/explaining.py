@@ -30,10 +30,14 @@ class UnansweredError(MedsiloError):
     """A call failed for a reason that time may mend."""
 
 
-def explain(error: grpc.RpcError, config: SiloConfig) -> MedsiloError:
-    """The error that a failed call to the coordinator is to this silo, in words that say what to do."""
+def explain(error: grpc.RpcError, config: SiloConfig, met: str = "") -> MedsiloError:
+    """The error that a failed call to the coordinator is to this silo, in words that say what to do. ``met``: why a
+    relay has no connection, of which gRPC knows only that it ended."""
     code, details = error.code(), said(error)
     address = config.coordinator.address
+    if code == grpc.StatusCode.UNAVAILABLE and met:
+        whom = f"the coordinator at {address}" if config.proxy is None else f"the proxy at {config.proxy.address}"
+        return UnansweredError(f"{whom} does not answer (UNAVAILABLE: the relay cannot connect: {met})")
     if code == grpc.StatusCode.UNAVAILABLE and (proxied := _explain_proxy(details, config)) is not None:
         return proxied
     if code == grpc.StatusCode.PERMISSION_DENIED:

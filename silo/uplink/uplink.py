@@ -76,7 +76,7 @@ class Uplink:
         self._in_step = False
         self.bytes_sent = 0
         self.needed = True
-        self._waiting = Waiting(config, notice)
+        self._waiting = Waiting(config, notice, (lambda: "") if confined is None else confined.met)
         self._shown: Credentials | None = None
         self._channel = self._connect()
 

@@ -30,12 +30,14 @@ T = TypeVar("T")
 class Waiting:
     """The call under way: how long it is waited for, that it is made again, and that another thread may cut it short.
 
-    ``notice`` is told before each pause. ``interrupted`` is set while calls are to end at once.
+    ``notice`` is told before each pause. ``met`` says why no connection comes about, where a relay makes them; empty
+    if one does. ``interrupted`` is set while calls are to end at once.
     """
 
-    def __init__(self, config: SiloConfig, notice: Callable[[str], None]) -> None:
+    def __init__(self, config: SiloConfig, notice: Callable[[str], None], met: Callable[[], str]) -> None:
         self._config = config
         self._notice = notice
+        self._met = met
         self._moved_at = time.monotonic()
         self._under_way: Any = None
         self.interrupted = threading.Event()
@@ -121,7 +123,7 @@ class Waiting:
                     self.interrupted.clear()
                     if isinstance(error, UnansweredError):
                         raise
-                    explained = explain(error, self._config)
+                    explained = explain(error, self._config, self._met())
                     explained.recorded = True  # what the other side refuses, its journal tells
                     raise explained from error
         raise AssertionError("unreachable: the loop ends by returning or raising")

@@ -19,6 +19,7 @@ from medsilo.algorithms.datasets import ImageDataset
 from tests.support.runs.blind import blind
 from tests.support.runs.federation import BIG, PATIENCE, Federation, Process
 from tests.support.runs.masked import masked
+from tests.support.runs.witness_daemon import Witness, name_witnesses
 
 Make = Callable[..., Federation]
 
@@ -104,7 +105,8 @@ def test_the_kernel_let_out_what_the_journal_tells_of_and_its_carriage(
     counts = [record for record in one.records("hospital1") if record["kind"] == "egress"]
     assert counts[0]["sent"] == counts[0]["connections"] == 0
     assert [record["sent"] for record in counts] == sorted(record["sent"] for record in counts)
-    assert egress["address"] == f"127.0.0.1:{one.port}"
+    assert all("witnesses" not in record for record in counts)
+    assert [way["address"] for way in egress["ways"]] == [f"127.0.0.1:{one.port}"]
     assert egress["attributed"] == report["bytes_left"] == sum(r["length"] for r in one.messages("hospital1", "sent"))
     assert report["uncounted"] == 0
     assert egress["interfaces"] == ["lo"]
@@ -126,10 +128,57 @@ def test_a_coordinator_that_comes_late_is_reached(federation: Make, shards: list
     one = federation(shards=shards[:1], run={"rounds": 1})
     silo = one.start("silo", "train", "--confined", "--config", "hospital1.yaml")
     one.wait_to_say("hospital1", "does not answer")
+    said = " ".join(one.said("hospital1").split())
+    assert f"the coordinator at 127.0.0.1:{one.port} does not answer (UNAVAILABLE: the relay cannot connect: " in said
+    assert "Connection refused" in said
+    assert "certificate" not in said
     one.finish(one.start_coordinator(), silo)
     last = [record for record in one.records("hospital1") if record["kind"] == "egress"][-1]
     assert last["sent"] > 0
     assert last["refused"] == 0
+
+
+def test_witnesses_are_reached_and_each_address_is_held_against_what_went_there(
+    federation: Make, shards: list[ImageDataset]
+) -> None:
+    one = federation(shards=shards[:2], run={"rounds": 2})
+    plain, secure, away = Witness(one, "plain"), Witness(one, "secure", secure=True), Witness(one, "away")
+    name_witnesses(one, [plain, secure, away])
+    plain.start()
+    secure.start()
+    report = run(one)
+    sent = one.messages("hospital1", "sent")
+    # What is away was not asked: what does not leave is no record.
+    assert {r["peer"] for r in sent if r["peer"].startswith("witness:")} == {
+        "witness:plain.example.org",
+        "witness:secure.example.org",
+    }
+    status = json.loads((one.folder / "state" / "hospital1" / "witnesses.json").read_text())
+    assert [status[f"{name}.example.org"]["away"] is None for name in ("plain", "secure", "away")] == [
+        True,
+        True,
+        False,
+    ]
+    assert "Connection refused" in status["away.example.org"]["away"]
+    (egress,) = report["egress"]
+    print(egress)  # noqa: T201 for docs/operating.md
+    assert egress["accounted"]
+    assert egress["attributed"] == report["bytes_left"] == sum(r["length"] for r in sent)
+    assert (report["uncounted"], egress["refused"]) == (0, 0)
+    ways = {way["address"]: way for way in egress["ways"]}
+    to = {name: ways[f"127.0.0.1:{port}"] for name, port in (("coordinator", one.port), ("plain", plain.port))}
+    to |= {"secure": ways[f"127.0.0.1:{secure.port}"], "away": ways[f"127.0.0.1:{away.port}"]}
+    for name in ("plain", "secure", "away"):
+        asked = [r for r in sent if r["peer"] == f"witness:{name}.example.org"]
+        assert to[name]["witnesses"] == [f"{name}.example.org"]
+        assert to[name]["attributed"] == sum(r["length"] for r in asked)
+        assert to[name]["messages"] == to[name]["connections"] == len(asked)
+    # Without TLS there is nothing on the wire but what is on record, to the byte.
+    assert to["plain"]["overhead"] == sum(r["head_length"] for r in sent if r["peer"] == "witness:plain.example.org")
+    assert 0 < to["secure"]["overhead"] <= to["secure"]["allowance"]
+    assert to["away"]["sent"] == to["away"]["connections"] == 0
+    assert 0 < to["coordinator"]["overhead"] <= to["coordinator"]["allowance"]
+    one.command("silo", "audit", "verify", "--config", "hospital1.yaml", "--witness", plain.key)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

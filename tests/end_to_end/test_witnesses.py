@@ -1,64 +1,14 @@
 """Real daemons whose journals a witness in a process of its own cosigns, over HTTP."""
 
 import json
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from tests.support.runs.federation import Federation, free_port
+from tests.support.runs.federation import Federation
+from tests.support.runs.witness_daemon import Witness, name_witnesses
 
 Make = Callable[..., Federation]
-
-
-class Witness:
-    """A witness's daemon. ``name``: of its configuration and its key."""
-
-    def __init__(self, one: Federation, name: str) -> None:
-        self.name, self.port, self._one = name, free_port(), one
-        one.write(f"{name}.yaml", {**self._settings, "logs": self._logs})
-        self.key = one.command("silo", "witness", "key", "--config", f"{name}.yaml").strip()
-
-    @property
-    def _settings(self) -> dict[str, Any]:
-        return {"name": f"{self.name}.example.org", "listen": f"127.0.0.1:{self.port}", "state": f"state/{self.name}"}
-
-    @property
-    def _logs(self) -> list[str]:
-        one = self._one
-        parties = [("silo", name) for name in one.silos] + [("coordinator", "coordinator")]
-        return [
-            one.command(program, "witness", "journal-key", "--config", f"{name}.yaml").strip()
-            for program, name in parties
-        ]
-
-    @property
-    def address(self) -> dict[str, str]:
-        return {"url": f"http://127.0.0.1:{self.port}", "key": self.key}
-
-    def start(self) -> None:
-        self._one.start("silo", "witness", "serve", "--config", f"{self.name}.yaml")
-        self._one.wait_to_say(self.name, "listening on")
-
-    def last(self, origin: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/checkpoint/{origin}", timeout=30) as answer:
-            return str(answer.read().decode())
-
-
-def name_witnesses(one: Federation, witnesses: list[Witness]) -> None:
-    addresses = [witness.address for witness in witnesses]
-    one.coordinator_config["witnesses"] = addresses
-    one.write("coordinator.yaml", one.coordinator_config)
-    for name in one.silos:
-        settings = yaml.safe_load((one.folder / f"{name}.yaml").read_text())
-        one.write(f"{name}.yaml", {**settings, "witnesses": addresses})
-        one.write_consent(
-            name,
-            exposures=[*one.exposures, "CHECKPOINT"],
-            witnesses={"keys": [witness.key for witness in witnesses]},
-        )
 
 
 def verify(one: Federation, source: str, *words: str, expect: int = 0) -> dict[str, Any]:

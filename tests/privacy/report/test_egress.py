@@ -9,12 +9,18 @@ from typing import Any
 import pytest
 
 from medsilo.privacy.audit.verification import verify_evidence
+from medsilo.privacy.consent.gate import PlanGate
+from medsilo.privacy.door.witness_door import WitnessDoor
+from medsilo.privacy.exposure import Exposure
+from medsilo.privacy.identity.cosignature import COSIGNATURE, NoteKey
 from medsilo.privacy.journal.records import EgressRecord
 from medsilo.privacy.pages.blocks import Answered
 from medsilo.privacy.report.model import Report
 from medsilo.privacy.report.writing import make_document, to_json
+from medsilo.privacy.witness.protocol import AddCheckpoint
 from tests.support.evidence.recorded import MODELS, Recorded
 
+WITNESS = NoteKey("ethics.example.org", COSIGNATURE, bytes(32))
 QUESTION = "Did anything else leave?"
 
 
@@ -58,6 +64,47 @@ def test_carriage_within_its_formats_is_proven_by_the_kernel(tmp_path: Path) -> 
         told = json.loads(to_json(report))["egress"][0]
         assert (told["overhead"], told["accounted"]) == (900, True)
         assert verify_evidence(tmp_path).sound
+
+
+def ask(recorded: Recorded) -> tuple[int, int]:
+    """Asks a witness; how many bytes the question and its head are."""
+    door = WitnessDoor(recorded.door, PlanGate(Exposure), WITNESS, run=None, plan_sha256=None)
+    question = AddCheckpoint(0, (), recorded.journal.checkpoint())
+    length = len(b"".join(question.parts()))
+    data, _ = door.release(question, "", lambda length: b"h" * 150)
+    return length, len(data) - length
+
+
+def to_witness(sent: int, connections: int = 1) -> dict[str, Any]:
+    counts = {"connections": connections, "retransmitted": 0, "segments": 5, "received": 300}
+    return {"address": "ethics.example.org:443", "names": [WITNESS.name], "sent": sent, **counts}
+
+
+def test_what_goes_to_a_witness_is_held_against_what_the_record_tells_of_it_alone(tmp_path: Path) -> None:
+    with begun(tmp_path) as recorded:
+        recorded.run("spring")
+        ask(recorded)  # before the kernel counted
+        since = len(recorded.journal)
+        count(recorded, since, 0, connections=0, witnesses=[to_witness(0, 0)])
+        left = upload(recorded, 0)
+        question, head = ask(recorded)
+        assert head == 150
+        count(recorded, since, left + 900, witnesses=[to_witness(question + head + 700)])
+        report = recorded.report()
+        (egress,) = report.egress
+        assert [way.attributed for way in egress.ways] == [left, question]
+        assert [way.overhead for way in egress.ways] == [900, head + 700]
+        assert [way.witnesses for way in egress.ways] == [(), (WITNESS.name,)]
+        assert (egress.accounted, report.uncounted) == (True, question)
+        # The room that calls to the coordinator leave is none for what goes to a witness.
+        more = question + egress.ways[1].allowance + 1
+        assert more - question < egress.ways[0].allowance
+        count(recorded, since, left, witnesses=[to_witness(more)])
+        assert not recorded.report().egress[0].accounted
+        found = answer(recorded.report())
+        assert found is not None
+        assert found.verdict == "MORE left than the record tells of, by the kernel's count"
+        assert "`ethics.example.org:443` and `hub.example:7443`" in " ".join(map(str, found.sentences))
 
 
 @pytest.mark.parametrize(
