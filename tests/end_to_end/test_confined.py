@@ -14,8 +14,10 @@ from typing import Any
 
 import psutil
 import pytest
+import yaml
 
 from medsilo.algorithms.datasets import ImageDataset
+from tests.support.network.connect_proxy import ConnectProxy
 from tests.support.runs.blind import blind
 from tests.support.runs.federation import BIG, PATIENCE, Federation, Process
 from tests.support.runs.masked import masked
@@ -179,6 +181,29 @@ def test_witnesses_are_reached_and_each_address_is_held_against_what_went_there(
     assert to["away"]["sent"] == to["away"]["connections"] == 0
     assert 0 < to["coordinator"]["overhead"] <= to["coordinator"]["allowance"]
     one.command("silo", "audit", "verify", "--config", "hospital1.yaml", "--witness", plain.key)
+
+
+def test_by_a_proxy_what_went_to_witnesses_is_counted_apart(federation: Make, shards: list[ImageDataset]) -> None:
+    one = federation(shards=shards[:1], run={"rounds": 1})
+    witness = Witness(one, "here", secure=True)
+    name_witnesses(one, [witness])
+    witness.start()
+    proxy = ConnectProxy()
+    try:
+        settings = yaml.safe_load((one.folder / "hospital1.yaml").read_text())
+        address = f"127.0.0.1:{proxy.port}"
+        one.write("hospital1.yaml", {**settings, "proxy": {"url": f"http://{address}"}})
+        report = run(one)
+    finally:
+        proxy.close()
+    (egress,) = report["egress"]
+    assert [(way["address"], way["witnesses"]) for way in egress["ways"]] == [
+        (address, []),
+        (address, ["here.example.org"]),
+    ]
+    asked = [r for r in one.messages("hospital1", "sent") if r["peer"].startswith("witness:")]
+    assert egress["ways"][1]["attributed"] == sum(r["length"] for r in asked) > 0
+    assert egress["accounted"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from medsilo.privacy.audit.verification import verify_evidence
 from medsilo.privacy.consent.gate import PlanGate
@@ -96,6 +97,12 @@ def test_what_goes_to_a_witness_is_held_against_what_the_record_tells_of_it_alon
         assert [way.overhead for way in egress.ways] == [900, head + 700]
         assert [way.witnesses for way in egress.ways] == [(), (WITNESS.name,)]
         assert (egress.accounted, report.uncounted) == (True, question)
+        schema = json.loads((Path(__file__).parents[3] / "docs" / "bundle.schema.json").read_text())
+        form = Draft202012Validator({"$ref": "#/$defs/egress", "$defs": schema["$defs"]})
+        lines = (tmp_path / "records.jsonl").read_text().splitlines()
+        for record in (found for found in map(json.loads, lines) if found["kind"] == "egress"):
+            form.validate(record)
+            assert not form.is_valid({**record, "witnesses": [{**record["witnesses"][0], "sent": -1}]})
         # The room that calls to the coordinator leave is none for what goes to a witness.
         more = question + egress.ways[1].allowance + 1
         assert more - question < egress.ways[0].allowance
