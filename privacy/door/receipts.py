@@ -244,7 +244,8 @@ class ReceiptState:
                         f"{self.peer} has seen {since} records of this journal, which holds {size}: it was put back to "
                         f"an earlier state; {_WAY_OUT}"
                     )
-                self.acknowledged = since
+                if since != self.acknowledged:
+                    self.acknowledged, self.cosignature = since, ""  # its line under that comes with its next message
             witnessed = None
             if self.seen.size:
                 witnessed = Witnessed(size=self.seen.size, cosignature=log.cosign(self.seen_note))

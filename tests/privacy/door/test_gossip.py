@@ -84,6 +84,17 @@ def test_hospitals_of_an_honest_coordinator_hear_of_each_other_and_find_nothing(
         assert [remark for remark in found.remarks if "hospital" in remark and "heard" in remark]
 
 
+def test_what_a_hospital_that_joins_again_has_not_signed_for_yet_is_told_to_nobody(tmp_path: Path) -> None:
+    """It says how much it has seen; its signature for that comes with its next message."""
+    one, other = federation(tmp_path, 2)
+    one.rounds([0])
+    one.join()
+    other.rounds([0])
+    one.rounds([1])
+    other.rounds([1])
+    assert set(heard(other)) == {one.silo.identity}
+
+
 def test_each_word_is_told_once_and_no_attestation_holds_more_than_a_few(tmp_path: Path) -> None:
     exchanges = federation(tmp_path, 6)
     for exchange in exchanges:
