@@ -365,7 +365,7 @@ def test_a_coordinator_that_does_not_keep_to_the_plan_gets_no_model(
 ) -> None:
     """Each hospital meets another breach; every one ends with exit code 6 and words, and no tensor has left."""
     breaches = {
-        "hospital1": ("fewer classes", "a plan must name all that its method exposes"),
+        "hospital1": ("fewer classes", "a plan must name all of that"),
         "hospital2": ("a NaN", "NaN"),
         "hospital3": ("a class that is not announced", "LABEL_COUNTS, which the plan does not announce"),
     }
