@@ -194,7 +194,6 @@ class EvidenceReader(Reader):
                 peer=record.peer,
                 peer_key=self.key_of(record.peer) or b"",
                 here=document.checkpoint,
-                named={},
             )
         if (witnessed := document.witnessed) is not None:
             # What the other side signed the document with covers the line in it.

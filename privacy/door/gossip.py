@@ -14,7 +14,6 @@ from typing import Any
 
 from medsilo.privacy.door.attestation import Shown
 from medsilo.privacy.errors import ReceiptError
-from medsilo.privacy.identity.envelope import key_id
 from medsilo.privacy.identity.identity import is_silo
 from medsilo.privacy.journal.checkpoint import Checkpoint, read_note, verify, verify_cosignature
 from medsilo.privacy.journal.merkle import EMPTY_ROOT, check_consistency, proven_beginning
@@ -66,21 +65,16 @@ class ForkError(ReceiptError):
         self.proof = proof
 
 
-def check_shown(shown: Shown, *, own: str, peer: str, peer_key: bytes, here: str, named: Mapping[str, str]) -> Heard:
+def check_shown(shown: Shown, *, own: str, peer: str, peer_key: bytes, here: str) -> Heard:
     """Checks what ``peer`` says that it showed another hospital against the checkpoint that it shows ``here``.
 
-    ``own``: this party. ``named``: SHA-256 of hospitals' audit keys as the consent has them, by identity.
+    ``own``: this party.
 
     Raises ``ForkError`` if it keeps two journals; ``ReceiptError`` or ``JournalError`` for what is no such word.
     """
     key = bytes.fromhex(shown.public_key)
     if not is_silo(shown.party) or shown.party == own:
         raise ReceiptError(f"{peer} tells what it showed {shown.party:.200}, which is no other hospital")
-    if named.get(shown.party, key_id(key)) != key_id(key):
-        raise ReceiptError(
-            f"{peer} gives the word of {shown.party}, signed with the audit key {key_id(key)[:16]}…, and the consent "
-            f"names another ({named[shown.party][:16]}…)"
-        )
     there, now = verify(shown.checkpoint, peer_key), read_note(here)
     origin = f"medsilo/{shown.party.removeprefix(_SCHEME)}"
     time = verify_cosignature(shown.cosignature, shown.checkpoint, origin, key)

@@ -35,7 +35,7 @@ from medsilo.privacy.door.attestation import (
 from medsilo.privacy.door.gossip import Heard, Word, check_shown
 from medsilo.privacy.errors import ReceiptError, RefusedError
 from medsilo.privacy.identity.checking import HERE, Checks
-from medsilo.privacy.identity.envelope import ATTESTATION, from_json
+from medsilo.privacy.identity.envelope import ATTESTATION, from_json, key_id
 from medsilo.privacy.journal.checkpoint import Checkpoint, read_note, verify, verify_cosignature
 from medsilo.privacy.journal.merkle import EMPTY_ROOT, check_consistency
 from medsilo.privacy.journal.records import Direction, MessageRecord
@@ -407,13 +407,16 @@ class ReceiptState:
                 )
             verify_cosignature(witnessed.cosignature, own, note.origin, self.peer_key or b"")
         for told in document.shown:
+            key = key_id(bytes.fromhex(told.public_key))
+            if self.named.get(told.party, key) != key:
+                # A key that the consent does not name is nobody's word. Its rosters are refused, by the rule's name.
+                continue
             self.heard[told.party] = check_shown(
                 told,
                 own=self.own,
                 peer=self.peer,
                 peer_key=self.peer_key or b"",
                 here=document.checkpoint,
-                named=self.named,
             )
         for item in document.exchanges:
             messages = self._open.get((item.call_id, _OTHER[item.direction]))
