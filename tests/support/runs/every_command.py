@@ -245,6 +245,7 @@ def look_at_everything(run: Commands, folder: Path) -> None:
     run.coordinator("audit", "export", *theirs, "--out", "coordinators.json")
     run.coordinator("audit", "verify", *theirs)
     run.coordinator("audit", "verifier", "verifier.html")
+    run.coordinator("audit", "show", *theirs, "1")
     run.silo("audit", "verify", *own, "--peer", "coordinators.json")
     run.starts("silo", "page", *own, "--port", 8600, until="token is in")
     token = (folder / "state" / "hospital1" / "keys" / "page.token").read_text().strip()
