@@ -96,6 +96,7 @@ class Watched:
             "received": table,
             "sent": table,
             "privacy": {"spent": 1.5, "epsilon": 8.0},
+            "witnesses": {"university": {"away": None, "time": 1_790_000_000, "size": 3}},
             "refusals": [],
         }
 
