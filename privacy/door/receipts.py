@@ -140,6 +140,7 @@ class ReceiptState:
         self._told: dict[str, int] = {}
         """Of how many records of the own journal the other was told that another hospital was shown them."""
         self._cosigned_with = b""
+        self._word: Word | None = None
         """The audit key that the other had then."""
         self._notes: dict[int, str] = {}
         self.lock = threading.RLock()
@@ -263,16 +264,14 @@ class ReceiptState:
             return log.seal(document.content(), ATTESTATION)
 
     def word(self) -> Word | None:
-        """The other side's word on the own journal: the last checkpoint that it is known to have seen. None before, and
-        while a message of its is being taken."""
-        if not self.lock.acquire(blocking=False):
-            return None  # a message of its is being written: nobody waits for that
-        try:
-            if not self.cosignature or self._cosigned_with != self.peer_key or self.acknowledged not in self._notes:
-                return None
-            return Word(self.peer, self._cosigned_with, self._notes[self.acknowledged], self.cosignature)
-        finally:
-            self.lock.release()
+        """The other side's word on the own journal: the last checkpoint that it signed to have seen; None before."""
+        # Without the lock: while a message of its is being written nobody waits for that, and what it said last stands.
+        said = self._word
+        return said if said is not None and said.key == self.peer_key else None
+
+    def _note_word(self) -> None:
+        if self.cosignature and self.acknowledged in self._notes:
+            self._word = Word(self.peer, self._cosigned_with, self._notes[self.acknowledged], self.cosignature)
 
     def _news(self, others: Sequence[Word]) -> list[Word]:
         """Of others' words those that tell the other side most, as many as one attestation holds."""
@@ -362,6 +361,7 @@ class ReceiptState:
             self.acknowledged, self.cosignature = kept["acknowledged"], kept["cosignature"]
             self._cosigned_with = self.peer_key or b""
             self._notes = {read_note(note).size: note for note in kept["notes"]}
+            self._note_word()
             self._open = {(call, direction): _Messages.restore(one) for call, direction, one in kept["open"]}
             self._complete = {(call, direction): size for call, direction, size in kept["complete"]}
 
@@ -466,6 +466,7 @@ class ReceiptState:
             return
         self.acknowledged = witnessed.size
         self.cosignature, self._cosigned_with = witnessed.cosignature, self.peer_key or b""
+        self._note_word()
         self._notes = {size: note for size, note in self._notes.items() if size >= witnessed.size}
         done = [key for key, size in self._complete.items() if size <= witnessed.size]
         for key in done:
