@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from blind_mixing import keys_of
 from numpy.typing import NDArray
 
 from medsilo.algorithms.protection.blind import (
@@ -48,7 +48,7 @@ from medsilo.privacy.exposure import MODEL, Exposure
 from medsilo.privacy.secure_aggregation import ring
 from medsilo.privacy.secure_aggregation.blind_distances import SIZE
 from medsilo.privacy.secure_aggregation.blind_mixing import FRACTION_BITS, WEIGHT_BITS, Mix, Sealer, whole_weights
-from medsilo.privacy.secure_aggregation.masking import PairKey, mask, pair_keys
+from medsilo.privacy.secure_aggregation.masking import mask
 
 MASKS = SecureAggregationPlan.model_validate(
     {
@@ -62,17 +62,6 @@ MASKS = SecureAggregationPlan.model_validate(
 )
 METHOD = make("fedamp", {})
 MIXING = blind_method(METHOD).mixing(METHOD, 0, 1)
-
-
-def keys_of(names: tuple[str, ...]) -> dict[str, dict[str, PairKey]]:
-    """What each silo shares with each other one."""
-    private = {name: X25519PrivateKey.generate() for name in names}
-    public = {name: key.public_key().public_bytes_raw() for name, key in private.items()}
-    found = {}
-    for name in names:
-        others = {other: key for other, key in public.items() if other != name}
-        found[name] = dict(zip(others, pair_keys(name, private[name], others, bytes(32)), strict=True))
-    return found
 
 
 def shared(sealer: Sealer, sealed: Payload, mix: Mix) -> Payload:

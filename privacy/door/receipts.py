@@ -139,9 +139,8 @@ class ReceiptState:
         """What other hospitals have signed for to have been shown of the other's journal, as the other has told."""
         self._told: dict[str, int] = {}
         """Of how many records of the own journal the other was told that another hospital was shown them."""
-        self._cosigned_with = b""
         self._word: Word | None = None
-        """The audit key that the other had then."""
+        """What the other side has signed last to have been shown of the own journal, and by which key."""
         self._notes: dict[int, str] = {}
         self.lock = threading.RLock()
         """Held from ``check`` to ``take``, so that no other attestation comes between."""
@@ -271,7 +270,7 @@ class ReceiptState:
 
     def _note_word(self) -> None:
         if self.cosignature and self.acknowledged in self._notes:
-            self._word = Word(self.peer, self._cosigned_with, self._notes[self.acknowledged], self.cosignature)
+            self._word = Word(self.peer, self.peer_key or b"", self._notes[self.acknowledged], self.cosignature)
 
     def _news(self, others: Sequence[Word]) -> list[Word]:
         """Of others' words those that tell the other side most, as many as one attestation holds."""
@@ -359,7 +358,6 @@ class ReceiptState:
             if kept["seen"]:
                 self.seen, self.seen_note = read_note(kept["seen"]), kept["seen"]
             self.acknowledged, self.cosignature = kept["acknowledged"], kept["cosignature"]
-            self._cosigned_with = self.peer_key or b""
             self._notes = {read_note(note).size: note for note in kept["notes"]}
             self._note_word()
             self._open = {(call, direction): _Messages.restore(one) for call, direction, one in kept["open"]}
@@ -465,7 +463,7 @@ class ReceiptState:
         if witnessed.size < self.acknowledged:
             return
         self.acknowledged = witnessed.size
-        self.cosignature, self._cosigned_with = witnessed.cosignature, self.peer_key or b""
+        self.cosignature = witnessed.cosignature
         self._note_word()
         self._notes = {size: note for size, note in self._notes.items() if size >= witnessed.size}
         done = [key for key, size in self._complete.items() if size <= witnessed.size]
